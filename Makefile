@@ -1,0 +1,73 @@
+# Every command a contributor needs. `make` alone lists them.
+
+PYTHON ?= python3
+JOBS ?= 2
+PENSTOCK_CHAOS_SECONDS ?= 60
+
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TYPED := $(wildcard src bench)
+LINTED := $(wildcard src tests bench examples docs)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test check bench chaos format clean
+
+help: ## List the targets
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12   the interpreter for the environment (3.11 or newer)"
+	@echo "  JOBS=4              how many test processes"
+	@echo "  ARGS='-k retry'     more arguments for test, bench and chaos"
+
+venv: $(STAMP) ## Create .venv and install Penstock with its tools (only when something changed)
+
+demo: $(STAMP) ## See the queue work: penstock demo
+	@$(BIN)/penstock demo
+
+test: $(STAMP) ## Run all tests in parallel
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 $(ARGS)
+
+check: $(STAMP) ## Format, lint, types and layers, without changing anything
+	$(BIN)/ruff format --check $(LINTED)
+	$(BIN)/ruff check $(LINTED)
+	$(BIN)/mypy --strict $(TYPED)
+	$(BIN)/python -m pytest -q tests/unit/test_architecture.py
+
+bench: $(STAMP) ## Measure speed: python -m bench
+	$(BIN)/python -m bench $(ARGS)
+
+chaos: $(STAMP) ## Kill, pause and cut things off for a while (PENSTOCK_CHAOS_SECONDS per test)
+	PENSTOCK_CHAOS_SECONDS=$(PENSTOCK_CHAOS_SECONDS) $(BIN)/python -m pytest tests/chaos -m slow \
+		--timeout $$(( $(PENSTOCK_CHAOS_SECONDS) * 4 + 120 )) --durations 0 $(ARGS)
+
+format: $(STAMP) ## Format the code and fix what lint can fix
+	$(BIN)/ruff check --fix $(LINTED)
+	$(BIN)/ruff format $(LINTED)
+
+clean: ## Remove the environment, caches and builds
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find src tests $(wildcard bench) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt | $(BIN)/pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+# Debian and Ubuntu ship Python without ensurepip; then a venv has no pip.
+$(BIN)/pip:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "No $(PYTHON) here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." >&2; \
+		echo "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \
+		if ! command -v apt-get >/dev/null; then \
+			echo "$(PYTHON) cannot create environments (no ensurepip): install its venv package." >&2; exit 1; \
+		elif [ "$$(id -u)" = 0 ]; then \
+			apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $$package; \
+		else \
+			echo "$(PYTHON) cannot create environments yet. Run this, then make again:" >&2; \
+			echo "    sudo apt-get install -y $$package" >&2; exit 1; \
+		fi; }
+	$(PYTHON) -m venv $(VENV)

@@ -1,0 +1,68 @@
+"""Every default and every limit, in one place.
+
+Integers are milliseconds and bytes, and the names say so. Friendly units ("10m", timedelta) are turned
+into these at the edge by `penstock.units`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["DEFAULTS", "SLOTS", "Limits"]
+
+SLOTS = 1024
+"""Slots per topic, for ever (R24, R29)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    # what a user may send (R9)
+    max_message_bytes: int = 4 * 1024 * 1024  # key, value and headers together
+    max_key_bytes: int = 32 * 1024
+    max_headers: int = 64
+    max_batch_messages: int = 10_000
+    max_batch_bytes: int = 8 * 1024 * 1024  # a stored batch; always takes one message
+    max_partitions: int = SLOTS
+
+    # producer: what is gathered into a batch (R37)
+    batch_messages: int = 1000
+    batch_bytes: int = 512 * 1024
+    in_flight_batches: int = 4  # unresolved batches per partition
+    buffer_bytes: int = 32 * 1024 * 1024  # posted and unresolved; beyond it `post` waits
+    send_timeout_ms: int = 30_000
+    remembered_batches: int = 8  # per producer and partition; more than may be in flight (I3)
+    producer_memory_ms: int = 7 * 24 * 3_600_000  # sequences of an idle producer are kept so long
+
+    # groups and consumers
+    lease_ms: int = 30_000
+    max_attempts: int = 16
+    window_messages: int = 1000
+    window_bytes: int = 16 * 1024 * 1024
+    max_handling_ms: int = 3_600_000  # a handler hung for longer is no longer extended (I14)
+    poll_wait_ms: int = 30_000  # longest long poll
+    member_ttl_factor: int = 2  # a member is live for this many leases after its last heartbeat
+    retry_first_ms: int = 1_000
+    retry_factor: float = 2.0
+    retry_limit_ms: int = 600_000
+
+    # broker
+    writer_queue_bytes: int = 64 * 1024 * 1024
+    commit_bytes: int = 4 * 1024 * 1024  # appends merged into one commit
+    commit_batches: int = 256
+    tail_cache_bytes: int = 64 * 1024 * 1024
+    watch_interval_ms: int = 5  # how often another process's commit is looked for
+    duty_interval_ms: int = 5_000
+    duty_lease_ms: int = 15_000
+
+    # topics and retention (R44)
+    partitions: int = 4
+    retention_ms: int = 7 * 24 * 3_600_000
+    retention_slice_rows: int = 64
+
+    # store
+    busy_timeout_ms: int = 10_000
+    side_lock_ms: int = 5_000  # longest wait for a turn before the database's own lock is asked
+    reader_threads: int = 4
+
+
+DEFAULTS = Limits()

@@ -1,0 +1,232 @@
+"""Every error Penstock raises, as one tree.
+
+PenstockError                     code, retriable, and a sentence that says what to do next
+├── UsageError                    the call is wrong: change the call
+│   ├── InvalidURL                the address cannot be understood
+│   ├── InvalidName               a topic, group or header name is not allowed
+│   ├── InvalidMessage            key, value, header or id of the wrong type
+│   ├── InvalidSetting            a setting has the wrong type or range
+│   ├── MessageTooLarge           over the limit on a message, a batch or a header
+│   ├── ClosedError               used after close
+│   ├── ForkError                 used in a child process after fork
+│   └── DecodeError               a handler's annotation does not fit the message
+├── CatalogError                  what the call names is not there, or there already
+│   ├── UnknownTopic, TopicExists
+│   ├── UnknownGroup, GroupExists
+│   ├── UnknownPartition
+│   ├── GroupConflict             a consumer asks for settings the group does not have
+│   └── GroupLive                 the group has live members; force, or stop them
+├── AppendError                   a batch was not stored
+│   ├── CorruptBatch              checksum or framing is wrong
+│   ├── PartitionSealed           the partition takes no more batches; names its successors
+│   ├── SequenceGap               an earlier batch of this producer is missing (retriable)
+│   ├── UnknownProducer           a producer must start at sequence 0
+│   ├── ProducerFenced            a newer epoch of this producer is in use
+│   └── UnknownFate               it cannot be told whether the batch was stored
+├── DeliveryError                 a delivery is not what its holder believes
+│   ├── LeaseLost                 the lease ended; somebody else may have the message
+│   └── GenerationChanged         the group was reset meanwhile
+└── StoreError                    the database said no
+    ├── StoreUnavailable          cannot be opened or reached
+    ├── StoreBusy                 locked for too long (retriable)
+    ├── StoreFull                 no space left (retriable once there is space)
+    ├── StoreCorrupt              the file is not a database, or is damaged
+    └── SchemaMismatch            made by a newer version, or not migrated
+SendTimeout                       (an UnknownFate) the deadline passed before the receipt came
+
+`code` is stable and for machines; `retriable` says whether the very same call may succeed later.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+__all__ = [
+    "AppendError",
+    "CatalogError",
+    "ClosedError",
+    "CorruptBatch",
+    "DecodeError",
+    "DeliveryError",
+    "ForkError",
+    "GenerationChanged",
+    "GroupConflict",
+    "GroupExists",
+    "GroupLive",
+    "InvalidMessage",
+    "InvalidName",
+    "InvalidSetting",
+    "InvalidURL",
+    "LeaseLost",
+    "MessageTooLarge",
+    "PartitionSealed",
+    "PenstockError",
+    "ProducerFenced",
+    "SchemaMismatch",
+    "SendTimeout",
+    "SequenceGap",
+    "StoreBusy",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "TopicExists",
+    "UnknownFate",
+    "UnknownGroup",
+    "UnknownPartition",
+    "UnknownProducer",
+    "UnknownTopic",
+    "UsageError",
+]
+
+
+class PenstockError(Exception):
+    """The root. `details` holds what a program may want to read (names, offsets, limits)."""
+
+    code: ClassVar[str] = "error"
+    retriable: ClassVar[bool] = False
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+class UsageError(PenstockError):
+    code = "usage"
+
+
+class InvalidURL(UsageError):
+    code = "invalid_url"
+
+
+class InvalidName(UsageError):
+    code = "invalid_name"
+
+
+class InvalidMessage(UsageError):
+    code = "invalid_message"
+
+
+class InvalidSetting(UsageError):
+    code = "invalid_setting"
+
+
+class MessageTooLarge(UsageError):
+    code = "message_too_large"
+
+
+class ClosedError(UsageError):
+    code = "closed"
+
+
+class ForkError(UsageError):
+    code = "used_after_fork"
+
+
+class DecodeError(UsageError):
+    code = "decode"
+
+
+class CatalogError(PenstockError):
+    code = "catalog"
+
+
+class UnknownTopic(CatalogError):
+    code = "unknown_topic"
+
+
+class TopicExists(CatalogError):
+    code = "topic_exists"
+
+
+class UnknownGroup(CatalogError):
+    code = "unknown_group"
+
+
+class GroupExists(CatalogError):
+    code = "group_exists"
+
+
+class UnknownPartition(CatalogError):
+    code = "unknown_partition"
+
+
+class GroupConflict(CatalogError):
+    code = "group_conflict"
+
+
+class GroupLive(CatalogError):
+    code = "group_live"
+
+
+class AppendError(PenstockError):
+    code = "append"
+
+
+class CorruptBatch(AppendError):
+    code = "corrupt_batch"
+
+
+class PartitionSealed(AppendError):
+    code = "partition_sealed"
+
+
+class SequenceGap(AppendError):
+    code = "sequence_gap"
+    retriable = True
+
+
+class UnknownProducer(AppendError):
+    code = "unknown_producer"
+
+
+class ProducerFenced(AppendError):
+    code = "producer_fenced"
+
+
+class UnknownFate(AppendError):
+    code = "unknown_fate"
+
+
+class SendTimeout(UnknownFate):
+    code = "send_timeout"
+
+
+class DeliveryError(PenstockError):
+    code = "delivery"
+
+
+class LeaseLost(DeliveryError):
+    code = "lease_lost"
+
+
+class GenerationChanged(DeliveryError):
+    code = "generation_changed"
+    retriable = True
+
+
+class StoreError(PenstockError):
+    code = "store"
+
+
+class StoreUnavailable(StoreError):
+    code = "store_unavailable"
+    retriable = True
+
+
+class StoreBusy(StoreError):
+    code = "store_busy"
+    retriable = True
+
+
+class StoreFull(StoreError):
+    code = "store_full"
+    retriable = True
+
+
+class StoreCorrupt(StoreError):
+    code = "store_corrupt"
+
+
+class SchemaMismatch(StoreError):
+    code = "schema_mismatch"

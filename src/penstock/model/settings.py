@@ -1,0 +1,119 @@
+"""What a topic and a group are set to, and what of it may be asked for.
+
+Settings belong to the store. A consumer may ask for some; what it does not ask for is None and never
+conflicts. Validation is here, so that a wrong setting is refused before anything is stored.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from ..config import DEFAULTS
+from ..errors import GroupConflict, InvalidSetting
+
+__all__ = ["GroupSettings", "GroupWish", "Keep", "Mode", "Start", "TopicSettings"]
+
+Mode = Literal["shared", "ordered", "broadcast"]
+Keep = Literal["needed", "limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    storage: str = "durable"
+    retention_ms: int = DEFAULTS.retention_ms  # 0: no limit by age
+    retention_bytes: int = 0  # per partition; 0: no limit by size
+    keep: Keep = "needed"  # "needed": never below what a group still needs; "limits": the limits win
+    drop_settled: bool = False  # drop early what every group has settled
+
+    def __post_init__(self) -> None:
+        if self.storage != "durable":
+            raise InvalidSetting(f"storage={self.storage!r}: this version stores topics as 'durable' only")
+        if self.keep not in ("needed", "limits"):
+            raise InvalidSetting(
+                f"keep={self.keep!r}: choose 'needed' (never drop what a group still needs) or 'limits'"
+            )
+        for name in ("retention_ms", "retention_bytes"):
+            if getattr(self, name) < 0:
+                raise InvalidSetting(f"{name} must not be negative; 0 means no limit")
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a group starts: resolved into offsets once, when the group is made (I9)."""
+
+    kind: Literal["earliest", "latest", "time", "offsets"] = "earliest"
+    time_ms: int = 0
+    offsets: tuple[tuple[int, int], ...] = ()  # (partition number, offset); others start at the beginning
+
+    def encode(self) -> str:
+        if self.kind == "time":
+            return f"time:{self.time_ms}"
+        return f"offsets:{json.dumps(self.offsets)}" if self.kind == "offsets" else self.kind
+
+    @staticmethod
+    def decode(text: str) -> Start:
+        kind, _, rest = text.partition(":")
+        if kind == "time":
+            return Start("time", time_ms=int(rest))
+        if kind == "offsets":
+            return Start("offsets", offsets=tuple((int(p), int(o)) for p, o in json.loads(rest)))
+        return Start("latest" if kind == "latest" else "earliest")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    mode: Mode = "shared"
+    order: str = "key"
+    start: Start = Start()
+    lease_ms: int = DEFAULTS.lease_ms
+    max_attempts: int = DEFAULTS.max_attempts
+    exhausted: str = "dead"
+
+    def __post_init__(self) -> None:
+        if self.mode != "shared":
+            raise InvalidSetting(f"mode={self.mode!r}: this version has groups in mode 'shared' only")
+        if self.order not in ("key", "partition"):
+            raise InvalidSetting(f"order={self.order!r}: choose 'key' or 'partition'")
+        if self.exhausted != "dead":
+            raise InvalidSetting(f"exhausted={self.exhausted!r}: this version knows 'dead' only")
+        if self.lease_ms < 100:
+            raise InvalidSetting("lease: at least 100 milliseconds, such as lease=30")
+        if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
+            raise InvalidSetting(f"max_attempts={self.max_attempts!r}: a whole number from 1 up")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWish:
+    """The settings somebody asks for; None means "whatever the group has"."""
+
+    mode: Mode | None = None
+    order: str | None = None
+    start: Start | None = None
+    lease_ms: int | None = None
+    max_attempts: int | None = None
+    exhausted: str | None = None
+
+    def over(self, settings: GroupSettings) -> GroupSettings:
+        return replace(settings, **self._asked())
+
+    def check(self, settings: GroupSettings, *, topic: str, group: str) -> None:
+        """Raise GroupConflict where the group is set otherwise."""
+        wrong = {k: v for k, v in self._asked().items() if getattr(settings, k) != v}
+        if wrong:
+            has = ", ".join(f"{k}={_show(getattr(settings, k))}" for k in wrong)
+            asked = ", ".join(f"{k}={_show(v)}" for k, v in wrong.items())
+            raise GroupConflict(
+                f"group {group!r} of topic {topic!r} has {has}, but {asked} was asked for; "
+                "leave the setting out, or change the group with alter_group",
+                topic=topic,
+                group=group,
+            )
+
+    def _asked(self) -> dict[str, Any]:
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+
+
+def _show(value: object) -> str:
+    return repr(value.encode() if isinstance(value, Start) else value)

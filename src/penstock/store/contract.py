@@ -1,0 +1,303 @@
+"""The store contract: what survives, in domain verbs. Any database that keeps it can carry Penstock.
+
+Four small interfaces, one per concern, gathered in `Store`. All of it is synchronous and safe to call
+from any thread; each verb is one short transaction on one shard. A verb raises a `PenstockError` from
+the tree and then has changed nothing. Times are the store's own clock, in milliseconds.
+
+`penstock.testing.store_contract` holds the suite that every implementation passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..errors import PenstockError
+from ..model.delivery import Ask, Delivery, Settlement, Span, Terms
+from ..model.route import Route
+from ..model.settings import GroupSettings, Start, TopicSettings
+
+__all__ = [
+    "Append",
+    "Appended",
+    "Backlog",
+    "Bounds",
+    "Catalog",
+    "Duties",
+    "Granted",
+    "Group",
+    "Log",
+    "Member",
+    "News",
+    "Peek",
+    "Progress",
+    "Settled",
+    "Store",
+    "StoredBatch",
+    "Topic",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    id: int
+    name: str
+    settings: TopicSettings
+    route: Route
+    created_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    id: int
+    topic_id: int
+    topic: str
+    name: str
+    settings: GroupSettings
+    generation: int  # grows with every reset; verbs of another generation are refused
+    paused: bool
+    created_at: int
+
+    @property
+    def terms(self) -> Terms:
+        return Terms(self.settings.lease_ms, self.settings.max_attempts)
+
+
+@dataclass(frozen=True, slots=True)
+class Append:
+    partition_id: int
+    batch: bytes  # a verified RecordBatch v2; its base offset is overwritten
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    base_offset: int
+    appended_at: int
+    duplicate: bool = False  # the producer had sent this very batch before
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    base_offset: int
+    records: int
+    appended_at: int
+    data: bytes
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.records - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    start: int  # lowest offset that is kept
+    end: int  # the next offset to be given
+    sealed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What somebody else may have changed."""
+
+    catalog_version: int
+    ends: Mapping[int, int]  # partition id → next offset
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    cursor: int
+    next_due: int | None  # no delivery is due before this moment
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    deliveries: tuple[Delivery, ...]
+    leaving: tuple[Delivery, ...] = ()  # stamped: the caller moves them now (I12)
+    unplaced: tuple[Span, ...] = ()  # exhausted, but `Ask.dead` was not given: ask again with it
+    next_due: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    lost: tuple[Span, ...] = ()  # unsettled, and not in the asker's hands
+    leaving: tuple[Delivery, ...] = ()  # stamped: the caller moves them now (I12)
+    unplaced: tuple[Span, ...] = ()  # that was the last attempt: settle again, with a stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    group_id: int
+    name: str
+    client: str
+    joined_at: int
+    until: int  # live until then
+
+
+@dataclass(frozen=True, slots=True)
+class Backlog:
+    """Where a group is in one partition, found without scanning (R43)."""
+
+    partition_id: int
+    committed: int
+    cursor: int
+    end: int
+    unsettled: int  # handed out, or waiting to be again
+    bytes: int
+    oldest_age_ms: int
+    first_wait_ms: int
+    arrival_per_s: float
+    drain_per_s: float
+    open: tuple[Span, ...] = field(default=(), repr=False)
+
+
+class Log(Protocol):
+    """Batches of a partition: dense offsets, in the order of commits."""
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PenstockError]:
+        """Store batches in one flushed transaction, in the given order.
+
+        Durable when this returns (R1). Offsets are dense and given under the partition's lock, so no
+        reader ever sees a hole that fills later. A batch that carries a producer's sequence is stored
+        at most once: a repeat returns its first offset, also on a sealed partition (I3). A refused batch
+        has its error in its place in the list; the others are stored. If the database itself fails,
+        nothing is stored and the error is raised.
+        """
+
+    def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
+        """Batches from the one that contains `offset` on; at least one if there is any."""
+
+    def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
+        """What is kept of each partition. UnknownPartition for one that is gone."""
+
+    def offset_at(self, partition_id: int, time_ms: int) -> int:
+        """The offset of the first batch appended at `time_ms` or later; the end if there is none."""
+
+    def trim(self, partition_id: int, below: int) -> int:
+        """Raise the start of the log; never lowers it. Returns the start. Deletes nothing yet (I19)."""
+
+    def sweep(self, partition_id: int, *, rows: int) -> int:
+        """Delete up to `rows` batches that lie wholly below the start. Returns how many."""
+
+    def expire_by_limits(self, partition_id: int, *, before_ms: int, keep_bytes: int) -> int:
+        """The start this partition would have if only age and size decided."""
+
+    def forget_producers(self, idle_since_ms: int) -> int:
+        """Drop the sequences of producers silent since then. Returns how many."""
+
+    def news(self) -> News:
+        """The version of the catalog and the ends of all partitions, in one cheap read."""
+
+
+class Catalog(Protocol):
+    """Topics, routes and groups. Every change is flushed and bumps the catalog's version."""
+
+    def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
+        """TopicExists if there is one of that name."""
+
+    def topic(self, name: str) -> Topic:
+        """UnknownTopic if there is none."""
+
+    def topics(self) -> list[Topic]: ...
+
+    def alter_topic(self, name: str, settings: TopicSettings) -> Topic: ...
+
+    def delete_topic(self, name: str) -> list[int]:
+        """Forget the topic and its groups; returns its partitions, whose logs `drop_log` removes."""
+
+    def dropped(self) -> list[int]:
+        """Partitions of deleted topics whose logs are still there."""
+
+    def drop_log(self, partition_id: int) -> None:
+        """Remove an emptied log."""
+
+    def create_group(self, topic: str, name: str, settings: GroupSettings) -> Group:
+        """Make the group and, in the same transaction, turn its start into offsets (I9)."""
+
+    def group(self, topic: str, name: str) -> Group: ...
+
+    def groups(self, topic: str) -> list[Group]: ...
+
+    def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group: ...
+
+    def delete_group(self, topic: str, name: str) -> Group: ...
+
+    def reset_group(self, topic: str, name: str, start: Start) -> Group:
+        """New start offsets under a new generation; progress follows when it is next touched."""
+
+    def start_of(self, group_id: int, partition_id: int) -> tuple[int, int]:
+        """The group's generation and its start in the partition (0 for partitions made later).
+
+        UnknownGroup if the group is gone.
+        """
+
+
+class Progress(Protocol):
+    """Cursors and deliveries. Every verb locks the progress row of its group and partition first (I1)."""
+
+    def peek(self, group_id: int, partition_ids: Sequence[int]) -> dict[int, Peek]:
+        """Where the group is, without a lock: a hint. Partitions never polled are missing."""
+
+    def poll(
+        self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
+    ) -> Granted:
+        """Hand out what is due and then new messages, as `model.delivery.poll` decides.
+
+        What lies below `log_start` is gone, and passed over. `waited_ms` is how long the first new
+        message has waited, for the measures.
+
+        A repeated poll with the same token returns the same deliveries (I6). A first hand-out may be
+        unflushed; a redelivery, a stamp, and a hand-out that settles at once are flushed (I8).
+        GenerationChanged if the group was reset since `group` was read.
+        """
+
+    def settle(
+        self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
+    ) -> Settled:
+        """Settle what `token` holds. What is settled already is no error (I7)."""
+
+    def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+        """Renew leases; returns the spans that are lost."""
+
+    def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
+        """Measures without a scan. `open_spans`: list up to so many unsettled ranges below the cursor."""
+
+    def committed(self, group_id: int, partition_id: int) -> int | None:
+        """The lowest unsettled offset; None if the group never polled the partition."""
+
+    def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
+        """Bring progress to the group's generation and start now, flushed."""
+
+    def forget(self, group_id: int) -> None:
+        """Remove all progress, deliveries and members of a deleted group."""
+
+    def join(self, group_id: int, member: str, client: str, ttl_ms: int) -> None:
+        """Enter or renew a member."""
+
+    def leave(self, group_id: int, member: str) -> None: ...
+
+    def members(self, group_id: int) -> list[Member]:
+        """Live members. Those whose time has passed are removed by and by."""
+
+
+class Duties(Protocol):
+    """Leases for background work: at most one holder each (I12)."""
+
+    def acquire(self, duty: str, holder: str, lease_ms: int) -> bool: ...
+
+    def release(self, duty: str, holder: str) -> None: ...
+
+
+class Store(Protocol):
+    log: Log
+    catalog: Catalog
+    progress: Progress
+    duties: Duties
+
+    def now_ms(self) -> int:
+        """The store's clock."""
+
+    def changed(self) -> tuple[bool, bool]:
+        """Whether another process has committed since the last call: (log or catalog, progress)."""
+
+    def close(self) -> None: ...

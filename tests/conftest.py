@@ -1,0 +1,13 @@
+"""Settings every test shares. Fixtures live next to the tests that need them."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import settings
+
+# A deadline per example measures the machine, not the code; pytest-timeout guards against hangs.
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=False, print_blob=True)
+settings.register_profile("thorough", parent=settings.get_profile("ci"), max_examples=2000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

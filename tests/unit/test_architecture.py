@@ -1,0 +1,397 @@
+"""The shape of the code, checked: imports go downwards, exports exist, nothing grows too long.
+
+Works on the source text alone, so that it needs no optional package and sees imports inside functions
+and under `TYPE_CHECKING` as well. Every rule has a test that feeds it a tree which breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import errors
+
+SOURCE = Path(__file__).resolve().parents[2] / "src"
+
+MAX_MODULE_LINES = 450
+MAX_FUNCTION_LINES = 70
+
+# Lowest first. A module may import its own layer and those before it.
+LAYERS = (
+    ("errors", "clock", "config", "units"),
+    ("model",),
+    ("store",),
+    ("broker",),
+    ("wire",),
+    ("client", "sync", "types", ""),  # "" is penstock/__init__.py
+    ("testing",),
+    ("http",),
+    ("spark",),
+    ("cli", "__main__"),
+)
+RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
+
+# Decisions take time and randomness as arguments and do no I/O.
+IMPURE = frozenset({"time", "random", "os", "socket", "asyncio", "threading", "sqlite3"})
+
+CODEC = "aiokafka"
+CODEC_HOME = "penstock.model.batch"
+
+
+# --- reading a tree of source ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    path: Path
+    tree: ast.Module
+    lines: int
+
+    @property
+    def package(self) -> str:
+        """What a relative import starts from."""
+        return self.name if self.path.name == "__init__.py" else self.name.rpartition(".")[0]
+
+    @property
+    def part(self) -> str:
+        """The name directly under `penstock` that decides the layer."""
+        return part_of(self.name)
+
+
+def part_of(module_name: str) -> str:
+    return module_name.partition(".")[2].partition(".")[0]
+
+
+def load(source: Path) -> dict[str, Module]:
+    modules = {}
+    for path in sorted((source / "penstock").rglob("*.py")):
+        parts = path.relative_to(source).with_suffix("").parts
+        name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        text = path.read_text(encoding="utf-8")
+        modules[name] = Module(name, path, ast.parse(text, str(path)), len(text.splitlines()))
+    return modules
+
+
+def imports(module: Module, known: dict[str, Module]) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything `module` imports, wherever the statement stands."""
+    for node in ast.walk(module.tree):
+        match node:
+            case ast.Import(names=names):
+                yield from ((node.lineno, alias.name) for alias in names)
+            case ast.ImportFrom(names=names):
+                base = absolute(module, node)
+                for alias in names:
+                    member = f"{base}.{alias.name}"
+                    is_module = member in known or (base == "penstock" and alias.name in RANK)
+                    yield node.lineno, member if is_module else base
+            case ast.Call(
+                func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
+                args=[ast.Constant(value=str(name)), *_],
+            ):
+                yield node.lineno, name
+
+
+def absolute(module: Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    parts = module.package.split(".")
+    base = parts[: len(parts) - (node.level - 1)]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+# --- the rules: each returns what breaks it, one sentence a piece ----------------------------------------
+
+
+def upward_imports(modules: dict[str, Module]) -> list[str]:
+    found = []
+    for module in modules.values():
+        if module.part not in RANK:
+            found.append(f"{module.name} has no layer: give {module.part!r} a place in LAYERS")
+            continue
+        for line, target in imports(module, modules):
+            if target.partition(".")[0] != "penstock":
+                continue
+            # A target without a layer counts as the top, so nothing below may lean on it.
+            if RANK.get(part_of(target), len(LAYERS)) > RANK[module.part]:
+                found.append(f"{module.name}:{line} imports {target}, which is above it")
+    return found
+
+
+def impure_models(modules: dict[str, Module]) -> list[str]:
+    return [
+        f"{module.name}:{line} imports {target}; pass it in as an argument"
+        for module in modules.values()
+        if module.part == "model"
+        for line, target in imports(module, modules)
+        if target.partition(".")[0] in IMPURE
+    ]
+
+
+def codec_importers(modules: dict[str, Module]) -> set[str]:
+    return {
+        module.name
+        for module in modules.values()
+        for _, target in imports(module, modules)
+        if target.partition(".")[0] == CODEC
+    }
+
+
+def too_long(modules: dict[str, Module]) -> list[str]:
+    found = []
+    for module in modules.values():
+        if module.lines > MAX_MODULE_LINES:
+            found.append(f"{module.name} has {module.lines} lines; the limit is {MAX_MODULE_LINES}")
+        for node in ast.walk(module.tree):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > MAX_FUNCTION_LINES:
+                    found.append(
+                        f"{module.name}:{node.lineno} {node.name}() has {lines} lines; "
+                        f"the limit is {MAX_FUNCTION_LINES}"
+                    )
+    return found
+
+
+def missing_exports(modules: dict[str, Module]) -> list[str]:
+    found = []
+    for module in modules.values():
+        exported, defined = exports(module), top_level_names(module)
+        if "__getattr__" in defined:
+            continue  # resolves names when asked; only importing it can tell
+        for name in exported:
+            if name not in defined and f"{module.name}.{name}" not in modules:
+                found.append(f"{module.name}.__all__ names {name!r}, which it does not define")
+    return found
+
+
+def exports(module: Module) -> list[str]:
+    for node in module.tree.body:
+        match node:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                return list(ast.literal_eval(value))
+            case ast.AnnAssign(target=ast.Name(id="__all__"), value=ast.expr() as value):
+                return list(ast.literal_eval(value))
+    return []
+
+
+def top_level_names(module: Module) -> set[str]:
+    """Names bound when the module runs; bodies of functions and classes do not count."""
+    names: set[str] = set()
+    waiting: list[ast.AST] = list(module.tree.body)
+    while waiting:
+        node = waiting.pop()
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Import(names=aliases):
+                names.update(alias.asname or alias.name.partition(".")[0] for alias in aliases)
+            case ast.ImportFrom(names=aliases):
+                names.update(alias.asname or alias.name for alias in aliases)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+            case _:
+                waiting.extend(ast.iter_child_nodes(node))
+    return names
+
+
+def undrawn_errors(module: Module) -> list[str]:
+    """Classes the docstring's tree does not show, and names in the tree that are no class."""
+    doc = ast.get_docstring(module.tree) or ""
+    classes = {node.name for node in module.tree.body if isinstance(node, ast.ClassDef)}
+    mentioned = set(re.findall(r"\w+", doc))
+    drawn = {
+        name
+        for line in re.findall(r"^[│ ]*[├└]── (\w+(?:, \w+)*)", doc, re.MULTILINE)
+        for name in line.split(", ")
+    }
+    return [f"{name} is not in the tree" for name in sorted(classes - mentioned)] + [
+        f"{name} is in the tree but not in the module" for name in sorted(drawn - classes)
+    ]
+
+
+# --- Penstock keeps them -----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def modules() -> dict[str, Module]:
+    return load(SOURCE)
+
+
+def test_imports_go_downwards_only(modules: dict[str, Module]) -> None:
+    assert upward_imports(modules) == []
+
+
+def test_the_model_has_no_clock_no_randomness_and_no_io(modules: dict[str, Module]) -> None:
+    assert impure_models(modules) == []
+
+
+def test_the_codec_is_imported_in_one_module(modules: dict[str, Module]) -> None:
+    assert codec_importers(modules) == ({CODEC_HOME} & modules.keys())
+
+
+def test_nothing_is_too_long(modules: dict[str, Module]) -> None:
+    assert too_long(modules) == []
+
+
+def test_every_exported_name_exists(modules: dict[str, Module]) -> None:
+    assert missing_exports(modules) == []
+
+
+def test_the_public_names_exist_and_are_sorted() -> None:
+    def order(name: str) -> tuple[int, str]:  # the order `ruff --fix` gives: CONSTANTS, Classes, functions
+        return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+    public = penstock.__all__
+    assert [name for name in public if not hasattr(penstock, name)] == []
+    assert list(public) == sorted(set(public), key=order)
+
+
+def test_the_error_tree_is_drawn_in_full(modules: dict[str, Module]) -> None:
+    assert undrawn_errors(modules["penstock.errors"]) == []
+
+
+def test_every_error_is_exported_and_has_a_code_of_its_own(modules: dict[str, Module]) -> None:
+    classes = [node.name for node in modules["penstock.errors"].tree.body if isinstance(node, ast.ClassDef)]
+    assert set(classes) <= set(errors.__all__)
+    codes = [getattr(errors, name).code for name in classes]
+    assert len(codes) == len(set(codes))
+
+
+# --- the rules themselves notice ---------------------------------------------------------------------
+
+
+def tree(root: Path, files: dict[str, str]) -> dict[str, Module]:
+    """A fake source tree: `{"model/batch": text}`; the packages around it are added."""
+    for name, text in {"__init__": "", **files}.items():
+        path = root / "penstock" / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        (path.parent / "__init__.py").touch()
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+    return load(root)
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import penstock.store.contract",
+        "import penstock",
+        "from penstock import store",
+        "from penstock import connect",
+        "from penstock.store import contract",
+        "from penstock.store.contract import Store",
+        "from ..store import contract",
+        "from .. import store",
+        "from ..store.contract import Store as S",
+        "def late():\n    from penstock.store import contract",
+        "if TYPE_CHECKING:\n    from penstock.store import contract",
+        "try:\n    import penstock.wire\nexcept ImportError: pass",
+        "importlib.import_module('penstock.store')",
+        "from penstock.unheard_of import thing",
+    ],
+)
+def test_an_upward_import_is_found(tmp_path: Path, statement: str) -> None:
+    modules = tree(tmp_path, {"model/route": statement, "store/contract": ""})
+    (found,) = upward_imports(modules)
+    assert found.startswith("penstock.model.route:") and found.endswith("which is above it")
+
+
+@pytest.mark.parametrize(
+    ("importer", "statement"),
+    [
+        ("store/sql", "from ..model import route"),
+        ("store/sql", "from ..model.route import Route"),
+        ("store/sql", "from . import dialect"),
+        ("store/sql", "from penstock import errors, model"),
+        ("store/sql", "from .. import errors"),
+        ("store/sql", "import sqlite3, asyncio"),
+        ("config", "from .units import seconds"),
+        ("sync", "from .client import connect"),
+        ("__init__", "from .client import connect\nfrom .errors import PenstockError"),
+        ("client/app", "import penstock"),
+        ("cli/__init__", "from ..http import app\nfrom ..spark import jobs"),
+        ("__main__", "from penstock.cli import main"),
+    ],
+)
+def test_a_downward_import_is_fine(tmp_path: Path, importer: str, statement: str) -> None:
+    assert upward_imports(tree(tmp_path, {importer: statement})) == []
+
+
+def test_a_relative_import_in_a_package_file_starts_at_the_package(tmp_path: Path) -> None:
+    modules = tree(tmp_path, {"model/__init__": "from .batch import Batch\nfrom ..broker import Broker"})
+    assert upward_imports(modules) == ["penstock.model:2 imports penstock.broker, which is above it"]
+
+
+def test_a_module_without_a_layer_is_found(tmp_path: Path) -> None:
+    assert "give 'helpers' a place" in upward_imports(tree(tmp_path, {"helpers": ""}))[0]
+
+
+@pytest.mark.parametrize("name", sorted(IMPURE))
+def test_an_impure_model_is_found(tmp_path: Path, name: str) -> None:
+    top = tree(tmp_path / "a", {"model/retry": f"import {name}", "store/sql": f"import {name}"})
+    inner = tree(tmp_path / "b", {"model/retry": f"def f():\n    from {name} import x"})
+    assert impure_models(top) == [f"penstock.model.retry:1 imports {name}; pass it in as an argument"]
+    assert len(impure_models(inner)) == 1
+
+
+def test_a_second_codec_importer_is_found(tmp_path: Path) -> None:
+    modules = tree(
+        tmp_path,
+        {"model/batch": "from aiokafka.record import util", "broker/writer": "import aiokafka.record"},
+    )
+    assert codec_importers(modules) == {CODEC_HOME, "penstock.broker.writer"}
+
+
+def test_long_code_is_found(tmp_path: Path) -> None:
+    def files(extra: int) -> dict[str, str]:
+        body = "    pass\n" * (MAX_FUNCTION_LINES - 1 + extra)
+        return {"clock": f"async def f():\n{body}", "config": "x = 1\n" * (MAX_MODULE_LINES + extra)}
+
+    fits, over = tree(tmp_path / "a", files(0)), tree(tmp_path / "b", files(1))
+    assert too_long(fits) == []
+    assert [sentence.split()[0] for sentence in too_long(over)] == ["penstock.clock:1", "penstock.config"]
+
+
+def test_a_missing_export_is_found(tmp_path: Path) -> None:
+    text = """
+        from .errors import A as B
+        import os.path
+        try:
+            C = D, E = 1, 2
+        except ValueError:
+            E: int = 3
+        def f():
+            inner = 1
+        __all__ = ["B", "C", "D", "E", "f", "os", "inner", "gone"]
+    """
+    found = missing_exports(tree(tmp_path / "a", {"clock": text}))
+    assert [sentence.split("'")[1] for sentence in found] == ["inner", "gone"]
+    submodule = tree(tmp_path / "b", {"__init__": "__all__ = ['clock']", "clock": ""})
+    assert missing_exports(submodule) == []
+
+
+def test_an_undrawn_error_is_found(tmp_path: Path) -> None:
+    text = '''
+        """Errors.
+
+        Root
+        ├── Drawn        fine
+        └── Gone, Here   one of them was renamed
+        """
+        class Root(Exception): ...
+        class Drawn(Root): ...
+        class Here(Root): ...
+        class Hidden(Root): ...
+    '''
+    module = tree(tmp_path, {"errors": text})["penstock.errors"]
+    assert undrawn_errors(module) == [
+        "Hidden is not in the tree",
+        "Gone is in the tree but not in the module",
+    ]
