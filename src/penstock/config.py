@@ -51,8 +51,7 @@ class Limits:
     commit_batches: int = 256
     tail_cache_bytes: int = 64 * 1024 * 1024
     watch_interval_ms: int = 5  # how often another process's commit is looked for
-    duty_interval_ms: int = 5_000
-    duty_lease_ms: int = 15_000
+    duty_lease_ms: int = 30_000
 
     # topics and retention (R44)
     partitions: int = 4

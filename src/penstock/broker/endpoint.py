@@ -120,6 +120,7 @@ class Grant:
 class PollReply:
     grants: tuple[Grant, ...]
     lease_ms: int
+    draining: bool = False  # a suspect waits (I14): ask again once nothing is held, or after a lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
+    topic: str  # the topic itself, or the group's retry topic
     partition: int
     committed: int  # everything below it is settled
     end: int

@@ -33,6 +33,7 @@ __all__ = [
     "covered",
     "extend",
     "poll",
+    "seize",
     "settle",
 ]
 
@@ -76,7 +77,9 @@ class Delivery:
         return self.spent + 1
 
     def part(self, first: int, last: int) -> Delivery:
-        return replace(self, first=first, last=last)
+        """Some of it. A fragment is not held alone: the other fragments are in the same hands (I14)."""
+        whole = (first, last) == (self.first, self.last)
+        return replace(self, first=first, last=last, alone=self.alone and whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ class Change:
     settled: int = 0  # how many messages are settled by this
     unplaced: tuple[Span, ...] = ()  # exhausted and left as it was: nobody said where it is to go
     missing: tuple[Span, ...] = ()  # asked to settle or extend, but not in these hands
+    draining: bool = False  # a suspect waits for this member's hands to be empty
 
 
 class Kind(Enum):
@@ -166,6 +170,7 @@ class _Draft:
         self.leaving: list[Delivery] = []
         self.unplaced: list[Span] = []
         self.closed = False  # nothing more for this member in this poll
+        self.draining = False
 
     def consider(self, delivery: Delivery) -> bool:
         """Take one due delivery; False when no further one can be taken."""
@@ -173,12 +178,12 @@ class _Draft:
             self._leave(replace(delivery, visible_at=self._moved_by))
             return True
         expired = delivery.token != NOBODY
-        waiting = _expire(delivery) if expired else (delivery,)
-        if waiting[0].failures >= self.terms.max_attempts:
-            return self._exhausted(waiting[0])
-        if waiting[0].suspect:
-            return self._grant_suspect(delivery.first, waiting)
-        self._grant(delivery)
+        loose = _expire(delivery) if expired else delivery
+        if loose.failures >= self.terms.max_attempts:
+            return self._exhausted(loose)
+        if loose.suspect:
+            return self._grant_suspect(_halves(loose) if expired else (loose,))
+        self._hand_out(self._fit((loose,), self.for_due), alone=False)
         return self.for_due > 0
 
     def _exhausted(self, delivery: Delivery) -> bool:
@@ -189,39 +194,36 @@ class _Draft:
             self._leave(_stamped(reasoned, self.ask.dead, self._moved_by))
         return True
 
-    def _grant_suspect(self, row: int, pieces: Sequence[Delivery]) -> bool:
+    def _grant_suspect(self, pieces: Sequence[Delivery]) -> bool:
         """A suspect goes out alone, to a member with nothing else in its hands.
 
         A member that holds something is given nothing new until its hands are empty, so that suspects
         are not starved by a busy group. If no hands were empty for a whole lease, the suspect goes out
         with other messages; its expiry then counts for nothing, so no innocent is harmed.
         """
-        piece = pieces[0]
         if self.ask.empty_handed and not self.granted:
-            self._hand_out(row, piece, pieces[1:], alone=True)
+            self._hand_out(self._fit(pieces, self.left), alone=True)
             self.closed = True
             return False
-        if self.now - piece.visible_at >= self.terms.lease_ms:
-            self._hand_out(row, piece.part(piece.first, self._fit(piece)), self._rest(pieces), alone=False)
+        if self.now - pieces[0].visible_at >= self.terms.lease_ms:
+            self._hand_out(self._fit(pieces, self.for_due), alone=False)
             return self.for_due > 0
         self.closed = True
         return True
 
-    def _grant(self, delivery: Delivery) -> None:
-        piece = delivery.part(delivery.first, self._fit(delivery))
-        self._hand_out(delivery.first, piece, self._rest((delivery,)), alone=False)
+    @staticmethod
+    def _fit(pieces: Sequence[Delivery], room: int) -> Sequence[Delivery]:
+        """The same pieces, the first one cut if it is larger than the room."""
+        head, cut = pieces[0], pieces[0].first + room
+        if cut > head.last:
+            return pieces
+        return (head.part(head.first, cut - 1), head.part(cut, head.last), *pieces[1:])
 
-    def _fit(self, delivery: Delivery) -> int:
-        return min(delivery.last, delivery.first + self.for_due - 1)
-
-    def _rest(self, pieces: Sequence[Delivery]) -> tuple[Delivery, ...]:
-        cut = self._fit(pieces[0])
-        head = (pieces[0].part(cut + 1, pieces[0].last),) if cut < pieces[0].last else ()
-        return (*head, *pieces[1:])
-
-    def _hand_out(self, row: int, piece: Delivery, rest: Iterable[Delivery], *, alone: bool) -> None:
+    def _hand_out(self, pieces: Sequence[Delivery], *, alone: bool) -> None:
+        """Hand out the first of the pieces of a delivery; the others wait."""
+        piece, *rest = pieces
         held = self._held(piece, alone)
-        self.drop.append(row)
+        self.drop.append(piece.first)
         self.put.extend(rest)
         if not self.ask.on_delivery:
             self.put.append(held)
@@ -267,16 +269,17 @@ class _Draft:
             leaving=tuple(self.leaving),
             settled=gone,
             unplaced=tuple(self.unplaced),
+            draining=self.draining,
         )
 
 
 _EXPIRED = "its consumers went away while they held it alone"
 
 
-def _expire(delivery: Delivery) -> tuple[Delivery, ...]:
-    """What an expired lease leaves behind: suspects, halved, in nobody's hands."""
+def _expire(delivery: Delivery) -> Delivery:
+    """What an expired lease leaves behind: a suspect in nobody's hands."""
     counted = 1 if delivery.size == 1 and delivery.alone else 0
-    loose = replace(
+    return replace(
         delivery,
         token=NOBODY,
         holder="",
@@ -285,6 +288,9 @@ def _expire(delivery: Delivery) -> tuple[Delivery, ...]:
         suspect=True,
         alone=False,
     )
+
+
+def _halves(loose: Delivery) -> tuple[Delivery, ...]:
     if loose.size == 1:
         return (loose,)
     middle = (loose.first + loose.last) // 2
@@ -383,6 +389,36 @@ def extend(held: Sequence[Delivery], spans: Iterable[Span], until: int, cursor: 
         cursor=cursor,
         drop=tuple(cuts.touched),
         put=(*moved, *cuts.outside),
+        missing=tuple(cuts.missing),
+    )
+
+
+def seize(
+    cursor: int, rows: Sequence[Delivery], spans: Iterable[Span], now: int, ask: Ask, terms: Terms
+) -> Change:
+    """Take exactly these offsets, wherever they are in the queue, as far as nobody holds them now.
+
+    `rows` are the deliveries that overlap the spans. What is passed over on the way waits for its turn;
+    a stamped delivery whose mover went away comes back in `leaving`.
+    """
+    wanted = [(first, min(last, ask.end - 1)) for first, last in spans if first < ask.end]
+    loose = [d for d in rows if d.token == NOBODY or d.visible_at <= now]
+    stuck = tuple(replace(d, visible_at=now + terms.mover_ms) for d in loose if d.stamp is not None)
+    free = [d for d in loose if d.stamp is None]
+    reach = max((last for _, last in wanted), default=-1)
+    passed = [Delivery(cursor, reach, now)] if reach >= cursor else []
+    cuts = _carve(free + passed, wanted)
+    granted = tuple(
+        replace(piece, token=ask.token, holder=ask.member, visible_at=now + terms.lease_ms, alone=False)
+        for _, piece in cuts.inside
+    )
+    touched = (first for first in cuts.touched if first < cursor)
+    return Change(
+        cursor=max(cursor, reach + 1),
+        drop=(*touched, *(d.first for d in stuck)),
+        put=(*granted, *cuts.outside, *stuck),
+        granted=granted,
+        leaving=stuck,
         missing=tuple(cuts.missing),
     )
 

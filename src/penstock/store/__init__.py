@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 from ..clock import Clock, SystemClock
 from .catalog import SqlCatalog
-from .contract import Catalog, Duties, Log, Progress, Store
+from .contract import Catalog, Duties, Log, Progress, Store, Watcher
 from .duties import SqlDuties
 from .log import SqlLog
 from .progress import SqlProgress
@@ -14,7 +15,7 @@ from .schema import migrate
 from .session import Session
 from .sqlite import SqliteDialect
 
-__all__ = ["SqlStore", "open_sqlite"]
+__all__ = ["SqlStore", "open_memory", "open_sqlite"]
 
 
 class SqlStore:
@@ -30,19 +31,53 @@ class SqlStore:
     def now_ms(self) -> int:
         return self.session.now_ms()
 
-    def changed(self) -> tuple[bool, bool]:
-        return self.session.dialect.changed()
+    def watch(self) -> Watcher:
+        return self.session.dialect.watch()
 
     def close(self) -> None:
         self.session.close()
 
 
+_shared: dict[str, tuple[SqlStore, int]] = {}
+_sharing = threading.Lock()
+
+
+def open_memory(name: str = "", clock: Clock | None = None) -> Store:
+    """A store in memory: a private one, or the one of that name, which lasts as long as somebody has it."""
+    if not name:
+        return open_sqlite(None, clock)
+    with _sharing:
+        store, users = _shared.get(name) or (_SharedStore(name, _open(None, clock)), 0)
+        _shared[name] = (store, users + 1)
+        return store
+
+
+class _SharedStore(SqlStore):
+    """A named store in memory: closed when its last user closes it."""
+
+    def __init__(self, name: str, session: Session) -> None:
+        super().__init__(session)
+        self._name = name
+
+    def close(self) -> None:
+        with _sharing:
+            store, users = _shared.pop(self._name)
+            if users > 1:
+                _shared[self._name] = (store, users - 1)
+                return
+        super().close()
+
+
 def open_sqlite(path: Path | None, clock: Clock | None = None) -> Store:
     """Open a file and the progress file beside it, made if they are not there; None: in memory."""
+    return SqlStore(_open(path, clock))
+
+
+def _open(path: Path | None, clock: Clock | None) -> Session:
     session = Session(SqliteDialect(path, clock or SystemClock()))
     try:
         migrate(session)
     except BaseException:
         session.close()
         raise
-    return SqlStore(session)
+    return session

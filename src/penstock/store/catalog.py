@@ -36,6 +36,11 @@ class SqlCatalog:
     def __init__(self, session: Session) -> None:
         self._session = session
 
+    def version(self) -> int:
+        with self._session.read(Lane.LOG) as tx:
+            row = tx.one("SELECT value FROM penstock_settings WHERE name = 'catalog_version'")
+        return int(row[0]) if row else 0
+
     # ---- topics ----
 
     def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:

@@ -36,6 +36,7 @@ __all__ = [
     "Store",
     "StoredBatch",
     "Topic",
+    "Watcher",
 ]
 
 
@@ -116,6 +117,7 @@ class Granted:
     leaving: tuple[Delivery, ...] = ()  # stamped: the caller moves them now (I12)
     unplaced: tuple[Span, ...] = ()  # exhausted, but `Ask.dead` was not given: ask again with it
     next_due: int | None = None
+    draining: bool = False  # a suspect waits until the member holds nothing: it should ask no more till then
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +194,9 @@ class Log(Protocol):
 class Catalog(Protocol):
     """Topics, routes and groups. Every change is flushed and bumps the catalog's version."""
 
+    def version(self) -> int:
+        """Grows with every change; one cheap read."""
+
     def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
         """TopicExists if there is one of that name."""
 
@@ -259,6 +264,9 @@ class Progress(Protocol):
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Renew leases; returns the spans that are lost."""
 
+    def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
+        """Take exactly these offsets, as far as they are unsettled and in nobody's hands; flushed."""
+
     def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
         """Measures without a scan. `open_spans`: list up to so many unsettled ranges below the cursor."""
 
@@ -288,6 +296,15 @@ class Duties(Protocol):
     def release(self, duty: str, holder: str) -> None: ...
 
 
+class Watcher(Protocol):
+    """Tells whether others have committed. For one thread."""
+
+    def changed(self) -> tuple[bool, bool]:
+        """Since the last call, by any other connection: (log or catalog, progress)."""
+
+    def close(self) -> None: ...
+
+
 class Store(Protocol):
     log: Log
     catalog: Catalog
@@ -297,7 +314,6 @@ class Store(Protocol):
     def now_ms(self) -> int:
         """The store's clock."""
 
-    def changed(self) -> tuple[bool, bool]:
-        """Whether another process has committed since the last call: (log or catalog, progress)."""
+    def watch(self) -> Watcher: ...
 
     def close(self) -> None: ...

@@ -109,7 +109,9 @@ class SqlProgress:
                 locked.row.first_wait_ms = waited_ms
             if change.cursor != before or change.drop or locked.dirty:
                 locked.apply(change)
-            return Granted(change.granted, change.leaving, change.unplaced, locked.row.next_due)
+            return Granted(
+                change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining
+            )
 
         return self._locked(group, partition_id, decide, flush=ask.on_delivery)
 
@@ -138,6 +140,17 @@ class SqlProgress:
             return locked.in_other_hands(change.missing, token)
 
         return self._locked(group, partition_id, decide)
+
+    def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
+        def decide(locked: _Locked) -> Granted:
+            low, high = min(s[0] for s in spans), max(s[1] for s in spans)
+            where = "AND first_offset <= ? AND last_offset >= ? ORDER BY first_offset"
+            rows = locked.deliveries(where, high, low)
+            change = delivery.seize(locked.row.cursor, rows, spans, locked.now, ask, group.terms)
+            locked.apply(change)
+            return Granted(change.granted, change.leaving)
+
+        return self._locked(group, partition_id, decide, flush=True) if spans else Granted(())
 
     def _locked(
         self, group: Group, partition_id: int, decide: Callable[[_Locked], T], *, flush: bool = False

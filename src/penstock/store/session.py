@@ -14,6 +14,7 @@ from enum import Enum
 from typing import Any, Protocol
 
 from ..errors import ClosedError, StoreError
+from .contract import Watcher
 
 __all__ = ["Dialect", "Lane", "Session", "Transaction"]
 
@@ -53,8 +54,8 @@ class Dialect(Protocol):
 
     def has_table(self, tx: Transaction, name: str) -> bool: ...
 
-    def changed(self) -> tuple[bool, bool]:
-        """Whether others have committed since the last call, per lane."""
+    def watch(self) -> Watcher:
+        """A way to learn of commits by others."""
 
     def error(self, error: Exception) -> StoreError | None:
         """The error of our tree for a driver's error; None if it is not the driver's."""

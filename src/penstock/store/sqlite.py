@@ -20,6 +20,7 @@ from typing import Any
 from ..clock import Clock
 from ..config import DEFAULTS
 from ..errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from .contract import Watcher
 from .session import Lane, Transaction
 
 try:
@@ -45,7 +46,7 @@ class SqliteDialect:
         self._turns = {lane: _Turn(self._lock_file(lane)) for lane in Lane}
         self._memory: dict[Lane, sqlite3.Connection] = {}
         self._flushing: dict[int, bool] = {}  # connection → whether it flushes now
-        self._watched: dict[Lane, tuple[sqlite3.Connection, int]] = {}
+        self._commits = dict.fromkeys(Lane, 0)  # in memory; a file has its own count
 
     def file(self, lane: Lane) -> Path | None:
         if self.path is None or lane is Lane.LOG:
@@ -107,6 +108,7 @@ class SqliteDialect:
         try:
             if commit:
                 connection.execute("COMMIT")
+                self._commits[lane] += 1
             elif connection.in_transaction:
                 connection.execute("ROLLBACK")
         except BaseException:
@@ -136,24 +138,10 @@ class SqliteDialect:
 
     # ---- wake-ups ----
 
-    def changed(self) -> tuple[bool, bool]:
-        """One `PRAGMA data_version` per file; called by one watcher thread only."""
-        if self.path is None:
-            return False, False
-        log, progress = (self._moved(lane) for lane in (Lane.LOG, Lane.PROGRESS))
-        return log, progress
-
-    def _moved(self, lane: Lane) -> bool:
-        if lane not in self._watched:
-            self._watched[lane] = (self.connect(lane), -1)
-        connection, last = self._watched[lane]
-        version = connection.execute("PRAGMA data_version").fetchone()[0]
-        self._watched[lane] = (connection, version)
-        return bool(version != last)
+    def watch(self) -> Watcher:
+        return _FileWatcher(self) if self.path is not None else _MemoryWatcher(self._commits)
 
     def close(self) -> None:
-        for connection, _ in self._watched.values():
-            connection.close()
         for connection in self._memory.values():
             connection.close()
         for turn in self._turns.values():
@@ -213,6 +201,41 @@ class SqliteDialect:
                 f"{file} cannot be opened for writing ({error}); check the path and its permissions"
             )
         return mapped
+
+
+class _FileWatcher:
+    """`PRAGMA data_version` on a connection of its own per file: it moves when another one commits."""
+
+    def __init__(self, dialect: SqliteDialect) -> None:
+        self._connections = {lane: dialect.connect(lane) for lane in Lane}
+        self._seen: dict[Lane, int] = {}
+
+    def changed(self) -> tuple[bool, bool]:
+        return self._moved(Lane.LOG), self._moved(Lane.PROGRESS)
+
+    def _moved(self, lane: Lane) -> bool:
+        version = self._connections[lane].execute("PRAGMA data_version").fetchone()[0]
+        before, self._seen[lane] = self._seen.get(lane), version
+        return bool(version != before)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+
+class _MemoryWatcher:
+    def __init__(self, commits: dict[Lane, int]) -> None:
+        self._commits = commits
+        self._seen: dict[Lane, int] = {}
+
+    def changed(self) -> tuple[bool, bool]:
+        before, self._seen = self._seen, dict(self._commits)
+        return self._seen[Lane.LOG] != before.get(Lane.LOG), self._seen[Lane.PROGRESS] != before.get(
+            Lane.PROGRESS
+        )
+
+    def close(self) -> None:
+        pass
 
 
 def _open(path: str) -> sqlite3.Connection:

@@ -1,0 +1,104 @@
+"""What the broker remembers of topics and groups, so that a poll does not read them again.
+
+A cache, never the truth: it is thrown away when the catalog's version moves, which is looked at no less
+than once a second while it is used. A change made elsewhere is therefore seen within a second (R14).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from ..errors import GroupExists, TopicExists, UnknownGroup, UnknownTopic
+from ..model.names import dead_topic, retry_topic
+from ..model.settings import GroupSettings, TopicSettings
+from ..store.contract import Catalog, Group, Topic
+
+__all__ = ["CatalogCache", "Source"]
+
+T = TypeVar("T")
+
+_FRESH_S = 1.0
+
+Source = tuple[Topic, Group]
+"""A topic and the group that reads it."""
+
+
+class CatalogCache:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._lock = threading.Lock()
+        self._known: dict[tuple[str, ...], object] = {}
+        self._version = -1
+        self._looked_at = 0.0
+
+    def forget(self) -> None:
+        with self._lock:
+            self._known.clear()
+            self._looked_at = 0.0
+
+    def saw_version(self, version: int) -> bool:
+        """Told the catalog's version; True if what was remembered is out of date."""
+        with self._lock:
+            moved = version != self._version
+            if moved:
+                self._known.clear()
+            self._version, self._looked_at = version, time.monotonic()
+            return moved
+
+    def topic(self, name: str) -> Topic:
+        return self._get(("topic", name), lambda: self._catalog.topic(name))
+
+    def group(self, topic: str, name: str) -> Group:
+        return self._get(("group", topic, name), lambda: self._catalog.group(topic, name))
+
+    def sources(self, topic: str, group: str) -> list[Source]:
+        """What a consumer of the group reads: the topic, and the group's retry topic if there is one."""
+        return self._get(("sources", topic, group), lambda: self._read_sources(topic, group))
+
+    def dead_letters(self, topic: str, group: str) -> Topic | None:
+        """The group's dead-letter topic, if it was made already."""
+        return self._get(("dead", topic, group), lambda: self._read_topic(dead_topic(topic, group)))
+
+    def _get(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
+        if time.monotonic() - self._looked_at > _FRESH_S:
+            self.saw_version(self._catalog.version())
+        with self._lock:
+            if key in self._known:
+                return self._known[key]  # type: ignore[return-value]
+            version = self._version
+        value = read()
+        with self._lock:
+            if version == self._version:
+                self._known[key] = value
+        return value
+
+    def _read_sources(self, topic: str, group: str) -> list[Source]:
+        sources = [(self._catalog.topic(topic), self._catalog.group(topic, group))]
+        retry = retry_topic(topic, group)
+        try:
+            sources.append((self._catalog.topic(retry), self._catalog.group(retry, group)))
+        except (UnknownTopic, UnknownGroup):
+            pass
+        return sources
+
+    def _read_topic(self, name: str) -> Topic | None:
+        try:
+            return self._catalog.topic(name)
+        except UnknownTopic:
+            return None
+
+    def make_internal(self, topic: str, group: str, settings: GroupSettings) -> Topic:
+        """Make a group's own topic and the group that reads it; either may be there already."""
+        try:
+            self._catalog.create_topic(topic, TopicSettings(retention_ms=0), 1)
+        except TopicExists:
+            pass
+        try:
+            self._catalog.create_group(topic, group, settings)
+        except GroupExists:
+            pass
+        self.forget()
+        return self._catalog.topic(topic)

@@ -1,0 +1,103 @@
+"""Dead letters of one group: list them, hand them back to that group alone, throw them away (R20).
+
+A dead-letter topic is an ordinary topic; the progress of the group `_redrive` on it says which letters
+are still there. Redrive moves them to the group's own retry topic, which that group alone reads (I17).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+
+from ..model.delivery import Ask, Kind, Settlement, Span
+from ..model.names import REDRIVE_GROUP, dead_topic, retry_topic
+from ..model.settings import GroupSettings, Start
+from ..store.contract import Granted, Group, Store, Topic
+from .catalog import CatalogCache
+from .deliveries import Deliveries, Departure, new_stamp
+from .endpoint import DeadLetters
+
+__all__ = ["DeadLetterOffice"]
+
+_CHUNK = 500  # messages moved in one batch
+
+
+class DeadLetterOffice:
+    """Blocking; run in worker threads."""
+
+    def __init__(self, store: Store, catalog: CatalogCache, deliveries: Deliveries) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._deliveries = deliveries
+
+    def ensure(self, topic: str, group: str) -> Topic:
+        """The group's dead-letter topic, made if it is not there."""
+        return self._catalog.make_internal(dead_topic(topic, group), REDRIVE_GROUP, GroupSettings())
+
+    def letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
+        self._catalog.group(topic, group)  # raises if there is no such group
+        letters = self._catalog.dead_letters(topic, group)
+        if letters is None:
+            return []
+        place = letters.route.ranges[0]
+        spans = self._open(letters, limit)
+        batches = [b for span in spans for b in self._deliveries.read_span(place.partition_id, *span)]
+        unique = {b.base_offset: b for b in batches}
+        return [
+            DeadLetters(
+                letters.name, place.partition, place.partition_id, tuple(spans), tuple(unique.values())
+            )
+        ]
+
+    def _open(self, letters: Topic, limit: int) -> list[Span]:
+        """Spans of letters still there, up to `limit` messages."""
+        place = letters.route.ranges[0].partition_id
+        reader = self._store.catalog.group(letters.name, REDRIVE_GROUP)
+        backlog = self._store.progress.backlog(reader, [place], open_spans=limit)[0]
+        spans: list[Span] = []
+        left = limit
+        for first, last in (*backlog.open, (backlog.cursor, backlog.end - 1)):
+            last = min(last, first + left - 1)
+            if first <= last:
+                spans.append((first, last))
+                left -= last - first + 1
+        return spans
+
+    def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> tuple[int, list[Departure]]:
+        """Stamp the letters for the group's retry topic; the mover does the rest."""
+        letters = self._catalog.dead_letters(topic, group)
+        if letters is None:
+            return 0, []
+        settings = self._store.catalog.group(topic, group).settings
+        fresh = GroupSettings(lease_ms=settings.lease_ms, max_attempts=settings.max_attempts, start=Start())
+        target = self._catalog.make_internal(retry_topic(topic, group), group, fresh)
+        reader, place, taken, token = self._take(letters, offsets)
+        held = [(d.first, d.last) for d in taken.deliveries]
+        moves = [
+            Settlement(Kind.MOVE, low, min(low + _CHUNK - 1, last), stamp=new_stamp(target))
+            for first, last in held
+            for low in range(first, last + 1, _CHUNK)
+        ]
+        done = self._store.progress.settle(reader, place, token, moves)
+        number = letters.route.ranges[0].partition
+        leaving = taken.leaving + done.leaving
+        return sum(d.size for d in leaving), [Departure(reader, number, place, leaving)]
+
+    def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
+        letters = self._catalog.dead_letters(topic, group)
+        if letters is None:
+            return 0
+        reader, place, taken, token = self._take(letters, offsets)
+        acks = [Settlement(Kind.ACK, d.first, d.last) for d in taken.deliveries]
+        self._store.progress.settle(reader, place, token, acks)
+        return sum(d.size for d in taken.deliveries)
+
+    def _take(self, letters: Topic, offsets: Sequence[int] | None) -> tuple[Group, int, Granted, int]:
+        place = letters.route.ranges[0].partition_id
+        reader = self._store.catalog.group(letters.name, REDRIVE_GROUP)
+        end = self._store.log.bounds([place])[place].end
+        spans = [(0, end - 1)] if offsets is None else [(offset, offset) for offset in sorted(set(offsets))]
+        token = secrets.randbits(62) + 1
+        ask = Ask(member="redrive", token=token, messages=end, end=end)
+        taken = self._store.progress.seize(reader, place, ask, spans) if end else Granted(())
+        return reader, place, taken, token

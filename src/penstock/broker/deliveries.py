@@ -1,0 +1,266 @@
+"""Handing out and settling: the use cases between an endpoint's request and the store's verbs.
+
+Blocking code, run in worker threads. It reads batches (from the tail cache, else from the store), asks
+the store for a delivery within what was read, and puts both together. It decides nothing about
+deliveries: `model.delivery` does.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
+from ..store.contract import Bounds, Granted, Group, Peek, Store, StoredBatch, Topic
+from .catalog import CatalogCache, Source
+from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
+from .tail import TailCache
+
+__all__ = ["Deliveries", "Departure", "Handed", "Outcome", "new_stamp"]
+
+_KINDS = {"ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE}
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Stamped deliveries that the mover is to finish."""
+
+    group: Group
+    partition: int
+    partition_id: int
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(slots=True)
+class Handed:
+    """What one look brought."""
+
+    grants: list[Grant] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
+    unplaced: bool = False  # the group's dead-letter topic is needed
+    draining: bool = False
+    next_due: int | None = None  # nothing is due before then
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What settling one part brought."""
+
+    lost: tuple[Span, ...]
+    departures: list[Departure]
+    unplaced: Settle | None  # to settle again once there is a dead-letter topic
+
+
+class Deliveries:
+    def __init__(self, store: Store, catalog: CatalogCache, tail: TailCache) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._tail = tail
+        self._turn = 0  # partitions take turns at being first
+
+    # ---- poll ----
+
+    def poll(self, request: PollRequest) -> Handed:
+        sources = self._catalog.sources(request.topic, request.group)
+        handed = Handed()
+        if sources[0][1].paused:
+            return handed
+        dead = self._catalog.dead_letters(request.topic, request.group)
+        look = _Look(request, dead, request.messages, request.bytes, request.empty_handed)
+        self._turn += 1
+        for source in reversed(sources):  # what was redriven first: it has waited longest
+            self._poll_source(source, look, handed)
+            if look.full:
+                break
+        return handed
+
+    def _poll_source(self, source: Source, look: _Look, handed: Handed) -> None:
+        topic, group = source
+        ids = [r.partition_id for r in topic.route.ranges]
+        bounds = self._store.log.bounds(ids)
+        peeks = self._store.progress.peek(group.id, ids)
+        now = self._store.now_ms()
+        turn = self._turn % len(ids)
+        ranges = topic.route.ranges[turn:] + topic.route.ranges[:turn]
+        for piece in sorted(ranges, key=lambda r: not _has_due(peeks.get(r.partition_id), now)):
+            peek = peeks.get(piece.partition_id) or self._first_peek(group, piece.partition_id, bounds)
+            if peek is not None and (_has_new(peek, bounds[piece.partition_id]) or _has_due(peek, now)):
+                granted = self._poll_partition(topic, group, piece.partition_id, peek, bounds, look)
+                self._hand(handed, look, topic, group, piece.partition, piece.partition_id, granted)
+            elif peek is not None:
+                handed.next_due = _earlier(handed.next_due, peek.next_due)
+            if look.full:
+                return
+
+    def _first_peek(self, group: Group, partition_id: int, bounds: dict[int, Bounds]) -> Peek | None:
+        """Progress of a partition that was never polled is made from the group's start."""
+        if bounds[partition_id].end == 0:
+            return None
+        self._store.progress.rewind(group, [partition_id])
+        return self._store.progress.peek(group.id, [partition_id]).get(partition_id)
+
+    def _poll_partition(
+        self,
+        topic: Topic,
+        group: Group,
+        partition_id: int,
+        peek: Peek,
+        bounds: dict[int, Bounds],
+        look: _Look,
+    ) -> Granted:
+        start = bounds[partition_id].start
+        cursor = max(peek.cursor, start)
+        look.batches = self.read(partition_id, cursor, look.messages, look.bytes) if look.messages > 0 else []
+        ask = Ask(
+            member=look.request.member,
+            token=look.request.token,
+            messages=look.messages,
+            end=look.reach(cursor),
+            empty_handed=look.empty_handed,
+            on_delivery=look.request.on_delivery,
+            dead=look.dead_stamp(),
+        )
+        waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
+        return self._store.progress.poll(group, partition_id, ask, log_start=start, waited_ms=waited)
+
+    def _hand(
+        self,
+        handed: Handed,
+        look: _Look,
+        topic: Topic,
+        group: Group,
+        partition: int,
+        partition_id: int,
+        granted: Granted,
+    ) -> None:
+        handed.next_due = _earlier(handed.next_due, granted.next_due)
+        handed.unplaced = handed.unplaced or bool(granted.unplaced)
+        handed.draining = look.full = granted.draining
+        if granted.leaving:
+            handed.departures.append(Departure(group, partition, partition_id, granted.leaving))
+        if not granted.deliveries:
+            return
+        leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in granted.deliveries)
+        batches = self._batches(partition_id, granted.deliveries, look.batches)
+        handed.grants.append(Grant(topic.name, partition, partition_id, leases, batches))
+        look.spend(leases, batches)
+
+    def _batches(
+        self, partition_id: int, deliveries: Sequence[Delivery], read: Sequence[StoredBatch]
+    ) -> tuple[StoredBatch, ...]:
+        """The batches that hold these deliveries: those read already, and the rest from the log."""
+        found = {b.base_offset: b for b in read}
+        for delivery in deliveries:
+            if not any(b.base_offset <= delivery.first <= b.last_offset for b in found.values()) or not any(
+                b.base_offset <= delivery.last <= b.last_offset for b in found.values()
+            ):
+                for batch in self.read_span(partition_id, delivery.first, delivery.last):
+                    found[batch.base_offset] = batch
+        wanted = (
+            b
+            for b in found.values()
+            if any(d.first <= b.last_offset and d.last >= b.base_offset for d in deliveries)
+        )
+        return tuple(sorted(wanted, key=lambda b: b.base_offset))
+
+    def read(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
+        cached = self._tail.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
+        if cached:
+            return cached
+        return self._store.log.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
+
+    def read_span(self, partition_id: int, first: int, last: int) -> list[StoredBatch]:
+        """Every batch with an offset in the span."""
+        found: list[StoredBatch] = []
+        position = first
+        while position <= last:
+            batches = self.read(partition_id, position, last - position + 1, 2**31)
+            if not batches:
+                break
+            found.extend(b for b in batches if b.base_offset <= last)
+            position = batches[-1].last_offset + 1
+        return found
+
+    # ---- settle ----
+
+    def settle(self, part: Settle, group: Group, target: Topic | None) -> Outcome:
+        """`target` is the group's dead-letter topic, if there is one."""
+        now = self._store.now_ms()
+        settlements = [_settlement(verdict, now, target) for verdict in part.verdicts]
+        done = self._store.progress.settle(group, part.partition_id, part.token, settlements)
+        departures = []
+        if done.leaving:
+            number = self._number(part.topic, part.partition_id)
+            departures.append(Departure(group, number, part.partition_id, done.leaving))
+        left = tuple(v for span in done.unplaced for v in _within(part.verdicts, span))
+        return Outcome(done.lost, departures, replace(part, verdicts=left) if left else None)
+
+    def _number(self, topic: str, partition_id: int) -> int:
+        ranges = self._catalog.topic(topic).route.ranges
+        return next((r.partition for r in ranges if r.partition_id == partition_id), -1)
+
+
+@dataclass(slots=True)
+class _Look:
+    """The budget of one poll, shared by the partitions it visits."""
+
+    request: PollRequest
+    dead: Topic | None
+    messages: int
+    bytes: int
+    empty_handed: bool
+    full: bool = False
+    batches: list[StoredBatch] = field(default_factory=list)
+
+    def reach(self, cursor: int) -> int:
+        """The offset up to which the batches that were read go."""
+        return max(cursor, self.batches[-1].last_offset + 1) if self.batches else cursor
+
+    def dead_stamp(self) -> Stamp | None:
+        return new_stamp(self.dead)
+
+    def spend(self, leases: Sequence[Lease], batches: Sequence[StoredBatch]) -> None:
+        self.messages -= sum(lease.last - lease.first + 1 for lease in leases)
+        self.bytes -= sum(len(batch.data) for batch in batches)
+        self.empty_handed = False
+        self.full = self.messages <= 0 or self.bytes <= 0 or any(lease.alone for lease in leases)
+
+
+def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:
+    return Settlement(
+        kind=_KINDS[verdict.kind],
+        first=verdict.first,
+        last=verdict.last,
+        visible_at=now + verdict.delay_ms if verdict.at_ms is None else verdict.at_ms,
+        reason=verdict.reason,
+        stamp=new_stamp(target),
+    )
+
+
+def _within(verdicts: Sequence[Verdict], span: Span) -> list[Verdict]:
+    """The parts of these verdicts that lie in the span."""
+    return [
+        replace(v, first=max(v.first, span[0]), last=min(v.last, span[1]))
+        for v in verdicts
+        if v.first <= span[1] and v.last >= span[0]
+    ]
+
+
+def new_stamp(target: Topic | None) -> Stamp | None:
+    """A fresh identity for moves to that topic."""
+    if target is None:
+        return None
+    return Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
+
+
+def _has_new(peek: Peek, bounds: Bounds) -> bool:
+    return max(peek.cursor, bounds.start) < bounds.end
+
+
+def _has_due(peek: Peek | None, now: int) -> bool:
+    return peek is not None and peek.next_due is not None and peek.next_due <= now
+
+
+def _earlier(one: int | None, other: int | None) -> int | None:
+    return min((t for t in (one, other) if t is not None), default=None)

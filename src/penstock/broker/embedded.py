@@ -1,0 +1,320 @@
+"""The broker in this process: the `Endpoint` over a store.
+
+Holds no state that the store does not have: caches and waiters only (R2). Blocking work runs in a small
+pool of threads; appends go through the writer. One broker belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from ..clock import Clock, SystemClock
+from ..config import DEFAULTS, Limits
+from ..errors import GenerationChanged, UsageError
+from ..model.batch import verify
+from ..model.delivery import Span
+from ..model.route import Route
+from ..model.settings import GroupWish, Start, TopicSettings
+from ..store import open_memory, open_sqlite
+from ..store.contract import Append, Appended, Store, Topic
+from .admin import Admin
+from .catalog import CatalogCache
+from .deadletters import DeadLetterOffice
+from .deliveries import Deliveries, Departure, Handed
+from .duties import DropLogs, Duty, DutyRunner, ForgetProducers, Retention
+from .endpoint import (
+    Beat,
+    DeadLetters,
+    Fetched,
+    GroupInfo,
+    Held,
+    Lag,
+    PollReply,
+    PollRequest,
+    Settle,
+    TopicInfo,
+)
+from .mover import Mover
+from .tail import TailCache
+from .waiters import Key, Waiters, WatcherThread
+from .writer import Writer
+
+__all__ = ["Broker", "open_endpoint"]
+
+T = TypeVar("T")
+
+
+async def open_endpoint(
+    path: Path | None, *, memory: str = "", clock: Clock | None = None, limits: Limits = DEFAULTS
+) -> Broker:
+    """A broker on a file, or in memory (`memory` names one that this process shares)."""
+    clock = clock or SystemClock()
+    opening = partial(open_memory, memory, clock) if path is None else partial(open_sqlite, path, clock)
+    return Broker(await asyncio.to_thread(opening), clock, limits)
+
+
+class Broker:
+    def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
+        self.store = store
+        self._clock = clock
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(limits.reader_threads, thread_name_prefix="penstock")
+        self._catalog = CatalogCache(store.catalog)
+        self._tail = TailCache(limits.tail_cache_bytes)
+        self._deliveries = Deliveries(store, self._catalog, self._tail)
+        self._admin = Admin(store, self._catalog)
+        self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
+        self._waiters = Waiters()
+        self._writer = Writer(store.log, self._tail, limits, self._appended)
+        self._mover = Mover(store, self._deliveries.read_span, self._writer.append, self._in_thread)
+        self._ends: dict[int, int] = {}
+        self._watcher = WatcherThread(store, limits.watch_interval_ms, self._news)
+        self._waiters.on_first, self._waiters.on_none = self._watcher.resume, self._watcher.pause
+        self._unsubscribe = clock.subscribe(self._clock_moved)
+        duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
+        holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
+        self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
+        self._closed = False
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._unsubscribe()
+        self._waiters.notify_all()
+        await self._writer.close()
+        await self.duties.close()
+        await self._watcher.close()
+        await asyncio.to_thread(self._pool.shutdown)
+        await asyncio.to_thread(self.store.close)
+
+    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
+        return await self._loop.run_in_executor(self._pool, partial(function, *args))
+
+    # ---- news ----
+
+    def _clock_moved(self) -> None:
+        self._loop.call_soon_threadsafe(self._waiters.notify_all)
+
+    def _appended(self, partitions: set[int]) -> None:
+        self._waiters.notify(*(("partition", partition_id) for partition_id in partitions))
+
+    def _news(self, ends: dict[int, int], catalog_version: int | None, progress: bool) -> None:
+        """Something was committed, here or in another process."""
+        if catalog_version is not None and self._catalog.saw_version(catalog_version):
+            self._waiters.notify_all()
+        for partition_id, end in ends.items():
+            if self._ends.get(partition_id) != end:
+                self._waiters.notify(("partition", partition_id))
+        if ends:
+            self._ends = ends
+        if progress:
+            self._waiters.notify_all()
+
+    # ---- catalog ----
+
+    async def create_topic(
+        self, name: str, settings: TopicSettings, partitions: int, exist_ok: bool
+    ) -> TopicInfo:
+        return await self._in_thread(self._admin.create_topic, name, settings, partitions, exist_ok)
+
+    async def topics(self) -> list[TopicInfo]:
+        return await self._in_thread(self._admin.topics)
+
+    async def topic(self, name: str) -> TopicInfo:
+        return await self._in_thread(self._admin.topic, name)
+
+    async def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
+        return await self._in_thread(self._admin.alter_topic, name, settings)
+
+    async def delete_topic(self, name: str) -> None:
+        await self._in_thread(self._admin.delete_topic, name)
+        self._waiters.notify_all()
+
+    async def purge(self, name: str) -> int:
+        return await self._in_thread(self._admin.purge, name)
+
+    async def route(self, topic: str) -> Route:
+        return (await self._in_thread(self._catalog.topic, topic)).route
+
+    # ---- log ----
+
+    async def append(self, topic: str, partition_id: int, batch: bytes) -> Appended:
+        if verify(batch).control:
+            raise UsageError("control batches are Penstock's own; send messages")
+        return await self._writer.append(Append(partition_id, batch))
+
+    async def fetch(
+        self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+    ) -> Fetched:
+        deadline = self._loop.time() + wait_ms / 1000
+        while True:
+            with self._waiters.listening([("partition", partition_id)]) as news:
+                fetched = await self._in_thread(self._fetch, partition_id, offset, max_messages, max_bytes)
+                if fetched.batches or self._loop.time() >= deadline or self._closed:
+                    return fetched
+                await _wait(news, deadline - self._loop.time())
+
+    def _fetch(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> Fetched:
+        bounds = self.store.log.bounds([partition_id])[partition_id]
+        start = max(offset, bounds.start)
+        found = (
+            self._deliveries.read(partition_id, start, max_messages, max_bytes) if start < bounds.end else []
+        )
+        return Fetched(tuple(found), bounds.start, bounds.end)
+
+    async def resolve(self, topic: str, start: Start) -> dict[int, int]:
+        return await self._in_thread(self._admin.resolve, topic, start)
+
+    # ---- groups ----
+
+    async def create_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
+        return await self._in_thread(self._admin.create_group, topic, name, wish)
+
+    async def groups(self, topic: str) -> list[GroupInfo]:
+        return await self._in_thread(self._admin.groups, topic)
+
+    async def alter_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
+        return await self._in_thread(self._admin.alter_group, topic, name, wish)
+
+    async def pause(self, topic: str, name: str, paused: bool) -> GroupInfo:
+        info = await self._in_thread(self._admin.pause, topic, name, paused)
+        self._waiters.notify_all()
+        return info
+
+    async def delete_group(self, topic: str, name: str, force: bool) -> None:
+        await self._in_thread(self._admin.delete_group, topic, name, force)
+        self._waiters.notify_all()
+
+    async def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
+        info = await self._in_thread(self._admin.reset, topic, name, start, force)
+        self._waiters.notify_all()
+        return info
+
+    async def lag(self, topic: str, group: str) -> Lag:
+        return await self._in_thread(self._admin.lag, topic, group)
+
+    # ---- deliveries ----
+
+    async def subscribe(self, topic: str, group: str, wish: GroupWish, member: str, client: str) -> GroupInfo:
+        return await self._in_thread(self._admin.subscribe, topic, group, wish, member, client)
+
+    async def unsubscribe(self, topic: str, group: str, member: str) -> None:
+        await self._in_thread(self._admin.unsubscribe, topic, group, member)
+
+    async def poll(self, request: PollRequest) -> PollReply:
+        deadline = self._loop.time() + min(request.wait_ms, self._limits.poll_wait_ms) / 1000
+        while True:
+            keys, lease_ms = await self._in_thread(self._keys, request.topic, request.group)
+            with self._waiters.listening(keys) as news:
+                handed = await self._look(request)
+                if handed.grants or handed.draining or self._loop.time() >= deadline or self._closed:
+                    return PollReply(tuple(handed.grants), lease_ms, handed.draining)
+                await _wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
+
+    def _keys(self, topic: str, group: str) -> tuple[list[Key], int]:
+        sources = self._catalog.sources(topic, group)
+        keys: list[Key] = [
+            ("partition", r.partition_id) for source, _ in sources for r in source.route.ranges
+        ]
+        keys += [("group", reader.id) for _, reader in sources]
+        return keys, sources[0][1].settings.lease_ms
+
+    async def _look(self, request: PollRequest) -> Handed:
+        """Look once; make the dead-letter topic and finish moves where the look asks for it."""
+        while True:
+            try:
+                handed = await self._in_thread(self._deliveries.poll, request)
+            except GenerationChanged:
+                self._catalog.forget()
+                continue
+            await self._depart(handed.departures, dead=True)
+            if not handed.unplaced or handed.grants:
+                return handed
+            await self._in_thread(self._letters.ensure, request.topic, request.group)
+
+    def _until(self, due_ms: int | None) -> float:
+        """Seconds until something is due. A manual clock wakes all waiters when it is moved."""
+        return 3600.0 if due_ms is None else max(0.001, (due_ms - self._clock.now_ms()) / 1000)
+
+    async def settle(
+        self, topic: str, group: str, parts: Sequence[Settle]
+    ) -> list[tuple[Settle, tuple[Span, ...]]]:
+        lost = []
+        for part in parts:
+            spans = await self._settle(topic, group, part)
+            if spans:
+                lost.append((part, spans))
+        if any(v.kind != "ack" for part in parts for v in part.verdicts):
+            readers = [await self._in_thread(self._catalog.group, p.topic, group) for p in parts]
+            self._waiters.notify(*(("group", reader.id) for reader in readers))
+        return lost
+
+    async def _settle(self, topic: str, group: str, part: Settle) -> tuple[Span, ...]:
+        reader = await self._in_thread(self._catalog.group, part.topic, group)
+        target: Topic | None = await self._in_thread(self._catalog.dead_letters, topic, group)
+        if target is None and any(v.kind == "dead" for v in part.verdicts):
+            target = await self._in_thread(self._letters.ensure, topic, group)
+        try:
+            outcome = await self._in_thread(self._deliveries.settle, part, reader, target)
+        except GenerationChanged:  # the group was reset: what was held is nobody's any more
+            self._catalog.forget()
+            return tuple((v.first, v.last) for v in part.verdicts)
+        await self._depart(outcome.departures, dead=True)
+        if outcome.unplaced is None:
+            return outcome.lost
+        await self._in_thread(self._letters.ensure, topic, group)
+        return outcome.lost + await self._settle(topic, group, outcome.unplaced)
+
+    async def _depart(self, departures: Sequence[Departure], *, dead: bool) -> None:
+        for leaving in departures:
+            await self._mover.move(
+                leaving.group, leaving.partition, leaving.partition_id, leaving.deliveries, dead=dead
+            )
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        lost = []
+        for beat in beats:
+            self._admin.join(self._catalog.group(beat.topic, beat.group), beat.member, beat.client)
+            for held in beat.held:
+                reader = self._catalog.group(held.topic, beat.group)
+                try:
+                    gone = self.store.progress.extend(reader, held.partition_id, held.token, held.spans)
+                except GenerationChanged:
+                    self._catalog.forget()
+                    gone = held.spans
+                if gone:
+                    lost.append((held, gone))
+        return lost
+
+    # ---- dead letters ----
+
+    async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
+        return await self._in_thread(self._letters.letters, topic, group, limit)
+
+    async def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
+        count, departures = await self._in_thread(self._letters.redrive, topic, group, offsets)
+        await self._depart(departures, dead=False)
+        self._waiters.notify_all()
+        return count
+
+    async def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
+        return await self._in_thread(self._letters.discard, topic, group, offsets)
+
+
+async def _wait(news: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(news.wait(), max(0.0, seconds))
+    except TimeoutError:
+        pass

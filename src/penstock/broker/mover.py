@@ -1,0 +1,91 @@
+"""Moving messages from a log to a group's own topic: to the dead letters, and back by redrive (R20).
+
+The two are not one transaction. The delivery was stamped, durably, with the identity of the append
+(I12); the mover appends under that identity and then settles the delivery. Whoever finds a stamped
+delivery whose mover went away does the same again: the append recognises a repeat by its sequence.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from ..errors import PenstockError
+from ..model.batch import BatchBuilder, Record, records
+from ..model.delivery import Delivery, Kind, Settlement
+from ..store.contract import Append, Appended, Group, Store, StoredBatch
+
+__all__ = ["Mover"]
+
+_log = logging.getLogger("penstock.broker")
+
+Headers = list[tuple[str, bytes | None]]
+
+_ORIGIN = ("penstock-topic", "penstock-partition", "penstock-offset", "penstock-timestamp", "penstock-id")
+_DEATH = ("penstock-reason", "penstock-attempts", "penstock-dead-at")
+_WHOLE = 2**31 - 1  # internal appends are exempt from limits on size (I17)
+
+
+class Mover:
+    def __init__(
+        self,
+        store: Store,
+        read: Callable[[int, int, int], list[StoredBatch]],
+        append: Callable[[Append], Awaitable[Appended]],
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._store = store
+        self._read = read  # (partition id, first, last) → the batches that hold these offsets
+        self._append = append
+        self._in_thread = in_thread
+
+    async def move(
+        self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
+    ) -> int:
+        """Finish stamped deliveries. One that fails stays stamped and is taken up again later."""
+        moved = 0
+        for delivery in leaving:
+            try:
+                moved += await self._move(group, partition, partition_id, delivery, dead)
+            except PenstockError as error:
+                _log.warning(
+                    "moving %s/%s offset %d waits: %s", group.topic, partition, delivery.first, error
+                )
+        return moved
+
+    async def _move(
+        self, group: Group, partition: int, partition_id: int, delivery: Delivery, dead: bool
+    ) -> int:
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        batches = await self._in_thread(self._read, partition_id, delivery.first, delivery.last)
+        now = self._store.now_ms()
+        builder = BatchBuilder(max_bytes=_WHOLE)
+        for batch in batches:
+            for record in records(batch.data):
+                if delivery.first <= record.offset <= delivery.last:
+                    headers = _origin(record, group.topic, partition, partition_id)
+                    if dead:
+                        headers += _death(delivery, now)
+                    builder.append(record.timestamp, record.key, record.value, headers)
+        if builder.count:
+            batch_bytes = builder.build(delivery.stamp.producer_id, 0, 0)
+            await self._append(Append(delivery.stamp.partition_id, batch_bytes))
+        ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
+        await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
+        return builder.count
+
+
+def _origin(record: Record, topic: str, partition: int, partition_id: int) -> Headers:
+    """The message's headers and where it came from at first; a second move keeps the first origin."""
+    kept = [(name, value) for name, value in record.headers if name not in _DEATH]
+    have = {name for name, _ in kept}
+    values = (topic, partition, record.offset, record.timestamp, f"{partition_id}-{record.offset}")
+    if _ORIGIN[0] in have:
+        return kept
+    return kept + [(n, str(v).encode()) for n, v in zip(_ORIGIN, values, strict=True) if n not in have]
+
+
+def _death(delivery: Delivery, now: int) -> Headers:
+    values = (delivery.reason, delivery.spent, now)
+    return [(name, str(value).encode()) for name, value in zip(_DEATH, values, strict=True)]

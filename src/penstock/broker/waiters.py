@@ -1,0 +1,114 @@
+"""Who waits for news, and how news from other processes is noticed.
+
+A long poll registers before it looks, so nothing falls between the look and the wait, and it holds no
+database connection while it waits. News in this process comes straight from the writer and from
+settling. News from other processes comes from one watcher thread, which looks only while somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from ..errors import PenstockError
+from ..store.contract import Store
+
+__all__ = ["Key", "Waiters", "WatcherThread"]
+
+Key = tuple[str, int]
+"""("partition", id) or ("group", id)."""
+
+_log = logging.getLogger("penstock.broker")
+
+
+class Waiters:
+    """Events by key. Used in the event loop only."""
+
+    def __init__(self) -> None:
+        self._events: dict[Key, set[asyncio.Event]] = {}
+        self._count = 0
+        self.on_first: Callable[[], None] = lambda: None  # somebody waits now
+        self.on_none: Callable[[], None] = lambda: None  # nobody waits any more
+
+    @contextmanager
+    def listening(self, keys: Iterable[Key]) -> Iterator[asyncio.Event]:
+        """An event that is set by news on any of the keys."""
+        event, keys = asyncio.Event(), list(keys)
+        for key in keys:
+            self._events.setdefault(key, set()).add(event)
+        self._count += 1
+        if self._count == 1:
+            self.on_first()
+        try:
+            yield event
+        finally:
+            self._count -= 1
+            if self._count == 0:
+                self.on_none()
+            for key in keys:
+                self._events[key].discard(event)
+                if not self._events[key]:
+                    del self._events[key]
+
+    def notify(self, *keys: Key) -> None:
+        for key in keys:
+            for event in self._events.get(key, ()):
+                event.set()
+
+    def notify_all(self) -> None:
+        self.notify(*self._events)
+
+
+class WatcherThread:
+    """Looks for commits of other processes while somebody waits here, and reports them to the loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        interval_ms: int,
+        report: Callable[[dict[int, int], int | None, bool], None],
+    ) -> None:
+        self._store = store
+        self._interval_s = interval_ms / 1000
+        self._report = report  # (ends of partitions, catalog version or None, progress changed)
+        self._loop = asyncio.get_running_loop()
+        self._wanted = threading.Event()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-watcher", daemon=True)
+        self._thread.start()
+
+    def resume(self) -> None:
+        self._wanted.set()
+
+    def pause(self) -> None:
+        self._wanted.clear()
+
+    async def close(self) -> None:
+        self._stopping.set()
+        self._wanted.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        watcher = self._store.watch()
+        try:
+            while not self._stopping.wait(self._interval_s):
+                self._wanted.wait()
+                if not self._stopping.is_set():
+                    self._look(watcher.changed)
+        finally:
+            watcher.close()
+
+    def _look(self, changed: Callable[[], tuple[bool, bool]]) -> None:
+        try:
+            log, progress = changed()
+            if not log and not progress:
+                return
+            news = self._store.log.news() if log else None
+        except PenstockError as error:
+            _log.warning("cannot look for news of other processes: %s", error)
+            return
+        ends = dict(news.ends) if news else {}
+        self._loop.call_soon_threadsafe(self._report, ends, news.catalog_version if news else None, progress)

@@ -1,0 +1,300 @@
+"""One partition's share of a producer: messages gather here, leave as batches, and are resolved in order.
+
+Decides when a batch leaves (R37): at once while nothing is under way; otherwise when it is full and fewer
+than `in_flight_batches` are under way, or when one returns. `linger` waits for more.
+
+Keeps I3: a batch keeps its bytes and its sequence over all repeats, so the store takes it once and in its
+turn, however the repeats overtake each other. When a batch is given up, nothing new leaves until all behind
+it are stored or refused; what was refused then leaves again under a new epoch, in order. A batch that was
+surely not stored gives its sequence back instead. Must never stamp a message anew while an earlier stamp of
+it is unresolved. The epoch counts for this partition alone, as it does in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+from ..broker.endpoint import Endpoint
+from ..config import DEFAULTS
+from ..errors import ClosedError, PenstockError, SendTimeout, UnknownFate
+from ..model.batch import BatchBuilder
+from ..model.route import Range
+from ..model.sequence import next_sequence
+from ..store.contract import Appended
+from .appending import Failed, InFlight, Refused, append_until
+from .parcel import Parcel, receipts
+
+__all__ = ["Accumulator", "Batching", "Owner"]
+
+log = logging.getLogger("penstock.producer")
+
+_LAST_EPOCH = 2**15 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    linger_ms: int = 0
+    compression: str = "none"
+    confirm: bool = True
+    batch_messages: int = DEFAULTS.batch_messages
+    batch_bytes: int = DEFAULTS.batch_bytes
+    in_flight_batches: int = DEFAULTS.in_flight_batches
+
+
+class Owner(Protocol):
+    """The producer, as its accumulators see it."""
+
+    def batch_left(self, where: Range) -> None: ...
+    def parcel_resolved(self, parcel: Parcel) -> None: ...
+    def one_way_failed(self, error: PenstockError, messages: int) -> None: ...
+    def moved_away(self, where: Range, parcels: list[Parcel]) -> None:
+        """The partition takes no more: route these, in order."""
+
+
+class Accumulator:
+    def __init__(
+        self, endpoint: Endpoint, topic: str, where: Range, batching: Batching, owner: Owner
+    ) -> None:
+        self._endpoint, self._topic, self.where = endpoint, topic, where
+        self._batching, self._owner = batching, owner
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Parcel] = deque()
+        self._messages = 0  # pending
+        self._bytes = 0
+        self._since = 0.0  # when the oldest pending one came
+        self._wake: asyncio.Handle | None = None  # the next look at what may leave
+        self._awake = False  # it comes in this turn of the loop
+        self._flushing = False
+        self._in_flight: dict[InFlight, asyncio.Task[None]] = {}  # oldest first
+        self._refused: list[InFlight] = []
+        self._broken: InFlight | None = None  # the first batch that failed
+        self._uncertain = False  # a failed or refused batch may have been, or may yet be, stored
+        self._producer_id, self._epoch, self._sequence = secrets.randbits(63), 0, 0
+
+    # ---- gathering ----
+
+    def add(self, parcel: Parcel) -> None:
+        if not self._pending:
+            self._since = self._loop.time()
+        self._pending.append(parcel)
+        self._messages += len(parcel.entries)
+        self._bytes += parcel.size
+        if not self._awake and self._may_leave():
+            self._wake_soon()
+
+    def flush(self) -> None:
+        """Do not linger for what is here now."""
+        self._flushing = bool(self._pending)
+        self._pump()
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Give up; returns the tasks to wait for."""
+        if self._wake is not None:
+            self._wake.cancel()
+        for task in self._in_flight.values():
+            task.cancel()
+        while self._pending:
+            self._fail(self._pop(), ClosedError("the producer was closed before the message left"))
+        return list(self._in_flight.values())
+
+    @property
+    def _full(self) -> bool:
+        return self._messages >= self._batching.batch_messages or self._bytes >= self._batching.batch_bytes
+
+    def _may_leave(self) -> bool:
+        if not self._pending or self._broken is not None:
+            return False
+        if self._full:
+            return len(self._in_flight) < self._batching.in_flight_batches
+        return not self._in_flight
+
+    def _wake_soon(self) -> None:
+        """Once what else is posted in this turn of the loop is here too."""
+        if self._wake is not None:
+            if not self._full:
+                return  # it lingers
+            self._wake.cancel()
+        self._wake, self._awake = self._loop.call_soon(self._woken), True
+
+    def _woken(self) -> None:
+        self._wake, self._awake = None, False
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._may_leave():
+            wait = self._lingers()
+            if wait > 0:
+                if self._wake is None:
+                    self._wake = self._loop.call_later(wait, self._woken)
+                return
+            self._leave()
+
+    def _lingers(self) -> float:
+        """Seconds to wait for more."""
+        if not self._batching.linger_ms or self._full or self._flushing:
+            return 0
+        return self._since + self._batching.linger_ms / 1000 - self._loop.time()
+
+    # ---- leaving ----
+
+    def _leave(self) -> None:
+        parcels, builder = self._gather()
+        self._flushing = self._flushing and bool(self._pending)
+        if not parcels:
+            return
+        if self._batching.confirm:
+            data = builder.build(self._producer_id, self._epoch, self._sequence)
+            batch = InFlight(self.where, parcels, data, self._sequence, self._unresolved)
+            self._sequence = next_sequence(self._sequence, builder.count)
+            task = self._loop.create_task(self._deliver(batch))
+        else:
+            batch = InFlight(self.where, parcels, builder.build(), -1, self._unresolved)
+            task = self._loop.create_task(self._fire(batch))
+        self._in_flight[batch] = task
+        self._owner.batch_left(self.where)
+
+    def _gather(self) -> tuple[list[Parcel], BatchBuilder]:
+        """Parcels off the queue and into a batch, as many as fit; not those whose caller has gone."""
+        builder = BatchBuilder(self._batching.compression, self._batching.batch_bytes)
+        taken: list[Parcel] = []
+        now_ms, now = self._endpoint.now_ms(), self._loop.time()
+        while self._pending and builder.count < self._batching.batch_messages:
+            parcel = self._pop()
+            if parcel.call.abandoned or parcel.call.deadline <= now:
+                self._fail(
+                    parcel, SendTimeout("the time was over before the message left: nothing was stored")
+                )
+                continue
+            count = _fill(builder, parcel, now_ms, self._batching.batch_messages - builder.count)
+            if count < len(parcel.entries):
+                head, rest = parcel.split(count) if count else (None, parcel)
+                self._push_back([rest])
+                if head:
+                    taken.append(head)
+                break
+            taken.append(parcel)
+        return taken, builder
+
+    def _pop(self) -> Parcel:
+        parcel = self._pending.popleft()
+        self._messages -= len(parcel.entries)
+        self._bytes -= parcel.size
+        return parcel
+
+    def _push_back(self, parcels: Sequence[Parcel]) -> None:
+        for parcel in reversed(parcels):
+            self._pending.appendleft(parcel)
+            self._messages += len(parcel.entries)
+            self._bytes += parcel.size
+
+    def _unresolved(self, batch: InFlight) -> asyncio.Task[None] | None:
+        """The batch right before this one, if it is still under way."""
+        before = None
+        for other, task in self._in_flight.items():
+            if other is batch:
+                return before
+            before = task
+        return None
+
+    # ---- resolving ----
+
+    async def _deliver(self, batch: InFlight) -> None:
+        try:
+            outcome = await append_until(
+                self._endpoint, self._topic, batch, self._loop, broken=lambda: self._broken is not None
+            )
+        except asyncio.CancelledError:
+            batch.uncertain = True
+            outcome = Failed(UnknownFate("the producer was closed before the receipt came: look whether it is there"))
+        del self._in_flight[batch]
+        if isinstance(outcome, Appended):
+            self._stored(batch, outcome)
+        else:
+            self._unstored(batch, outcome)
+        if self._broken is not None and not self._in_flight:
+            self._mend()
+        self._pump()
+
+    def _stored(self, batch: InFlight, appended: Appended) -> None:
+        again = appended.duplicate and batch.tries == 1  # a repeat of our own is not news to the caller
+        first = appended.base_offset
+        for parcel in batch.parcels:
+            parcel.call.stored(parcel, receipts(self._topic, self.where, first, again, parcel))
+            self._owner.parcel_resolved(parcel)
+            first += len(parcel.entries)
+
+    def _unstored(self, batch: InFlight, outcome: Failed | Refused) -> None:
+        self._uncertain = self._uncertain or batch.uncertain
+        if self._broken is None or _before(batch, self._broken):
+            self._broken = batch
+        if isinstance(outcome, Refused):
+            self._refused.append(batch)
+            return
+        for parcel in batch.parcels:
+            self._fail(parcel, outcome.error)
+
+    def _mend(self) -> None:
+        """Everything under way is resolved: go on with a clean sequence, the refused ones first."""
+        first = self._broken
+        assert first is not None
+        if self._uncertain:
+            self._new_epoch()
+        else:
+            self._sequence = first.sequence
+        refused = sorted(self._refused, key=lambda batch: batch.number)
+        self._broken, self._refused, self._uncertain = None, [], False
+        self._push_back([parcel for batch in refused for parcel in batch.parcels])
+        if any(batch.moved for batch in refused):
+            parcels = [self._pop() for _ in range(len(self._pending))]
+            self._owner.moved_away(self.where, parcels)
+
+    def _new_epoch(self) -> None:
+        self._epoch, self._sequence = self._epoch + 1, 0
+        if self._epoch > _LAST_EPOCH:
+            self._producer_id, self._epoch = secrets.randbits(63), 0
+
+    def _fail(self, parcel: Parcel, error: PenstockError) -> None:
+        parcel.call.failed(parcel, error)
+        self._owner.parcel_resolved(parcel)
+
+    async def _fire(self, batch: InFlight) -> None:
+        """One-way: tried once, failures are only counted."""
+        try:
+            await self._endpoint.append(self._topic, self.where.partition_id, batch.data)
+        except PenstockError as error:
+            self._owner.one_way_failed(error, sum(len(p.entries) for p in batch.parcels))
+        finally:
+            del self._in_flight[batch]
+            for parcel in batch.parcels:
+                self._owner.parcel_resolved(parcel)
+        self._pump()
+
+
+def _before(batch: InFlight, other: InFlight) -> bool:
+    return batch.number < other.number
+
+
+def _fill(builder: BatchBuilder, parcel: Parcel, now_ms: int, room: int) -> int:
+    """Messages of the parcel into the batch; how many were taken."""
+    if parcel.timestamps is not None:
+        return _fill_stamped(builder, parcel, parcel.timestamps, now_ms, room)
+    if len(parcel.entries) <= room:
+        return builder.extend(now_ms, parcel.entries)
+    return builder.extend(now_ms, islice(parcel.entries, room))
+
+
+def _fill_stamped(
+    builder: BatchBuilder, parcel: Parcel, timestamps: list[int | None], now_ms: int, room: int
+) -> int:
+    append: Callable[..., bool] = builder.append
+    for count, ((key, value, headers), stamp) in enumerate(zip(parcel.entries, timestamps, strict=True)):
+        if count == room or not append(now_ms if stamp is None else stamp, key, value, headers):
+            return count
+    return len(parcel.entries)

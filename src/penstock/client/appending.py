@@ -1,0 +1,165 @@
+"""One batch on its way into the store, repeated until its fate is known or its callers' time is over.
+
+Decides what an error means for a batch: try the very same bytes again, give it up, or take it back because
+it was surely not stored. Must never change the bytes (I3), and must mark a batch as uncertain whenever a try
+of it may have been stored, or may yet be: its sequence is then never used for anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..broker.endpoint import Endpoint
+from ..errors import (
+    PartitionSealed,
+    PenstockError,
+    SendTimeout,
+    SequenceGap,
+    StoreFull,
+    StoreUnavailable,
+    UnknownFate,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownTopic,
+)
+from ..model.route import Range
+from ..store.contract import Appended
+from .parcel import Parcel
+
+__all__ = ["Failed", "InFlight", "Refused", "append_until", "pause"]
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
+_numbers = itertools.count()
+
+
+@dataclass(slots=True)
+class Failed:
+    error: PenstockError
+
+
+@dataclass(slots=True)
+class Refused:
+    """Surely not stored, and not the callers' affair: its messages leave again."""
+
+
+class InFlight:
+    """A batch under way."""
+
+    __slots__ = (
+        "before",
+        "data",
+        "deadline",
+        "moved",
+        "number",
+        "parcels",
+        "sequence",
+        "tries",
+        "uncertain",
+        "where",
+    )
+
+    def __init__(
+        self,
+        where: Range,
+        parcels: list[Parcel],
+        data: bytes,
+        sequence: int,
+        before: Callable[[InFlight], asyncio.Task[None] | None],
+    ) -> None:
+        self.where, self.parcels, self.data, self.sequence = where, parcels, data, sequence
+        self.number = next(_numbers)
+        self.deadline = max(parcel.call.deadline for parcel in parcels)
+        self.before = before  # the unresolved batch right before it, as a task
+        self.tries = 0
+        self.uncertain = False  # a try may have been stored, or may yet be
+        self.moved = False  # its partition takes no more
+
+
+async def append_until(
+    endpoint: Endpoint,
+    topic: str,
+    batch: InFlight,
+    loop: asyncio.AbstractEventLoop,
+    *,
+    broken: Callable[[], bool],
+) -> Appended | Failed | Refused:
+    """`broken`: a batch before this one was given up, so a gap before it will not close."""
+    while True:
+        batch.tries += 1
+        try:
+            async with asyncio.timeout_at(batch.deadline):
+                return await endpoint.append(topic, batch.where.partition_id, batch.data)
+        except TimeoutError:
+            return _given_up(batch)
+        except SequenceGap:
+            if batch.before(batch) is None and broken():
+                return Refused()
+        except PenstockError as error:
+            outcome = _outcome(batch, error)
+            if outcome is not None:
+                return outcome
+        except Exception as error:  # not ours: nobody may be left waiting because of it
+            return _surprised(batch, error)
+        if not await _may_repeat(batch, loop):
+            return _given_up(batch)
+
+
+def _outcome(batch: InFlight, error: PenstockError) -> Failed | Refused | None:
+    """None: the same bytes again."""
+    if isinstance(error, PartitionSealed | UnknownPartition | UnknownTopic):
+        batch.moved = True
+        return Refused()
+    if isinstance(error, UnknownProducer) and not batch.uncertain:
+        batch.uncertain = True  # the store forgot this producer: a new epoch
+        return Refused()
+    if isinstance(error, StoreFull):
+        return Failed(error)  # nothing was stored; waiting for space is the caller's choice
+    if isinstance(error, StoreUnavailable):
+        batch.uncertain = True
+    if error.retriable:
+        return None
+    batch.uncertain = True
+    return Failed(error)
+
+
+async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop) -> bool:
+    """Wait a little, or for the batch before; False when the time is over."""
+    left = batch.deadline - loop.time()
+    if left <= 0:
+        return False
+    before = batch.before(batch)
+    if before is not None:
+        await asyncio.wait((before,), timeout=left)
+    else:
+        await asyncio.sleep(min(pause(batch.tries), left))
+    return loop.time() < batch.deadline
+
+
+def pause(tries: int) -> float:
+    """Seconds before the next try: 5 ms, doubled each time up to half a second, and some jitter."""
+    return min(_FIRST_PAUSE * 2.0 ** min(tries - 1, 16), _LONGEST_PAUSE) * (1 + random.random() / 2)
+
+
+def _surprised(batch: InFlight, error: Exception) -> Failed:
+    batch.uncertain = True
+    failure = UnknownFate(f"an unexpected error while a batch was stored: {error!r}; look whether it is there")
+    failure.__cause__ = error
+    return Failed(failure)
+
+
+def _given_up(batch: InFlight) -> Failed:
+    batch.uncertain = True
+    messages = sum(len(parcel.entries) for parcel in batch.parcels)
+    return Failed(
+        SendTimeout(
+            f"no receipt within the time for {messages} messages to partition {batch.where.partition}: it is "
+            "not known whether they were stored; look, or send them again with the same id",
+            partition=batch.where.partition,
+            messages=messages,
+            tries=batch.tries,
+        )
+    )

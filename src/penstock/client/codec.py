@@ -1,0 +1,261 @@
+"""Messages into records and back.
+
+Decides what a message may be made of (bytes; names and sizes within limits) and which record headers are
+Penstock's own. Must never let a wrong message through: a whole list is checked before any of it is stored.
+Both directions have a path for plain messages (no headers, no id) that costs a fraction of a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from ..config import DEFAULTS
+from ..errors import InvalidMessage, MessageTooLarge
+from ..model.batch import Headers, Record
+from ..model.names import HEADER_PREFIX
+from ..units import Duration, duration_ms, format_bytes, moment_ms
+from .message import NO_HEADERS, Delivered, Message, Received
+
+__all__ = ["Entry", "Packed", "as_key", "pack", "pack_all", "unpack"]
+
+Entry: TypeAlias = tuple[bytes | None, bytes, Headers]
+"""Key, value and headers, as the batch builder takes them."""
+
+_ID, _SOURCE, _EXPIRES = f"{HEADER_PREFIX}id", f"{HEADER_PREFIX}source", f"{HEADER_PREFIX}expires"
+_TOPIC, _PARTITION = f"{HEADER_PREFIX}topic", f"{HEADER_PREFIX}partition"
+_OFFSET, _TIMESTAMP = f"{HEADER_PREFIX}offset", f"{HEADER_PREFIX}timestamp"
+_NONE: Headers = []
+_MAX_MS = 2**53
+
+
+@dataclass(slots=True)
+class Packed:
+    """Messages that were checked, ready for a batch."""
+
+    entries: list[Entry]
+    size: int
+    ids: list[str | None] | None = None  # None: not one was given
+    timestamps: list[int | None] | None = None  # None: all are stamped when they are sent
+    keyed: bool = False  # at least one has a key
+
+
+def pack(message: Message, now_ms: int) -> Packed:
+    """One message."""
+    entry, size = _entry(message, now_ms)
+    stamp = message.timestamp
+    return Packed(
+        [entry],
+        size,
+        ids=None if message.id is None else [message.id],
+        timestamps=None if stamp is None else [_checked_timestamp(stamp)],
+        keyed=entry[0] is not None,
+    )
+
+
+def pack_all(messages: Sequence[Message], now_ms: int) -> Packed:
+    """A list of messages, all or none."""
+    entries: list[Entry] = []
+    add, none, limit, total = entries.append, _NONE, DEFAULTS.max_message_bytes, 0
+    for m in messages:
+        if type(m) is not Message:
+            return _pack_any(messages, now_ms)
+        value = m.value
+        if (
+            type(value) is not bytes
+            or m.key is not None
+            or m.headers is not None
+            or m.id is not None
+            or m.source is not None
+            or m.expires is not None
+            or m.timestamp is not None
+            or len(value) > limit
+        ):
+            return _pack_any(messages, now_ms)
+        total += len(value)
+        add((None, value, none))
+    return Packed(entries, total)
+
+
+def _pack_any(messages: Iterable[object], now_ms: int) -> Packed:
+    packed = Packed([], 0, [], [])
+    ids, stamps = packed.ids or [], packed.timestamps or []
+    for at, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise InvalidMessage(
+                f"messages[{at}] is {type(message).__name__}: wrap it, as in penstock.Message(b'…', key='42')"
+            )
+        try:
+            entry, size = _entry(message, now_ms)
+            stamps.append(None if message.timestamp is None else _checked_timestamp(message.timestamp))
+        except (InvalidMessage, MessageTooLarge) as error:
+            raise type(error)(f"messages[{at}]: {error}", index=at, **error.details) from None
+        packed.entries.append(entry)
+        packed.size += size
+        packed.keyed = packed.keyed or entry[0] is not None
+        ids.append(message.id)
+    packed.ids = ids if any(i is not None for i in ids) else None
+    packed.timestamps = stamps if any(s is not None for s in stamps) else None
+    return packed
+
+
+def _entry(message: Message, now_ms: int) -> tuple[Entry, int]:
+    value = _as_value(message.value)
+    key = None if message.key is None else as_key(message.key)
+    headers = _NONE if not message.headers else _user_headers(message.headers)
+    if message.id is not None or message.source is not None or message.expires is not None:
+        headers = [*headers, *_own_headers(message, now_ms)]
+    size = len(value) + (len(key) if key else 0)
+    if headers:
+        size += sum(len(name) + len(content or b"") for name, content in headers)
+    if size > DEFAULTS.max_message_bytes:
+        raise MessageTooLarge(
+            f"the message has {format_bytes(size)}, the limit is {format_bytes(DEFAULTS.max_message_bytes)}: "
+            "split it, or store it elsewhere and send where it is",
+            size=size,
+            limit=DEFAULTS.max_message_bytes,
+        )
+    return (key, value, headers), size
+
+
+def _as_value(value: object) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = (
+        "call .encode() on it" if isinstance(value, str) else "encode it, for instance json.dumps(…).encode()"
+    )
+    raise InvalidMessage(f"value must be bytes, not {type(value).__name__}: {hint}")
+
+
+def as_key(key: object) -> bytes:
+    found = _text_or_bytes(key, "key")
+    if len(found) > DEFAULTS.max_key_bytes:
+        raise MessageTooLarge(
+            f"the key has {format_bytes(len(found))}, the limit is {format_bytes(DEFAULTS.max_key_bytes)}: "
+            "use a hash of it, or a shorter name",
+            size=len(found),
+            limit=DEFAULTS.max_key_bytes,
+        )
+    return found
+
+
+def _text_or_bytes(value: object, what: str) -> bytes:
+    if isinstance(value, str):
+        return _encoded(value, what)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidMessage(
+        f"{what} must be str or bytes, not {type(value).__name__}: write str({value!r}) or encode it"
+    )
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"{what} has a character that UTF-8 does not have: {text!r}") from None
+
+
+def _user_headers(headers: object) -> Headers:
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(
+            f"headers must be a dict such as {{'source': 'web'}}, not {type(headers).__name__}"
+        )
+    if len(headers) > DEFAULTS.max_headers:
+        raise MessageTooLarge(
+            f"the message has {len(headers)} headers, the limit is {DEFAULTS.max_headers}: use the value",
+            size=len(headers),
+            limit=DEFAULTS.max_headers,
+        )
+    return [
+        (_header_name(name), _text_or_bytes(value, f"header {name!r}")) for name, value in headers.items()
+    ]
+
+
+def _header_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidMessage(f"header names must be str, and not empty; not {name!r}")
+    if name.startswith(HEADER_PREFIX):
+        raise InvalidMessage(
+            f"the header name {name!r} is reserved: names must not start with {HEADER_PREFIX!r}"
+        )
+    _encoded(name, "a header name")
+    return name
+
+
+def _own_headers(message: Message, now_ms: int) -> Headers:
+    own: Headers = []
+    for name, what, text in ((_ID, "id", message.id), (_SOURCE, "source", message.source)):
+        if text is None:
+            continue
+        if not isinstance(text, str) or not 0 < len(text) <= DEFAULTS.max_key_bytes:
+            raise InvalidMessage(
+                f"{what} must be str of 1 to {DEFAULTS.max_key_bytes} characters; not {text!r}"
+            )
+        own.append((name, _encoded(text, what)))
+    if message.expires is not None:
+        own.append((_EXPIRES, b"%d" % _expiry_ms(message.expires, now_ms)))
+    return own
+
+
+def _expiry_ms(expires: Duration | datetime, now_ms: int) -> int:
+    if isinstance(expires, datetime):
+        return moment_ms(expires, name="expires")
+    return now_ms + duration_ms(expires, name="expires")
+
+
+def _checked_timestamp(timestamp: object) -> int:
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and 0 <= timestamp < _MAX_MS:
+        return timestamp
+    raise InvalidMessage(f"timestamp must be milliseconds since 1970 as int; not {timestamp!r}")
+
+
+# ---- back -------------------------------------------------------------------------------------------
+
+
+def unpack(records: Iterable[Record], delivery: Delivered) -> list[Received]:
+    """Received messages of one delivery. Constructor arguments go by position: it is the hot path."""
+    bare, make = NO_HEADERS, Received
+    return [
+        make(r.value or b"", r.key, bare, "", None, None, r.timestamp, r.offset, None, delivery, r.offset)
+        if not r.headers
+        else _with_headers(r, delivery)
+        for r in records
+    ]
+
+
+def _with_headers(record: Record, delivery: Delivered) -> Received:
+    own: dict[str, str] = {}
+    shown: dict[str, bytes] = {}
+    for name, value in record.headers:
+        if name.startswith(HEADER_PREFIX):
+            own[name] = (value or b"").decode(errors="replace")
+        else:
+            shown[name] = value or b""
+    offset, timestamp, origin = record.offset, record.timestamp, None
+    if _TOPIC in own:
+        origin = (own[_TOPIC], _number(own, _PARTITION, -1))
+        offset, timestamp = _number(own, _OFFSET, offset), _number(own, _TIMESTAMP, timestamp)
+    expires: Any = _moment(own[_EXPIRES]) if _EXPIRES in own else None
+    return Received(
+        record.value or b"", record.key, shown or NO_HEADERS, "", own.get(_SOURCE), expires, timestamp,
+        offset, own.get(_ID), delivery, record.offset, origin,
+    )  # fmt: skip
+
+
+def _number(own: Mapping[str, str], name: str, otherwise: int) -> int:
+    try:
+        return int(own[name])
+    except (KeyError, ValueError):  # written by somebody else: show what we know
+        return otherwise
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(int(text) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
