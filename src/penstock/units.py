@@ -11,7 +11,7 @@ import re
 from datetime import datetime, timedelta
 from typing import TypeAlias
 
-from penstock.errors import InvalidSetting
+from .errors import InvalidSetting
 
 __all__ = ["Duration", "Moment", "duration_ms", "format_bytes", "format_duration", "moment_ms", "size_bytes"]
 

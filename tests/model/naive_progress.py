@@ -154,7 +154,8 @@ class Naive:
                     assert now - message.at >= LEASE_MS, "a suspect in company"
         granted = offsets(reply.deliveries)
         again = [o for o in granted if o < self.cursor]
-        if len(again) < self._share(ask) and any(self.suspect(o) for o in set(due).difference(granted)):
+        waiting = [o for o in due if self.suspect(o) and now - self.messages[o].at < LEASE_MS]
+        if len(again) < self._share(ask) and not set(waiting) <= set(granted):
             assert granted == again, "something new was given while a suspect waits"
 
     def _takes_leave(self, moving: Delivery, now: int) -> None:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import CorruptBatch, InvalidSetting
-from penstock.model import batch as module
+from penstock.model import compression as module
 from penstock.model.batch import (
     COMPRESSIONS,
     HEADER_SIZE,

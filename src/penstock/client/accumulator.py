@@ -23,13 +23,13 @@ from typing import Protocol
 
 from ..broker.endpoint import Endpoint
 from ..config import DEFAULTS
-from ..errors import ClosedError, PenstockError, SendTimeout, UnknownFate
+from ..errors import ClosedError, SendTimeout, UnknownFate
 from ..model.batch import BatchBuilder
 from ..model.route import Range
 from ..model.sequence import next_sequence
 from ..store.contract import Appended
 from .appending import Failed, InFlight, Refused, append_until
-from .parcel import Parcel, receipts
+from .parcel import Parcel
 
 __all__ = ["Accumulator", "Batching", "Owner"]
 
@@ -52,8 +52,7 @@ class Owner(Protocol):
     """The producer, as its accumulators see it."""
 
     def batch_left(self, where: Range) -> None: ...
-    def parcel_resolved(self, parcel: Parcel) -> None: ...
-    def one_way_failed(self, error: PenstockError, messages: int) -> None: ...
+    def one_way_failed(self, error: Exception, messages: int) -> None: ...
     def moved_away(self, where: Range, parcels: list[Parcel]) -> None:
         """The partition takes no more: route these, in order."""
 
@@ -101,7 +100,7 @@ class Accumulator:
         for task in self._in_flight.values():
             task.cancel()
         while self._pending:
-            self._fail(self._pop(), ClosedError("the producer was closed before the message left"))
+            self._pop().failed(ClosedError("the producer was closed before the message left"))
         return list(self._in_flight.values())
 
     @property
@@ -168,9 +167,7 @@ class Accumulator:
         while self._pending and builder.count < self._batching.batch_messages:
             parcel = self._pop()
             if parcel.call.abandoned or parcel.call.deadline <= now:
-                self._fail(
-                    parcel, SendTimeout("the time was over before the message left: nothing was stored")
-                )
+                parcel.failed(SendTimeout("the time was over before the message left: nothing was stored"))
                 continue
             count = _fill(builder, parcel, now_ms, self._batching.batch_messages - builder.count)
             if count < len(parcel.entries):
@@ -212,7 +209,9 @@ class Accumulator:
             )
         except asyncio.CancelledError:
             batch.uncertain = True
-            outcome = Failed(UnknownFate("the producer was closed before the receipt came: look whether it is there"))
+            outcome = Failed(
+                UnknownFate("the producer was closed before the receipt came: look whether it is there")
+            )
         del self._in_flight[batch]
         if isinstance(outcome, Appended):
             self._stored(batch, outcome)
@@ -226,8 +225,7 @@ class Accumulator:
         again = appended.duplicate and batch.tries == 1  # a repeat of our own is not news to the caller
         first = appended.base_offset
         for parcel in batch.parcels:
-            parcel.call.stored(parcel, receipts(self._topic, self.where, first, again, parcel))
-            self._owner.parcel_resolved(parcel)
+            parcel.stored(self._topic, self.where, first, again)
             first += len(parcel.entries)
 
     def _unstored(self, batch: InFlight, outcome: Failed | Refused) -> None:
@@ -238,7 +236,7 @@ class Accumulator:
             self._refused.append(batch)
             return
         for parcel in batch.parcels:
-            self._fail(parcel, outcome.error)
+            parcel.failed(outcome.error)
 
     def _mend(self) -> None:
         """Everything under way is resolved: go on with a clean sequence, the refused ones first."""
@@ -260,20 +258,16 @@ class Accumulator:
         if self._epoch > _LAST_EPOCH:
             self._producer_id, self._epoch = secrets.randbits(63), 0
 
-    def _fail(self, parcel: Parcel, error: PenstockError) -> None:
-        parcel.call.failed(parcel, error)
-        self._owner.parcel_resolved(parcel)
-
     async def _fire(self, batch: InFlight) -> None:
         """One-way: tried once, failures are only counted."""
         try:
             await self._endpoint.append(self._topic, self.where.partition_id, batch.data)
-        except PenstockError as error:
+        except Exception as error:
             self._owner.one_way_failed(error, sum(len(p.entries) for p in batch.parcels))
         finally:
             del self._in_flight[batch]
             for parcel in batch.parcels:
-                self._owner.parcel_resolved(parcel)
+                parcel.call.done_with(parcel)
         self._pump()
 
 

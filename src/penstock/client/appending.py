@@ -146,7 +146,9 @@ def pause(tries: int) -> float:
 
 def _surprised(batch: InFlight, error: Exception) -> Failed:
     batch.uncertain = True
-    failure = UnknownFate(f"an unexpected error while a batch was stored: {error!r}; look whether it is there")
+    failure = UnknownFate(
+        f"an unexpected error while a batch was stored: {error!r}; look whether it is there"
+    )
     failure.__cause__ = error
     return Failed(failure)
 

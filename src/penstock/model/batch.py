@@ -1,9 +1,8 @@
 """RecordBatch v2: how messages become the bytes of a batch, and back.
 
 Decides whether bytes are a sound batch. Whatever is wrong with them is `CorruptBatch`, never a foreign
-error, a crash or a huge allocation: batches come from the network. Must never decompress more than
-`MAX_UNPACKED_BYTES`, and never read a clock: timestamps are arguments. The only module that imports aiokafka
-(its C codec).
+error, a crash or a huge allocation: batches come from the network. Must never read a
+clock: timestamps are arguments. The only module that imports aiokafka (its C codec).
 
 Keeps I3 (identity and sequence are in the header; sequences end at 2**31 - 1), I17 (an empty batch takes any
 message) and I18 (control batches hold no messages).
@@ -13,24 +12,22 @@ message) and I18 (control batches hold no messages).
     12 leader epoch    i32   | 21  attributes      i16   | 43  producer id      i64 | 57  records        i32
                              | 23  records - 1     i32   |                          | 61  the records
 
-The records, all that follows byte 61, are compressed as a whole. We do that ourselves: the codec has lz4 at
-level 9, which costs 2 µs a message instead of 0.1 µs, and it unpacks without a limit.
+The records, all that follows byte 61, are compressed as a whole (`model.compression`).
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
-import cramjam
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from aiokafka.record.util import calc_crc32c
 
-from penstock.config import DEFAULTS
-from penstock.errors import CorruptBatch, InvalidSetting
+from ..config import DEFAULTS
+from ..errors import CorruptBatch, InvalidSetting
+from .compression import COMPRESSIONS, MAX_UNPACKED_BYTES, compress, decompress
 
 __all__ = [
     "COMPRESSIONS",
@@ -56,8 +53,6 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 Headers: TypeAlias = list[tuple[str, bytes | None]]
 
 HEADER_SIZE = 61
-COMPRESSIONS = MappingProxyType({"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4})
-MAX_UNPACKED_BYTES = 64 * 1024 * 1024
 SEAL = 64
 """Control kind of the last batch of a sealed partition; far from the kinds that Kafka uses."""
 
@@ -74,8 +69,6 @@ _CODEC_BITS, _CONTROL_BIT = 0x07, 0x20
 _NAMES = tuple(COMPRESSIONS)
 _SMALLEST_RECORD = 7  # seven fields of one byte
 _PAD = 32  # the codec may read a few bytes past the end of a malformed header
-_UNPACK_FIRST = 64 * 1024
-_DecompressInto: TypeAlias = Callable[[Any, Any], int]  # (packed, room) -> bytes written
 
 
 class Record(Protocol):
@@ -252,7 +245,7 @@ class BatchBuilder:
         if not self._compression:
             return bytes(plain)
         with memoryview(plain) as view:
-            packed = view[:HEADER_SIZE].tobytes() + _COMPRESS[self._compression](view[HEADER_SIZE:].tobytes())
+            packed = view[:HEADER_SIZE].tobytes() + compress(self._compression, view[HEADER_SIZE:].tobytes())
         batch = bytearray(packed)
         _LENGTH.pack_into(batch, _LENGTH_AT, len(batch) - 12)
         _ATTRIBUTES.pack_into(batch, _ATTRIBUTES_AT, self._compression)
@@ -295,91 +288,10 @@ def _padded(batch: Buffer) -> memoryview:
 
 
 def _unpacked(batch: Buffer, compression: str) -> memoryview:
-    """The batch without compression. Its size is not known: try a small room first, then larger ones."""
-    packed = memoryview(batch)[HEADER_SIZE:]
-    decompress_into = _DECOMPRESS_INTO[COMPRESSIONS[compression]]
-    room = max(_UNPACK_FIRST, 8 * len(packed))
-    while True:
-        plain = bytearray(HEADER_SIZE + min(room, MAX_UNPACKED_BYTES) + _PAD)
-        try:
-            size = decompress_into(packed, memoryview(plain)[HEADER_SIZE:-_PAD])
-            break
-        except _NoRoom:
-            if room >= MAX_UNPACKED_BYTES:
-                raise
-        room *= 8
-    plain[:HEADER_SIZE] = memoryview(batch)[:HEADER_SIZE]
+    """The batch without compression, with room behind it as in `_padded`."""
+    whole = memoryview(batch)
+    plain, end = decompress(COMPRESSIONS[compression], whole[HEADER_SIZE:], before=HEADER_SIZE, behind=_PAD)
+    plain[:HEADER_SIZE] = whole[:HEADER_SIZE]
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(plain, _ATTRIBUTES_AT, attributes & ~_CODEC_BITS)
-    return memoryview(plain)[: HEADER_SIZE + size]
-
-
-# The fastest levels that still pay; lz4 blocks unlinked and snappy in xerial frames, as Kafka's clients need.
-
-_XERIAL = b"\x82SNAPPY\x00\x00\x00\x00\x01\x00\x00\x00\x01"
-_XERIAL_BLOCK = 32 * 1024
-
-
-def _lz4(data: bytes) -> bytes:
-    compressor = cramjam.lz4.Compressor(level=1, content_checksum=False, block_linked=False)
-    compressor.compress(data)
-    return bytes(compressor.finish())
-
-
-def _snappy(data: bytes) -> bytes:
-    parts = [_XERIAL]
-    for at in range(0, len(data), _XERIAL_BLOCK):
-        block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK]))
-        parts += (_LENGTH.pack(len(block)), block)
-    return b"".join(parts)
-
-
-class _NoRoom(Exception):
-    def __init__(self) -> None:
-        super().__init__(f"they unpack to more than {MAX_UNPACKED_BYTES} bytes")
-
-
-def _stream_into(decompress_into: _DecompressInto) -> _DecompressInto:
-    def into(packed: memoryview, room: memoryview) -> int:
-        try:
-            return decompress_into(packed, room)
-        except cramjam.DecompressionError as error:
-            if "failed to write whole buffer" in str(error):  # Rust's words when its output is full
-                raise _NoRoom from None
-            raise
-
-    return into
-
-
-def _block_into(block: memoryview, room: memoryview) -> int:
-    if cramjam.snappy.decompress_raw_len(block) > len(room):
-        raise _NoRoom
-    return int(cramjam.snappy.decompress_raw_into(block, room))
-
-
-def _snappy_into(packed: memoryview, room: memoryview) -> int:
-    if packed[: len(_XERIAL)] != _XERIAL:
-        return _block_into(packed, room)
-    at, filled = len(_XERIAL), 0
-    while at < len(packed):
-        (size,) = _LENGTH.unpack_from(packed, at)
-        at += _LENGTH.size
-        if not 0 < size <= len(packed) - at:
-            raise ValueError(f"a snappy block of {size} bytes")
-        filled += _block_into(packed[at : at + size], room[filled:])
-        at += size
-    return filled
-
-
-_COMPRESS: dict[int, Callable[[bytes], bytes]] = {
-    1: lambda data: bytes(cramjam.gzip.compress(data, level=6)),
-    2: _snappy,
-    3: _lz4,
-    4: lambda data: bytes(cramjam.zstd.compress(data, level=1)),
-}
-_DECOMPRESS_INTO: dict[int, _DecompressInto] = {
-    1: _stream_into(cramjam.gzip.decompress_into),
-    2: _snappy_into,
-    3: _stream_into(cramjam.lz4.decompress_into),
-    4: _stream_into(cramjam.zstd.decompress_into),
-}
+    return memoryview(plain)[:end]

@@ -208,7 +208,7 @@ class _Draft:
         if self.now - pieces[0].visible_at >= self.terms.lease_ms:
             self._hand_out(self._fit(pieces, self.for_due), alone=False)
             return self.for_due > 0
-        self.closed = True
+        self.closed = self.draining = True
         return True
 
     @staticmethod

@@ -48,7 +48,7 @@ def check_topic(name: str) -> str:
 def check_group(name: str) -> str:
     if not isinstance(name, str) or not _GROUP.fullmatch(name):
         raise InvalidName(
-            f"{name!r} is not a group name: use 1 to 60 letters, digits, '_' or '-' (no dots), such as 'billing'"
+            f"{name!r} is not a group name: use 1 to 60 letters, digits, '_' or '-', such as 'billing'"
         )
     if name.startswith("_"):
         raise InvalidName(f"the group name {name!r} is reserved: it starts with '_'; choose another")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from penstock.errors import InvalidSetting
-from penstock.units import Duration, duration_ms
+from ..errors import InvalidSetting
+from ..units import Duration, duration_ms
 
 __all__ = ["JITTER", "Backoff"]
 

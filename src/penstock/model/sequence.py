@@ -13,7 +13,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from penstock.errors import ProducerFenced, SequenceGap, StoreCorrupt, UnknownFate, UnknownProducer
+from ..errors import ProducerFenced, SequenceGap, StoreCorrupt, UnknownFate, UnknownProducer
 
 __all__ = ["MODULUS", "Remembered", "SequenceState", "check", "next_sequence", "pack", "remember", "unpack"]
 

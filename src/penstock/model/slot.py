@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from zlib import crc32
 
-from penstock.config import SLOTS
+from ..config import SLOTS
 
 __all__ = ["TEST_VECTORS", "slot_of"]
 

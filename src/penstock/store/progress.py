@@ -96,9 +96,8 @@ class SqlProgress:
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
         def decide(locked: _Locked) -> Granted:
-            again = locked.deliveries("AND token = ? ORDER BY first_offset", ask.token)
-            if again:
-                return Granted(tuple(again), next_due=locked.row.next_due)
+            if again := locked.deliveries("AND token = ? ORDER BY first_offset", ask.token):
+                return locked.hand_out_again(again, group.settings.lease_ms)
             locked.skip_to(log_start)
             due = locked.due(_DUE_ROWS)
             before = locked.row.cursor
@@ -285,6 +284,13 @@ class _Locked:
             return []
         found = self.deliveries("AND visible_at <= ? ORDER BY visible_at LIMIT ?", self.now, limit)
         return sorted(found, key=lambda d: d.first)
+
+    def hand_out_again(self, held: Sequence[Delivery], lease_ms: int) -> Granted:
+        """The reply to the first poll was lost. The asker counts its lease from this one (I6, I16)."""
+        spans = [(d.first, d.last) for d in held]
+        change = delivery.extend(held, spans, self.now + lease_ms, self.row.cursor)
+        self.apply(change)
+        return Granted(change.put, next_due=self.row.next_due)
 
     def skip_to(self, log_start: int) -> None:
         """Pass over what retention took away."""

@@ -1,0 +1,113 @@
+"""`make bench`: the table, and the goals beside it.
+
+python -m bench [throughput|latency|backlog|all] [--seconds 2] [--waiting 10000000] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from . import backlog, latency, throughput
+from .contenders import Contender, PenstockQueue, RowQueue
+from .measure import Latency, Throughput
+
+CONTENDERS: list[Callable[[], Contender]] = [PenstockQueue, RowQueue]
+console = Console(width=120)
+
+
+async def run_throughput(seconds: float) -> list[Throughput]:
+    results = []
+    async for result in throughput.run(CONTENDERS, seconds=seconds):
+        results.append(result)
+        console.print(
+            f"  {result.contender:22} {result.what:14} batch {result.batch:5} x{result.at_once:<3} "
+            f"{result.size:5} B  {result.per_s:12,.0f}/s",
+            style="dim",
+        )
+    console.print(_throughput_table(results))
+    return results
+
+
+def _throughput_table(results: list[Throughput]) -> Table:
+    table = Table("what", "batch", "at once", "bytes", title="Throughput, every commit flushed")
+    for name in ("penstock msg/s", "MB/s", "CPU s/1M", "row queue msg/s", "CPU s/1M", "ratio"):
+        table.add_column(name, justify="right")
+    rows = {(r.what, r.batch, r.at_once, r.size): r for r in results if r.contender == RowQueue.name}
+    for ours in (r for r in results if r.contender == PenstockQueue.name):
+        other = rows[ours.what, ours.batch, ours.at_once, ours.size]
+        table.add_row(
+            ours.what, str(ours.batch), str(ours.at_once), str(ours.size),
+            f"{ours.per_s:,.0f}", f"{ours.mb_per_s:,.1f}", f"{ours.cpu_s_per_million:,.1f}",
+            f"{other.per_s:,.0f}", f"{other.cpu_s_per_million:,.1f}", f"{ours.per_s / other.per_s:,.1f}",
+        )  # fmt: skip
+    return table
+
+
+async def run_latency(seconds: float) -> list[Latency]:
+    results = [await asyncio.to_thread(latency.bare_commit, seconds)]
+    for make in CONTENDERS:
+        results.append(await latency.publish(make(), seconds))
+    results.append(await latency.end_to_end(seconds))
+    table = Table("contender", "what", title="Latency at a steady 1,000 messages a second")
+    for name in ("p50 ms", "p99 ms", "max ms", "p99 / p99 of one flushed commit"):
+        table.add_column(name, justify="right")
+    for r in results:
+        ratio = r.p99_ms / results[0].p99_ms
+        table.add_row(
+            r.contender, r.what, f"{r.p50_ms:.2f}", f"{r.p99_ms:.2f}", f"{r.max_ms:.1f}", f"{ratio:.1f}"
+        )
+    console.print(table)
+    return results
+
+
+def run_backlog(waiting: int) -> list[backlog.Backlog]:
+    """Each backlog in a process of its own, so that memory is its own too."""
+    results = []
+    for count in (100_000, waiting):
+        console.print(f"  publishing {count:,} messages, then consuming", style="dim")
+        command = [sys.executable, "-m", "bench.backlog", str(count)]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        results.append(backlog.Backlog(**json.loads(output)))
+    table = Table("waiting messages", title="Cost against backlog")
+    for name in ("consume + ack msg/s", "peak memory MB", "ratio"):
+        table.add_column(name, justify="right")
+    for r in results:
+        table.add_row(
+            f"{r.waiting:,}", f"{r.per_s:,.0f}", f"{r.peak_mb:,.0f}", f"{r.per_s / results[0].per_s:.2f}"
+        )
+    console.print(table)
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", nargs="?", default="all", choices=["throughput", "latency", "backlog", "all"])
+    parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
+    parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
+    parser.add_argument("--json", type=Path, help="write the figures there")
+    args = parser.parse_args()
+    figures: dict[str, object] = {}
+    if args.part in ("throughput", "all"):
+        figures["throughput"] = [r.as_dict() for r in asyncio.run(run_throughput(args.seconds))]
+    if args.part in ("latency", "all"):
+        figures["latency"] = [asdict(r) for r in asyncio.run(run_latency(args.seconds * 2))]
+    if args.part in ("backlog", "all"):
+        figures["backlog"] = [asdict(r) for r in run_backlog(args.waiting)]
+    if args.json:
+        args.json.write_text(json.dumps(figures, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Latency at a steady 1,000 messages a second: publish until confirmed, and publish until received.
+
+Beside it, in the same run and on the same disk: one flushed commit of one small row, at the same pace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import tempfile
+import time
+from pathlib import Path
+
+import penstock
+
+from .contenders import Contender, PenstockQueue
+from .measure import Latency
+
+__all__ = ["bare_commit", "end_to_end", "publish"]
+
+RATE = 1000
+
+
+def bare_commit(seconds: float) -> Latency:
+    """One row, one transaction, one flush, a thousand times a second."""
+    samples = []
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        db = sqlite3.connect(Path(folder) / "bare.db", isolation_level=None)
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute("PRAGMA synchronous=FULL")
+        db.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, value BLOB)")
+        value, start = os.urandom(100), time.perf_counter()
+        for i in range(int(seconds * RATE)):
+            time.sleep(max(0.0, start + i / RATE - time.perf_counter()))
+            before = time.perf_counter()
+            db.execute("BEGIN IMMEDIATE")
+            db.execute("INSERT INTO rows (value) VALUES (?)", (value,))
+            db.execute("COMMIT")
+            samples.append(time.perf_counter() - before)
+        db.close()
+    return Latency.of("sqlite3", "one flushed commit", samples)
+
+
+async def publish(contender: Contender, seconds: float) -> Latency:
+    """From the call to the confirmation; calls start on time whether or not earlier ones are done."""
+    samples: list[float] = []
+    value = os.urandom(100)
+
+    async def one() -> None:
+        before = time.perf_counter()
+        await contender.publish([value])
+        samples.append(time.perf_counter() - before)
+
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        await contender.open(Path(folder))
+        await _paced(one, seconds)
+        await contender.close()
+    return Latency.of(contender.name, "publish until confirmed", samples)
+
+
+async def end_to_end(seconds: float) -> Latency:
+    """From the call to the moment an idle consumer has the message."""
+    samples: list[float] = []
+    contender = PenstockQueue()
+
+    async def one() -> None:
+        await contender.mq.send("bench", str(time.perf_counter_ns()).encode())
+
+    async def receive(consumer: penstock.Consumer) -> None:
+        async for message in consumer:
+            samples.append((time.perf_counter_ns() - int(message.value)) / 1e9)
+
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        await contender.open(Path(folder))
+        async with contender.mq.consumer("bench", group="bench", ack="after") as consumer:
+            receiving = asyncio.create_task(receive(consumer))
+            await _paced(one, seconds)
+            await asyncio.sleep(0.2)
+            receiving.cancel()
+            await asyncio.gather(receiving, return_exceptions=True)
+        await contender.close()
+    return Latency.of(contender.name, "publish until received", samples)
+
+
+async def _paced(one, seconds: float) -> None:  # type: ignore[no-untyped-def]
+    start = time.perf_counter()
+    tasks = []
+    for i in range(int(seconds * RATE)):
+        ahead = start + i / RATE - time.perf_counter()
+        if ahead > 0:
+            await asyncio.sleep(ahead)
+        tasks.append(asyncio.create_task(one()))
+    await asyncio.gather(*tasks)

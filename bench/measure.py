@@ -1,0 +1,78 @@
+"""What is measured, and how a run is timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+
+__all__ = ["Latency", "Throughput", "percentile", "timed"]
+
+
+@dataclass(frozen=True)
+class Throughput:
+    contender: str
+    what: str  # "publish" or "consume + ack"
+    batch: int
+    at_once: int  # calls in flight
+    size: int  # bytes of a message
+    messages: int
+    seconds: float
+    cpu_s: float
+
+    @property
+    def per_s(self) -> float:
+        return self.messages / self.seconds
+
+    @property
+    def mb_per_s(self) -> float:
+        return self.per_s * self.size / 1e6
+
+    @property
+    def cpu_s_per_million(self) -> float:
+        return self.cpu_s / self.messages * 1e6
+
+    def as_dict(self) -> dict[str, object]:
+        return asdict(self) | {
+            "per_s": self.per_s,
+            "mb_per_s": self.mb_per_s,
+            "cpu_s_per_million": self.cpu_s_per_million,
+        }
+
+
+@dataclass(frozen=True)
+class Latency:
+    contender: str
+    what: str
+    p50_ms: float
+    p99_ms: float
+    max_ms: float
+    samples: int
+
+    @staticmethod
+    def of(contender: str, what: str, seconds: Sequence[float]) -> Latency:
+        return Latency(
+            contender,
+            what,
+            percentile(seconds, 50) * 1000,
+            percentile(seconds, 99) * 1000,
+            max(seconds) * 1000,
+            len(seconds),
+        )
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
+
+
+async def timed(seconds: float, most: int, step: Callable[[], Awaitable[int]]) -> tuple[int, float, float]:
+    """Repeat `step` until time or count is used up: messages, seconds, CPU seconds of this process."""
+    messages = 0
+    cpu, start = time.process_time(), time.perf_counter()
+    while messages < most and time.perf_counter() - start < seconds:
+        done = await step()
+        if done == 0:
+            break
+        messages += done
+    return messages, time.perf_counter() - start, time.process_time() - cpu
