@@ -44,6 +44,7 @@ class Backend(Protocol):
     def now(self) -> int: ...
     def append(self, messages: int) -> None: ...
     def poll(self, generation: int, ask: Ask) -> Granted: ...
+    def seize(self, generation: int, ask: Ask, spans: Sequence[Span]) -> Granted: ...
     def settle(self, generation: int, token: int, settlements: Sequence[Settlement]) -> Settled: ...
     def extend(self, generation: int, token: int, spans: Sequence[Span]) -> Sequence[Span]: ...
     def finish_move(self, generation: int, moving: Delivery) -> None: ...
@@ -159,6 +160,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.backend = type(self).backend_class(attempts)
         self.naive = Naive(attempts)
         self.members = [Member(f"member-{i}") for i in range(members)]
+        self.operator = Member("operator")  # takes single messages to look at or to move: they do not kill it
         self.poison = poison
         self.generation = 1
         self.past: list[Hand] = []  # grants that reached somebody: acks of them may be on their way for ever
@@ -170,6 +172,10 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.counts: dict[int, tuple[int, int]] = {}
         self.broken = False
         self._append(messages)
+
+    @property
+    def everybody(self) -> list[Member]:
+        return [*self.members, self.operator]
 
     def _append(self, messages: int) -> None:
         messages = min(messages, MOST_MESSAGES - len(self.naive.messages))
@@ -259,13 +265,28 @@ class DeliveryMachine(RuleBasedStateMachine):
             if acks_before_dying and harmless:
                 self._settle(hand, [Settlement(Kind.ACK, *span) for span in spans_of(harmless)])
             return member.forget()
+        self._hold(member, hand)
+
+    def _hold(self, member: Member, hand: Hand) -> None:
         member.hands.append(hand)
-        self.past.append(Hand(hand.token, hand.generation, hand.alone, set(got)))
+        self.past.append(replace(hand, offsets=set(hand.offsets)))
+
+    @step(first=st.integers(0, 40), size=st.integers(1, 4), second=st.integers(0, 40))
+    def seize(self, first: int, size: int, second: int) -> None:
+        end = len(self.naive.messages)
+        spans = spans_of({*range(first, first + size), second})
+        ask = self._ask(self.operator, 1, None)
+        reply = self.backend.seize(self.generation, ask, spans)
+        self.naive.seized(self.backend.now(), ask, spans, reply)
+        self._to_movers(reply.leaving)
+        if got := offsets(reply.deliveries):
+            assert max(got) < end
+            self._hold(self.operator, Hand(ask.token, self.generation, False, set(got)))
 
     # ---- settlements ----
 
     def _busy(self, who: int) -> tuple[Member, Hand] | None:
-        held = [(member, hand) for member in self.members for hand in member.hands]
+        held = [(member, hand) for member in self.everybody for hand in member.hands]
         return held[who % len(held)] if held else None
 
     @step(who=WHO)
@@ -350,7 +371,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     @step(who=WHO)
     def crash(self, who: int) -> None:
-        self.members[who % len(self.members)].forget()
+        self.everybody[who % len(self.everybody)].forget()
 
     @precondition(lambda self: self.generation < 3)
     @step(offset=st.integers(0, 30))
@@ -456,7 +477,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         healthy = {o for o, m in enumerate(self.naive.messages) if m.state is not State.DEAD} - doomed
         open_poison = {o for o in self.poison & healthy if self.naive.messages[o].state is not State.SETTLED}
         self.movers.clear()
-        for member in self.members:
+        for member in self.everybody:
             member.forget()
         for _ in range(self._rounds_allowed()):
             if self._finished():
@@ -472,7 +493,7 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def _rounds_allowed(self) -> int:
         """Old leases and retries; each message once; each poisonous one halved down to, and tried alone."""
-        return 30 + len(self.naive.messages) + 20 * len(self.poison)
+        return 15 + len(self.naive.messages) // 2 + 8 * len(self.poison)
 
     def _finished(self) -> bool:
         return all(m.state in (State.SETTLED, State.DEAD) for m in self.naive.messages)

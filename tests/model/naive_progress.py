@@ -155,8 +155,11 @@ class Naive:
         granted = offsets(reply.deliveries)
         again = [o for o in granted if o < self.cursor]
         waiting = [o for o in due if self.suspect(o) and now - self.messages[o].at < LEASE_MS]
-        if len(again) < self._share(ask) and not set(waiting) <= set(granted):
+        withheld = set(waiting).difference(granted)
+        if withheld and len(again) < self._share(ask) and not any(d.alone for d in reply.deliveries):
             assert granted == again, "something new was given while a suspect waits"
+            assert reply.draining
+        assert withheld or not reply.draining
 
     def _takes_leave(self, moving: Delivery, now: int) -> None:
         span = (moving.first, moving.last)
@@ -201,6 +204,26 @@ class Naive:
         assert offsets(reply.deliveries) == self.held(token)
         assert all(d.visible_at == now + LEASE_MS for d in reply.deliveries), "a lease that is no lease"
         self.extended(now, token, ((d.first, d.last) for d in reply.deliveries), [])
+
+    def seized(self, now: int, ask: Ask, spans: Iterable[Span], reply: Granted) -> None:
+        """Exactly what was asked for, unless it is settled, leaving, or in live hands."""
+        wanted = [o for o in offsets(spans) if o < len(self.messages)]
+        reach = max(wanted, default=-1) + 1
+        for message in self.messages[self.cursor : reach]:
+            message.state, message.at = State.WAITING, now
+        self.cursor = max(self.cursor, reach)
+        free = [o for o in wanted if self._free(self.messages[o], now)]
+        assert sorted(offsets(reply.deliveries)) == free
+        for moving in reply.leaving:
+            self._takes_leave(moving, now)
+        for delivery in reply.deliveries:
+            for offset in offsets([delivery]):
+                message = self.messages[offset]
+                message.state, message.token, message.at = State.HELD, ask.token, now + LEASE_MS
+                message.solo = False
+
+    def _free(self, message: Message, now: int) -> bool:
+        return message.state is State.WAITING or (message.state is State.HELD and message.at <= now)
 
     # ---- settle ----
 

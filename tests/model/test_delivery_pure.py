@@ -20,6 +20,7 @@ from penstock.model.delivery import (
     covered,
     extend,
     poll,
+    seize,
     settle,
 )
 from penstock.store.contract import Granted, Settled
@@ -58,7 +59,14 @@ class PureBackend:
             return Granted(tuple(self._held(ask.token)))
         due = [row for row in self._rows if row.visible_at <= self._now]
         change = self._apply(poll(self._cursor, due, self._now, ask, self._terms))
-        return Granted(change.granted, change.leaving, change.unplaced)
+        return Granted(change.granted, change.leaving, change.unplaced, draining=change.draining)
+
+    def seize(self, generation: int, ask: Ask, spans: Sequence[Span]) -> Granted:
+        self._check(generation)
+        low, high = min(s[0] for s in spans), max(s[1] for s in spans)
+        rows = [row for row in self._rows if row.first <= high and row.last >= low]
+        change = self._apply(seize(self._cursor, rows, spans, self._now, ask, self._terms))
+        return Granted(change.granted, change.leaving)
 
     def settle(self, generation: int, token: int, settlements: Sequence[Settlement]) -> Settled:
         self._check(generation)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -64,6 +64,9 @@ class SqliteBackend:
     def poll(self, generation: int, ask: Ask) -> Granted:
         return self._store.progress.poll(self._groups[generation], self._partition, ask)
 
+    def seize(self, generation: int, ask: Ask, spans: Sequence[Span]) -> Granted:
+        return self._store.progress.seize(self._groups[generation], self._partition, ask, spans)
+
     def settle(self, generation: int, token: int, settlements: Sequence[Settlement]) -> Settled:
         return self._store.progress.settle(self._groups[generation], self._partition, token, settlements)
 
@@ -77,7 +80,7 @@ class SqliteBackend:
         """From the rows themselves; and what the store says of them must agree."""
         (backlog,) = self._store.progress.backlog(self._group, [self._partition], open_spans=1000)
         with self._store.session.read(Lane.PROGRESS) as tx:
-            rows = [_delivery(*row) for row in tx.all(ROWS)]
+            rows = [_delivery(row) for row in tx.all(ROWS)]
         assert list(backlog.open) == [(row.first, row.last) for row in rows]
         assert backlog.unsettled == sum(row.size for row in rows)
         assert backlog.committed == self._store.progress.committed(self._group.id, self._partition)
@@ -90,10 +93,11 @@ class SqliteBackend:
         self._store.close()
 
 
-def _delivery(*columns: int | str | None) -> Delivery:
-    *plain, suspect, alone, producer, partition, reason = columns
-    stamp = None if producer is None else Stamp(producer, partition)  # type: ignore[arg-type]
-    return Delivery(*plain, bool(suspect), bool(alone), stamp, reason)  # type: ignore[arg-type]
+def _delivery(row: tuple[Any, ...]) -> Delivery:
+    first, last, at, token, holder, spent, failures, suspect, alone, producer, partition, reason = row
+    stamp = None if producer is None else Stamp(producer, partition)
+    flags = bool(suspect), bool(alone)
+    return Delivery(first, last, at, token, holder, spent, failures, *flags, stamp, reason)
 
 
 class SqliteMachine(DeliveryMachine):

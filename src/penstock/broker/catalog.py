@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from ..errors import GroupExists, TopicExists, UnknownGroup, UnknownTopic
-from ..model.names import dead_topic, retry_topic
+from ..model.names import REDRIVE_GROUP, dead_topic, retry_topic
 from ..model.settings import GroupSettings, TopicSettings
 from ..store.contract import Catalog, Group, Topic
 
@@ -58,9 +58,18 @@ class CatalogCache:
         """What a consumer of the group reads: the topic, and the group's retry topic if there is one."""
         return self._get(("sources", topic, group), lambda: self._read_sources(topic, group))
 
+    def known_sources(self, topic: str, group: str) -> list[Source] | None:
+        """The same without asking the store: None if it is not known, or was not looked at of late."""
+        if time.monotonic() - self._looked_at > _FRESH_S:
+            return None
+        return self._known.get(("sources", topic, group))  # type: ignore[return-value]
+
     def dead_letters(self, topic: str, group: str) -> Topic | None:
         """The group's dead-letter topic, if it was made already."""
         return self._get(("dead", topic, group), lambda: self._read_topic(dead_topic(topic, group)))
+
+    def make_dead_letters(self, topic: str, group: str) -> Topic:
+        return self.make_internal(dead_topic(topic, group), REDRIVE_GROUP, GroupSettings())
 
     def _get(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
         if time.monotonic() - self._looked_at > _FRESH_S:

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Sequence
 
 from ..model.delivery import Ask, Kind, Settlement, Span
-from ..model.names import REDRIVE_GROUP, dead_topic, retry_topic
+from ..model.names import REDRIVE_GROUP, retry_topic
 from ..model.settings import GroupSettings, Start
 from ..store.contract import Granted, Group, Store, Topic
 from .catalog import CatalogCache
@@ -29,10 +29,6 @@ class DeadLetterOffice:
         self._store = store
         self._catalog = catalog
         self._deliveries = deliveries
-
-    def ensure(self, topic: str, group: str) -> Topic:
-        """The group's dead-letter topic, made if it is not there."""
-        return self._catalog.make_internal(dead_topic(topic, group), REDRIVE_GROUP, GroupSettings())
 
     def letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
         self._catalog.group(topic, group)  # raises if there is no such group

@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ..errors import GenerationChanged, StoreError
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
 from ..store.contract import Bounds, Granted, Group, Peek, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
@@ -38,18 +39,17 @@ class Handed:
 
     grants: list[Grant] = field(default_factory=list)
     departures: list[Departure] = field(default_factory=list)
-    unplaced: bool = False  # the group's dead-letter topic is needed
     draining: bool = False
     next_due: int | None = None  # nothing is due before then
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
-    """What settling one part brought."""
+    """What settling brought."""
 
-    lost: tuple[Span, ...]
-    departures: list[Departure]
-    unplaced: Settle | None  # to settle again once there is a dead-letter topic
+    lost: list[tuple[Settle, tuple[Span, ...]]] = field(default_factory=list)
+    departures: list[Departure] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)  # groups to which something was handed back
 
 
 class Deliveries:
@@ -62,6 +62,13 @@ class Deliveries:
     # ---- poll ----
 
     def poll(self, request: PollRequest) -> Handed:
+        while True:
+            try:
+                return self._poll(request)
+            except GenerationChanged:
+                self._catalog.forget()
+
+    def _poll(self, request: PollRequest) -> Handed:
         sources = self._catalog.sources(request.topic, request.group)
         handed = Handed()
         if sources[0][1].paused:
@@ -70,7 +77,12 @@ class Deliveries:
         look = _Look(request, dead, request.messages, request.bytes, request.empty_handed)
         self._turn += 1
         for source in reversed(sources):  # what was redriven first: it has waited longest
-            self._poll_source(source, look, handed)
+            try:
+                self._poll_source(source, look, handed)
+            except (StoreError, GenerationChanged):
+                if not handed.grants:
+                    raise
+                look.full = True  # what was granted before is handed over
             if look.full:
                 break
         return handed
@@ -111,18 +123,16 @@ class Deliveries:
     ) -> Granted:
         start = bounds[partition_id].start
         cursor = max(peek.cursor, start)
-        look.batches = self.read(partition_id, cursor, look.messages, look.bytes) if look.messages > 0 else []
-        ask = Ask(
-            member=look.request.member,
-            token=look.request.token,
-            messages=look.messages,
-            end=look.reach(cursor),
-            empty_handed=look.empty_handed,
-            on_delivery=look.request.on_delivery,
-            dead=look.dead_stamp(),
-        )
+        look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
         waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
-        return self._store.progress.poll(group, partition_id, ask, log_start=start, waited_ms=waited)
+        while True:
+            ask = look.ask(cursor)
+            granted = self._store.progress.poll(group, partition_id, ask, log_start=start, waited_ms=waited)
+            if not granted.unplaced or look.dead is not None:
+                return granted
+            look.dead = self._catalog.make_dead_letters(look.request.topic, look.request.group)
+            if granted.deliveries:
+                return granted  # the exhausted ones leave with the next poll
 
     def _hand(
         self,
@@ -135,7 +145,6 @@ class Deliveries:
         granted: Granted,
     ) -> None:
         handed.next_due = _earlier(handed.next_due, granted.next_due)
-        handed.unplaced = handed.unplaced or bool(granted.unplaced)
         handed.draining = look.full = granted.draining
         if granted.leaving:
             handed.departures.append(Departure(group, partition, partition_id, granted.leaving))
@@ -184,17 +193,37 @@ class Deliveries:
 
     # ---- settle ----
 
-    def settle(self, part: Settle, group: Group, target: Topic | None) -> Outcome:
-        """`target` is the group's dead-letter topic, if there is one."""
+    def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> Outcome:
+        outcome = Outcome()
+        target = self._catalog.dead_letters(topic, group)
+        if target is None and any(v.kind == "dead" for part in parts for v in part.verdicts):
+            target = self._catalog.make_dead_letters(topic, group)
+        for part in parts:
+            left = self._settle(part, self._catalog.group(part.topic, group), target, outcome)
+            if left is not None:  # its last attempt, and there was no dead-letter topic yet
+                target = self._catalog.make_dead_letters(topic, group)
+                self._settle(left, self._catalog.group(part.topic, group), target, outcome)
+        return outcome
+
+    def _settle(self, part: Settle, group: Group, target: Topic | None, outcome: Outcome) -> Settle | None:
+        """Settle one part; returns what of it must be settled again once there is a target."""
         now = self._store.now_ms()
         settlements = [_settlement(verdict, now, target) for verdict in part.verdicts]
-        done = self._store.progress.settle(group, part.partition_id, part.token, settlements)
-        departures = []
+        try:
+            done = self._store.progress.settle(group, part.partition_id, part.token, settlements)
+        except GenerationChanged:  # the group was reset: what was held is nobody's any more
+            self._catalog.forget()
+            outcome.lost.append((part, tuple((v.first, v.last) for v in part.verdicts)))
+            return None
+        if done.lost:
+            outcome.lost.append((part, done.lost))
         if done.leaving:
             number = self._number(part.topic, part.partition_id)
-            departures.append(Departure(group, number, part.partition_id, done.leaving))
+            outcome.departures.append(Departure(group, number, part.partition_id, done.leaving))
+        if any(v.kind != "ack" for v in part.verdicts):
+            outcome.waiting.add(group.id)
         left = tuple(v for span in done.unplaced for v in _within(part.verdicts, span))
-        return Outcome(done.lost, departures, replace(part, verdicts=left) if left else None)
+        return replace(part, verdicts=left) if left else None
 
     def _number(self, topic: str, partition_id: int) -> int:
         ranges = self._catalog.topic(topic).route.ranges
@@ -217,8 +246,16 @@ class _Look:
         """The offset up to which the batches that were read go."""
         return max(cursor, self.batches[-1].last_offset + 1) if self.batches else cursor
 
-    def dead_stamp(self) -> Stamp | None:
-        return new_stamp(self.dead)
+    def ask(self, cursor: int) -> Ask:
+        return Ask(
+            member=self.request.member,
+            token=self.request.token,
+            messages=self.messages,
+            end=self.reach(cursor),
+            empty_handed=self.empty_handed,
+            on_delivery=self.request.on_delivery,
+            dead=new_stamp(self.dead),
+        )
 
     def spend(self, leases: Sequence[Lease], batches: Sequence[StoredBatch]) -> None:
         self.messages -= sum(lease.last - lease.first + 1 for lease in leases)

@@ -23,11 +23,11 @@ from ..model.delivery import Span
 from ..model.route import Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_memory, open_sqlite
-from ..store.contract import Append, Appended, Store, Topic
+from ..store.contract import Append, Appended, Store
 from .admin import Admin
-from .catalog import CatalogCache
+from .catalog import CatalogCache, Source
 from .deadletters import DeadLetterOffice
-from .deliveries import Deliveries, Departure, Handed
+from .deliveries import Deliveries, Departure
 from .duties import DropLogs, Duty, DutyRunner, ForgetProducers, Retention
 from .endpoint import (
     Beat,
@@ -216,33 +216,15 @@ class Broker:
     async def poll(self, request: PollRequest) -> PollReply:
         deadline = self._loop.time() + min(request.wait_ms, self._limits.poll_wait_ms) / 1000
         while True:
-            keys, lease_ms = await self._in_thread(self._keys, request.topic, request.group)
-            with self._waiters.listening(keys) as news:
-                handed = await self._look(request)
-                if handed.grants or handed.draining or self._loop.time() >= deadline or self._closed:
-                    return PollReply(tuple(handed.grants), lease_ms, handed.draining)
-                await _wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
-
-    def _keys(self, topic: str, group: str) -> tuple[list[Key], int]:
-        sources = self._catalog.sources(topic, group)
-        keys: list[Key] = [
-            ("partition", r.partition_id) for source, _ in sources for r in source.route.ranges
-        ]
-        keys += [("group", reader.id) for _, reader in sources]
-        return keys, sources[0][1].settings.lease_ms
-
-    async def _look(self, request: PollRequest) -> Handed:
-        """Look once; make the dead-letter topic and finish moves where the look asks for it."""
-        while True:
-            try:
+            sources = self._catalog.known_sources(request.topic, request.group)
+            if sources is None:
+                sources = await self._in_thread(self._catalog.sources, request.topic, request.group)
+            with self._waiters.listening(_keys(sources)) as news:
                 handed = await self._in_thread(self._deliveries.poll, request)
-            except GenerationChanged:
-                self._catalog.forget()
-                continue
-            await self._depart(handed.departures, dead=True)
-            if not handed.unplaced or handed.grants:
-                return handed
-            await self._in_thread(self._letters.ensure, request.topic, request.group)
+                await self._depart(handed.departures, dead=True)
+                if handed.grants or handed.draining or self._loop.time() >= deadline or self._closed:
+                    return PollReply(tuple(handed.grants), sources[0][1].settings.lease_ms, handed.draining)
+                await _wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
 
     def _until(self, due_ms: int | None) -> float:
         """Seconds until something is due. A manual clock wakes all waiters when it is moved."""
@@ -251,31 +233,10 @@ class Broker:
     async def settle(
         self, topic: str, group: str, parts: Sequence[Settle]
     ) -> list[tuple[Settle, tuple[Span, ...]]]:
-        lost = []
-        for part in parts:
-            spans = await self._settle(topic, group, part)
-            if spans:
-                lost.append((part, spans))
-        if any(v.kind != "ack" for part in parts for v in part.verdicts):
-            readers = [await self._in_thread(self._catalog.group, p.topic, group) for p in parts]
-            self._waiters.notify(*(("group", reader.id) for reader in readers))
-        return lost
-
-    async def _settle(self, topic: str, group: str, part: Settle) -> tuple[Span, ...]:
-        reader = await self._in_thread(self._catalog.group, part.topic, group)
-        target: Topic | None = await self._in_thread(self._catalog.dead_letters, topic, group)
-        if target is None and any(v.kind == "dead" for v in part.verdicts):
-            target = await self._in_thread(self._letters.ensure, topic, group)
-        try:
-            outcome = await self._in_thread(self._deliveries.settle, part, reader, target)
-        except GenerationChanged:  # the group was reset: what was held is nobody's any more
-            self._catalog.forget()
-            return tuple((v.first, v.last) for v in part.verdicts)
+        outcome = await self._in_thread(self._deliveries.settle, topic, group, parts)
         await self._depart(outcome.departures, dead=True)
-        if outcome.unplaced is None:
-            return outcome.lost
-        await self._in_thread(self._letters.ensure, topic, group)
-        return outcome.lost + await self._settle(topic, group, outcome.unplaced)
+        self._waiters.notify(*(("group", group_id) for group_id in outcome.waiting))
+        return outcome.lost
 
     async def _depart(self, departures: Sequence[Departure], *, dead: bool) -> None:
         for leaving in departures:
@@ -311,6 +272,12 @@ class Broker:
 
     async def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
         return await self._in_thread(self._letters.discard, topic, group, offsets)
+
+
+def _keys(sources: Sequence[Source]) -> list[Key]:
+    """What a poll of these sources waits for."""
+    keys: list[Key] = [("partition", r.partition_id) for topic, _ in sources for r in topic.route.ranges]
+    return keys + [("group", reader.id) for _, reader in sources]
 
 
 async def _wait(news: asyncio.Event, seconds: float) -> None:

@@ -1,0 +1,19 @@
+"""The command line. `main` is the entry point `penstock`; each module holds one command or one family.
+
+Commands are built on the public API alone. Whatever is slow to import (the SDK, asyncio, most of Rich) is
+imported inside the functions that need it: `penstock --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code."""
+    from .root import run
+
+    sys.exit(run(sys.argv[1:] if argv is None else argv))

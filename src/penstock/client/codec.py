@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from ..config import DEFAULTS
 from ..errors import InvalidMessage, MessageTooLarge
@@ -217,18 +217,22 @@ def _checked_timestamp(timestamp: object) -> int:
 # ---- back -------------------------------------------------------------------------------------------
 
 
-def unpack(records: Iterable[Record], delivery: Delivered) -> list[Received]:
-    """Received messages of one delivery. Constructor arguments go by position: it is the hot path."""
-    bare, make = NO_HEADERS, Received
-    return [
+def unpack(records: Iterable[Record], delivery: Delivered, now_ms: int = 0) -> list[Received]:
+    """Received messages of one delivery, without those that expired by `now_ms`.
+
+    Constructor arguments go by position: it is the hot path.
+    """
+    bare, make, expired = NO_HEADERS, Received, set[int]()
+    found = [
         make(r.value or b"", r.key, bare, "", None, None, r.timestamp, r.offset, None, delivery, r.offset)
         if not r.headers
-        else _with_headers(r, delivery)
+        else _with_headers(r, delivery, now_ms, expired)
         for r in records
     ]
+    return [message for message in found if message._position not in expired] if expired else found
 
 
-def _with_headers(record: Record, delivery: Delivered) -> Received:
+def _with_headers(record: Record, delivery: Delivered, now_ms: int, expired: set[int]) -> Received:
     own: dict[str, str] = {}
     shown: dict[str, bytes] = {}
     for name, value in record.headers:
@@ -240,7 +244,11 @@ def _with_headers(record: Record, delivery: Delivered) -> Received:
     if _TOPIC in own:
         origin = (own[_TOPIC], _number(own, _PARTITION, -1))
         offset, timestamp = _number(own, _OFFSET, offset), _number(own, _TIMESTAMP, timestamp)
-    expires: Any = _moment(own[_EXPIRES]) if _EXPIRES in own else None
+    expires = None
+    if _EXPIRES in own:
+        expires = _moment(own[_EXPIRES])
+        if _number(own, _EXPIRES, now_ms + 1) <= now_ms:
+            expired.add(record.offset)
     return Received(
         record.value or b"", record.key, shown or NO_HEADERS, "", own.get(_SOURCE), expires, timestamp,
         offset, own.get(_ID), delivery, record.offset, origin,

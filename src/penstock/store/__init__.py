@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from ..clock import Clock, SystemClock
+from ..config import DEFAULTS, Limits
 from .catalog import SqlCatalog
 from .contract import Catalog, Duties, Log, Progress, Store, Watcher
 from .duties import SqlDuties
@@ -68,13 +69,13 @@ class _SharedStore(SqlStore):
         super().close()
 
 
-def open_sqlite(path: Path | None, clock: Clock | None = None) -> Store:
+def open_sqlite(path: Path | None, clock: Clock | None = None, limits: Limits = DEFAULTS) -> Store:
     """Open a file and the progress file beside it, made if they are not there; None: in memory."""
-    return SqlStore(_open(path, clock))
+    return SqlStore(_open(path, clock, limits))
 
 
-def _open(path: Path | None, clock: Clock | None) -> Session:
-    session = Session(SqliteDialect(path, clock or SystemClock()))
+def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> Session:
+    session = Session(SqliteDialect(path, clock or SystemClock(), limits))
     try:
         migrate(session)
     except BaseException:

@@ -14,7 +14,7 @@ from ..errors import GroupExists, InvalidSetting, PenstockError, TopicExists, Un
 from ..model.route import Range, Route, even_ranges
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .contract import Group, Topic
-from .log import first_row
+from .lookups import first_row
 from .schema import create_log, log_table
 from .session import Lane, Session, Transaction
 

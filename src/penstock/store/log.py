@@ -15,10 +15,11 @@ from ..errors import PartitionSealed, PenstockError, UnknownPartition
 from ..model import sequence
 from ..model.batch import BatchHeader, read_header, with_base_offset
 from .contract import Append, Appended, Bounds, News, StoredBatch
+from .lookups import first_row
 from .schema import log_table
 from .session import Lane, Session, Transaction
 
-__all__ = ["SqlLog", "first_row", "row_at"]
+__all__ = ["SqlLog"]
 
 _LOCK = "SELECT state, next_offset, next_bytes, appended_at FROM penstock_partitions WHERE id = ?"
 _ADVANCE = "UPDATE penstock_partitions SET next_offset = ?, next_bytes = ?, appended_at = ? WHERE id = ?"
@@ -241,39 +242,6 @@ def _within(
         messages += base + records - max(base, offset)
         size += length
     return None if first is None or last is None else (first, last)
-
-
-def row_at(tx: Transaction, partition_id: int, offset: int, columns: str) -> tuple[Any, ...] | None:
-    """The stored batch that contains `offset`, or the last one before it."""
-    return tx.one(
-        f"SELECT {columns} FROM {log_table(partition_id)} WHERE base_offset <= ? ORDER BY base_offset DESC LIMIT 1",
-        offset,
-    )
-
-
-def first_row(tx: Transaction, partition_id: int, column: str, least: int) -> int:
-    """The base offset of the first batch whose `column` (which never falls) is at least `least`.
-
-    A binary search over offsets by primary key: a few look-ups, no index, no scan.
-    """
-    log = log_table(partition_id)
-    edges = tx.one(f"SELECT MIN(base_offset) FROM {log}")
-    end = tx.one("SELECT next_offset FROM penstock_partitions WHERE id = ?", partition_id)
-    if edges is None or edges[0] is None or end is None:
-        return int(end[0]) if end else 0
-    low, high = (
-        edges[0],
-        int(end[0]),
-    )  # invariant: batches below `low` are too small, those from `high` on are not
-    while low < high:
-        base, records, value = row_at(
-            tx, partition_id, (low + high) // 2, f"base_offset, records, {column}"
-        ) or (0, 0, 0)
-        if value >= least:
-            high = base
-        else:
-            low = base + records
-    return int(high)
 
 
 def _unknown(partition_id: int) -> UnknownPartition:

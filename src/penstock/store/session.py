@@ -57,7 +57,7 @@ class Dialect(Protocol):
     def watch(self) -> Watcher:
         """A way to learn of commits by others."""
 
-    def error(self, error: Exception) -> StoreError | None:
+    def error(self, error: Exception, lane: Lane) -> StoreError | None:
         """The error of our tree for a driver's error; None if it is not the driver's."""
 
     def close(self) -> None: ...
@@ -111,13 +111,13 @@ class Session:
     @contextmanager
     def read(self, lane: Lane) -> Iterator[Transaction]:
         """Statements that change nothing; each sees what was committed when it started."""
-        with self._mapped(), self.dialect.reading(lane):
+        with self._mapped(lane), self.dialect.reading(lane):
             yield Transaction(self._connection(lane), self.dialect)
 
     @contextmanager
     def write(self, lane: Lane, *, flush: bool = True) -> Iterator[Transaction]:
         """One transaction: committed at the end, rolled back if the block raises."""
-        with self._mapped():
+        with self._mapped(lane):
             connection = self._connection(lane)
             self.dialect.begin(connection, lane, flush=flush)
             try:
@@ -128,11 +128,11 @@ class Session:
             self.dialect.end(connection, lane, commit=True)
 
     @contextmanager
-    def _mapped(self) -> Iterator[None]:
+    def _mapped(self, lane: Lane) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            mapped = self.dialect.error(error)
+            mapped = self.dialect.error(error, lane)
             if mapped is None:
                 raise
             raise mapped from error

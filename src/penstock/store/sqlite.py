@@ -1,37 +1,38 @@
 """SQLite: two files, WAL, one writer at a time per file.
 
 The log file is flushed at every commit (`synchronous=FULL`), the progress file only where it is asked
-for (I8). The files are never attached to each other. Before BEGIN IMMEDIATE a writer takes a side lock:
-with many processes on one file it makes them take turns, where SQLite's own busy handler sleeps and
-starves some (I19). It is for fairness only; SQLite's lock is what keeps the data right.
+for (I8). The files are never attached to each other. Before BEGIN IMMEDIATE a writer waits for its turn,
+which makes many processes on one file fair; SQLite's lock is what keeps the data right (I19).
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-import threading
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ..clock import Clock
-from ..config import DEFAULTS
+from ..config import DEFAULTS, Limits
 from ..errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from .contract import Watcher
 from .session import Lane, Transaction
-
-try:
-    import fcntl
-except ImportError:  # pragma: no cover - not on Windows
-    fcntl = None  # type: ignore[assignment]
+from .turn import Turn
 
 __all__ = ["SqliteDialect"]
 
 _CHECKPOINT_PAGES = 4000
-_TURN_PAUSE_S = 0.0005
+_JOURNAL_BYTES = 64 * 1024 * 1024
+_RETRY_S = 0.005
+_UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
+
+
+class _Connection(sqlite3.Connection):
+    flushing: bool | None = None  # what `synchronous` was last set to
 
 
 class SqliteDialect:
@@ -40,12 +41,12 @@ class SqliteDialect:
     offset = "INTEGER"  # INTEGER PRIMARY KEY is the row's own id: no second index
     for_update = ""  # BEGIN IMMEDIATE locks the file
 
-    def __init__(self, path: Path | None, clock: Clock) -> None:
+    def __init__(self, path: Path | None, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.path = path  # None: in memory
         self._clock = clock
-        self._turns = {lane: _Turn(self._lock_file(lane)) for lane in Lane}
-        self._memory: dict[Lane, sqlite3.Connection] = {}
-        self._flushing: dict[int, bool] = {}  # connection → whether it flushes now
+        self._limits = limits
+        self._turns = {lane: Turn(self._lock_file(lane), limits) for lane in Lane}
+        self._memory: dict[Lane, _Connection] = {}
         self._commits = dict.fromkeys(Lane, 0)  # in memory; a file has its own count
 
     def file(self, lane: Lane) -> Path | None:
@@ -63,48 +64,79 @@ class SqliteDialect:
         file = self.file(lane)
         if file is None:
             return self._shared_memory(lane)
+        connection = None
         try:
-            connection = _open(str(file))
+            connection = self._open(str(file))
             self._prepare(connection, lane)
         except sqlite3.Error as error:
-            raise self._cannot_open(file, error) from error
+            if connection is not None:
+                connection.close()
+            raise self._cannot_open(file, error, lane) from error
         return connection
 
-    def _shared_memory(self, lane: Lane) -> sqlite3.Connection:
-        with self._turns[lane]:
+    def _open(self, path: str) -> _Connection:
+        return sqlite3.connect(
+            path,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=self._limits.busy_timeout_ms / 1000,
+            cached_statements=256,
+            factory=_Connection,
+        )
+
+    def _shared_memory(self, lane: Lane) -> _Connection:
+        with self._turn(lane):
             if lane not in self._memory:
-                self._memory[lane] = _open(":memory:")
+                self._memory[lane] = self._open(":memory:")
             return self._memory[lane]
 
-    def _prepare(self, connection: sqlite3.Connection, lane: Lane) -> None:
-        connection.execute("PRAGMA journal_mode=WAL")
+    def _prepare(self, connection: _Connection, lane: Lane) -> None:
+        self._use_wal(connection)
         connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
-        connection.execute(f"PRAGMA journal_size_limit={64 * 1024 * 1024}")
-        self._set_flush(connection, lane is Lane.LOG)
+        connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_BYTES}")
+        _set_flush(connection, lane is Lane.LOG)
 
-    def _set_flush(self, connection: sqlite3.Connection, flush: bool) -> None:
-        if self._flushing.get(id(connection)) is not flush:
-            connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
-            self._flushing[id(connection)] = flush
+    def _use_wal(self, connection: _Connection) -> None:
+        """Processes that open a new file at once are refused without the busy time-out: ask again."""
+        deadline = time.monotonic() + self._limits.busy_timeout_ms / 1000
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY_S)
 
     # ---- transactions ----
 
     def reading(self, lane: Lane) -> AbstractContextManager[None]:
         """In memory all threads share a connection, so a reader must not see a transaction under way."""
-        return self._turns[lane] if self.path is None else nullcontext()
+        return self._turn(lane) if self.path is None else nullcontext()
 
-    def begin(self, connection: sqlite3.Connection, lane: Lane, *, flush: bool) -> None:
-        turn = self._turns[lane]
-        turn.acquire()
+    @contextmanager
+    def _turn(self, lane: Lane) -> Iterator[None]:
+        self._take_turn(lane)
+        try:
+            yield
+        finally:
+            self._turns[lane].release()
+
+    def _take_turn(self, lane: Lane) -> None:
+        if not self._turns[lane].acquire():
+            raise self._busy(lane)
+
+    def begin(self, connection: _Connection, lane: Lane, *, flush: bool) -> None:
+        self._take_turn(lane)
         try:
             if self.path is not None:
-                self._set_flush(connection, flush or lane is Lane.LOG)
+                _set_flush(connection, flush or lane is Lane.LOG)
             connection.execute("BEGIN IMMEDIATE")
         except BaseException:
-            turn.release()
+            self._turns[lane].release()
             raise
 
-    def end(self, connection: sqlite3.Connection, lane: Lane, *, commit: bool) -> None:
+    def end(self, connection: _Connection, lane: Lane, *, commit: bool) -> None:
         try:
             if commit:
                 connection.execute("COMMIT")
@@ -130,7 +162,7 @@ class SqliteDialect:
             f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
         )
 
-    def now_ms(self, connection: sqlite3.Connection) -> int:
+    def now_ms(self, connection: _Connection) -> int:
         return self._clock.now_ms()
 
     def has_table(self, tx: Transaction, name: str) -> bool:
@@ -149,37 +181,29 @@ class SqliteDialect:
 
     # ---- errors ----
 
-    def error(self, error: Exception) -> StoreError | None:
+    def error(self, error: Exception, lane: Lane) -> StoreError | None:
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
             return StoreUnavailable("the connection was closed while in use; call penstock.connect again")
         if not isinstance(error, sqlite3.DatabaseError):
             return None
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if code == sqlite3.SQLITE_FULL:
-            return StoreFull(
-                f"no space left for {self.path}: free some space, then try again; nothing was stored"
-            )
-        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-            return StoreBusy(
-                f"{self.path} was locked for {DEFAULTS.busy_timeout_ms // 1000} s by another process; "
-                "find the one that holds a transaction open, then try again"
-            )
-        if code == sqlite3.SQLITE_IOERR and self._disk_is_full():
-            return StoreFull(
-                f"no space left for {self.path}: free some space, then try again; nothing was stored"
-            )
+        file, code = self.file(lane), _code(error)
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._disk_is_full()):
+            return StoreFull(f"no space left for {file}: free some space, then try again; nothing was stored")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
+            return self._busy(lane)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreCorrupt(f"{self.path} is not a sound database ({error}); restore it from a backup")
-        if code in (
-            sqlite3.SQLITE_READONLY,
-            sqlite3.SQLITE_CANTOPEN,
-            sqlite3.SQLITE_IOERR,
-            sqlite3.SQLITE_PERM,
-        ):
+            return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[lane]}")
+        if code in _UNWRITABLE:
             return StoreUnavailable(
-                f"{self.path} cannot be written ({error}); check that file, folder and disk are there and writable"
+                f"{file} cannot be written ({error}); check that file, folder and disk are there and writable"
             )
-        return StoreError(f"{self.path}: {error}")
+        return StoreError(f"{file}: {error}")
+
+    def _busy(self, lane: Lane) -> StoreBusy:
+        return StoreBusy(
+            f"{self.file(lane) or 'the store in memory'} was locked by others for more than "
+            f"{self._limits.busy_timeout_ms / 1000:g} s; find who holds a transaction open, then try again"
+        )
 
     def _disk_is_full(self) -> bool:
         if self.path is None:
@@ -190,12 +214,12 @@ class SqliteDialect:
             return False
         return space.f_bavail * space.f_frsize < 1024 * 1024
 
-    def _cannot_open(self, file: Path, error: sqlite3.Error) -> StoreError:
+    def _cannot_open(self, file: Path, error: sqlite3.Error, lane: Lane) -> StoreError:
         if not file.parent.exists():
             return StoreUnavailable(
                 f"the folder {file.parent} does not exist; create it, or correct the path in the URL"
             )
-        mapped = self.error(error)
+        mapped = self.error(error, lane)
         if isinstance(mapped, StoreUnavailable) or mapped is None:
             return StoreUnavailable(
                 f"{file} cannot be opened for writing ({error}); check the path and its permissions"
@@ -203,10 +227,17 @@ class SqliteDialect:
         return mapped
 
 
+_CURES = {
+    Lane.LOG: "restore it, and the progress file beside it, from a backup",
+    Lane.PROGRESS: "restore it from the same backup as the log, or remove it: groups then start again",
+}
+
+
 class _FileWatcher:
-    """`PRAGMA data_version` on a connection of its own per file: it moves when another one commits."""
+    """`PRAGMA data_version` on a connection of its own per file: it moves when any other one commits."""
 
     def __init__(self, dialect: SqliteDialect) -> None:
+        self._dialect = dialect
         self._connections = {lane: dialect.connect(lane) for lane in Lane}
         self._seen: dict[Lane, int] = {}
 
@@ -214,7 +245,10 @@ class _FileWatcher:
         return self._moved(Lane.LOG), self._moved(Lane.PROGRESS)
 
     def _moved(self, lane: Lane) -> bool:
-        version = self._connections[lane].execute("PRAGMA data_version").fetchone()[0]
+        try:
+            version = self._connections[lane].execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error as error:
+            raise self._dialect.error(error, lane) or error from error
         before, self._seen[lane] = self._seen.get(lane), version
         return bool(version != before)
 
@@ -230,72 +264,18 @@ class _MemoryWatcher:
 
     def changed(self) -> tuple[bool, bool]:
         before, self._seen = self._seen, dict(self._commits)
-        return self._seen[Lane.LOG] != before.get(Lane.LOG), self._seen[Lane.PROGRESS] != before.get(
-            Lane.PROGRESS
-        )
+        log, progress = (self._seen[lane] != before.get(lane) for lane in (Lane.LOG, Lane.PROGRESS))
+        return log, progress
 
     def close(self) -> None:
         pass
 
 
-def _open(path: str) -> sqlite3.Connection:
-    return sqlite3.connect(
-        path,
-        isolation_level=None,
-        check_same_thread=False,
-        timeout=DEFAULTS.busy_timeout_ms / 1000,
-        cached_statements=256,
-    )
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-class _Turn:
-    """One writer at a time: threads by a lock, processes by an advisory lock on a side file.
-
-    Waiting is bounded: a process stopped while it holds the side lock must not hang the others; after
-    the limit they go on to BEGIN IMMEDIATE, whose own time-out gives a clear error (I15).
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._lock = threading.RLock()
-        self._path = path if fcntl is not None else None
-        self._descriptor: int | None = None
-
-    def acquire(self) -> None:
-        self._lock.acquire()
-        if self._path is None:
-            return
-        try:
-            if self._descriptor is None:
-                self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            self._wait_for_processes(self._descriptor)
-        except OSError:
-            pass  # only fairness is lost; BEGIN IMMEDIATE still excludes
-
-    def _wait_for_processes(self, descriptor: int) -> None:
-        deadline = time.monotonic() + DEFAULTS.side_lock_ms / 1000
-        while True:
-            try:
-                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    return None
-                time.sleep(_TURN_PAUSE_S)
-
-    def release(self) -> None:
-        try:
-            if self._descriptor is not None:
-                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
-        finally:
-            self._lock.release()
-
-    def __enter__(self) -> None:
-        self.acquire()
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-    def close(self) -> None:
-        with self._lock:
-            if self._descriptor is not None:
-                os.close(self._descriptor)
-                self._descriptor = None
+def _set_flush(connection: _Connection, flush: bool) -> None:
+    if connection.flushing is not flush:
+        connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
+        connection.flushing = flush

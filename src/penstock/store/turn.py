@@ -43,6 +43,9 @@ class Turn:
                 self._wait_for_processes(self._descriptor)
             except OSError:
                 pass  # only fairness is lost; BEGIN IMMEDIATE still excludes
+            except BaseException:
+                self._lock.release()
+                raise
         return True
 
     def _wait_for_processes(self, descriptor: int) -> None:

@@ -1,0 +1,45 @@
+"""Asking before something is destroyed.
+
+What is lost is counted before the question. `--yes` answers it, `--dry-run` only shows it. Where nobody can
+answer (no terminal) and nothing was said beforehand, the answer is no.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from .exits import AbortedError
+from .frame import Run
+from .show import json_line
+
+__all__ = ["DryRun", "Yes", "agreed"]
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be lost; change nothing.")]
+
+
+def agreed(
+    run: Run, what: str, losses: dict[str, int | str], *, yes: bool, dry_run: bool, counted: str
+) -> bool:
+    """Whether to go on. `what` is the deed ("delete topic 'orders'"), `counted` says what is lost."""
+    if dry_run:
+        if run.json:
+            json_line({"dry_run": True, "would": what, **losses})
+        else:
+            typer.echo(f"would {what}: {counted} (dry run, nothing was changed)")
+        return False
+    if yes:
+        return True
+    if run.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise AbortedError(f"refusing to {what} without being asked: {counted}; add --yes if that is meant")
+    typer.secho(f"About to {what}: {counted}.", bold=True)
+    try:
+        answer = input("Go on? Type y to do it [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise AbortedError("nothing was changed")
+    return True

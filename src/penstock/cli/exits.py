@@ -1,0 +1,84 @@
+"""How a command ends: the exit codes, and what is said on the way out.
+
+Decides which code an error has and how it is worded: one line for people, one object for scripts, both on
+stderr. Must never show a traceback for a `PenstockError`, an interrupt or a closed pipe (`--debug` shows it).
+The codes are part of the interface: never change one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from ..errors import PenstockError, UsageError
+
+__all__ = [
+    "ABORTED",
+    "CROSSED",
+    "FAILED",
+    "INTERRUPTED",
+    "OK",
+    "USAGE",
+    "AbortedError",
+    "code_of",
+    "leave_closed_pipe",
+    "say_error",
+    "say_note",
+]
+
+OK = 0
+FAILED = 1
+USAGE = 2
+CROSSED = 3
+ABORTED = 4
+INTERRUPTED = 130
+
+_RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
+
+
+class AbortedError(Exception):
+    """Somebody said no, or nobody could be asked."""
+
+    code = "aborted"
+
+
+def code_of(error: BaseException) -> int:
+    if isinstance(error, AbortedError):
+        return ABORTED
+    return USAGE if isinstance(error, UsageError) else FAILED
+
+
+def say_error(code: str, message: str, *, as_json: bool) -> None:
+    if as_json:
+        line = json.dumps({"error": code, "message": message}, ensure_ascii=False)
+    else:
+        line = f"{_coloured('error:', _RED)} {' '.join(message.split())}"
+    print(line, file=sys.stderr)
+
+
+def say_note(message: str) -> None:
+    """Something worth knowing that is no error; never mixed into what a script reads."""
+    print(f"{_coloured('note:', _YELLOW)} {message}", file=sys.stderr)
+
+
+def say_failure(error: Exception, *, as_json: bool) -> int:
+    """Say what went wrong; the exit code."""
+    if isinstance(error, PenstockError | AbortedError):
+        say_error(error.code, str(error), as_json=as_json)
+    elif isinstance(error, ExceptionGroup):
+        return say_failure(error.exceptions[0], as_json=as_json)
+    else:
+        raise error
+    return code_of(error)
+
+
+def leave_closed_pipe() -> int:
+    """The reader has seen enough (`| head`): fine. Python must not flush into the closed pipe at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def _coloured(text: str, colour: str) -> str:
+    plain = os.environ.get("NO_COLOR") or not sys.stderr.isatty()
+    return text if plain else f"{colour}{text}{_PLAIN}"

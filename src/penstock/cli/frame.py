@@ -1,0 +1,178 @@
+"""What every command has: `--url`, `--json` and `--debug`, a `Run` to work with, and errors as exit codes.
+
+Decides which queue a command works on and whether it may make the file. Must never create a file for a
+command that only looks or that needs what is not there: a mistyped URL leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from ..errors import PenstockError, StoreUnavailable
+from . import exits
+
+if TYPE_CHECKING:
+    from penstock import Connection
+
+__all__ = ["DEFAULT_URL", "Run", "command", "family"]
+
+DEFAULT_URL = "sqlite:///penstock.db"
+_SHARED = "Options of every command"
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url",
+        "-u",
+        metavar="URL",
+        help="The queue to work on. Default: PENSTOCK_URL, else penstock.db in this folder.",
+        show_default=False,
+        rich_help_panel=_SHARED,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="JSON for scripts; errors too.", rich_help_panel=_SHARED)
+]
+Debug = Annotated[
+    bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=_SHARED)
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One call of one command: what was asked for by the options all of them have."""
+
+    url: str
+    chosen: bool  # by option or environment; else it is the default
+    json: bool
+    debug: bool
+
+    @asynccontextmanager
+    async def connect(self, *, create: bool = False) -> AsyncIterator[Connection]:
+        """The queue. A file that is not there is an error, unless the command may create it."""
+        import penstock
+
+        path = self.file
+        missing = path is not None and not path.exists()
+        if missing and not create:
+            raise StoreUnavailable(self._nothing_here(path))
+        async with penstock.connect(self.url) as mq:
+            if missing:
+                why = "" if self.chosen else " (name another with --url or PENSTOCK_URL)"
+                exits.say_note(f"created the queue {path}{why}")
+            yield mq
+
+    @property
+    def file(self) -> Path | None:
+        """The file of the queue; None if it is not in a file."""
+        from ..client.url import parse
+
+        return parse(self.url).path
+
+    def _nothing_here(self, path: Path | None) -> str:
+        where = "" if self.chosen else f" in {Path.cwd()}"
+        return (
+            f"there is no queue {path}{where}: make one with `penstock topic create NAME`, "
+            "or name another with --url or PENSTOCK_URL"
+        )
+
+
+def family(name: str, help: str) -> typer.Typer:
+    """A command with commands below it, such as `penstock topic …`."""
+    app = typer.Typer(name=name, help=help, no_args_is_help=True)
+
+    @app.callback()
+    def options(ctx: typer.Context, url: Url = None, as_json: Json = False, debug: Debug = False) -> None:
+        note_options(ctx, url, as_json, debug)
+
+    return app
+
+
+def note_options(ctx: typer.Context, url: str | None, as_json: bool, debug: bool) -> None:
+    """Options may stand before or after any word of the command: the last URL counts, flags add up."""
+    before: dict[str, Any] = ctx.obj if isinstance(ctx.obj, dict) else {}
+    ctx.obj = {
+        **before,
+        "url": url or before.get("url"),
+        "json": as_json or before.get("json", False),
+        "debug": debug or before.get("debug", False),
+    }
+
+
+def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[F], F]:
+    """Make a function a command: it gets a `Run` first; a coroutine function is run in a loop."""
+
+    def register(function: F) -> F:
+        app.command(name, **settings)(_framed(function))
+        return function
+
+    return register
+
+
+def _framed(function: Callable[..., Any]) -> Callable[..., None]:
+    @wraps(function)
+    def framed(ctx: typer.Context, url: str | None, as_json: bool, debug: bool, **values: Any) -> None:
+        note_options(ctx, url, as_json, debug)
+        run = _run(ctx.obj)
+        code = exits.OK
+        try:
+            _call(function, run, values)
+        except (PenstockError, exits.AbortedError, ExceptionGroup) as error:
+            if run.debug:
+                raise
+            code = exits.say_failure(error, as_json=run.json)
+        except BrokenPipeError:
+            code = exits.leave_closed_pipe()
+        if code != exits.OK:
+            raise typer.Exit(code)
+
+    _set_signature(framed, function)
+    return framed
+
+
+def _call(function: Callable[..., Any], run: Run, values: dict[str, Any]) -> None:
+    import sys
+
+    result = function(run, **values)
+    if inspect.iscoroutine(result):
+        _run_loop(result)
+    sys.stdout.flush()  # a closed pipe is noticed here, not at the interpreter's end
+
+
+def _run_loop(work: Coroutine[Any, Any, None]) -> None:
+    import asyncio
+
+    asyncio.run(work)
+
+
+def _set_signature(framed: Callable[..., None], function: Callable[..., Any]) -> None:
+    """Typer reads parameters from the signature: the function's own without `run`, and the shared ones."""
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    shared = [
+        inspect.Parameter("ctx", keyword, annotation=typer.Context),
+        *(p.replace(kind=keyword) for p in own),
+        inspect.Parameter("url", keyword, annotation=Url, default=None),
+        inspect.Parameter("as_json", keyword, annotation=Json, default=False),
+        inspect.Parameter("debug", keyword, annotation=Debug, default=False),
+    ]
+    framed.__signature__ = inspect.Signature(shared)  # type: ignore[attr-defined]
+    framed.__annotations__ = {p.name: p.annotation for p in shared}
+
+
+def _run(options: dict[str, Any]) -> Run:
+    chosen = options["url"] or os.environ.get("PENSTOCK_URL")
+    return Run(
+        url=chosen or DEFAULT_URL, chosen=bool(chosen), json=options["json"], debug=options["debug"]
+    )

@@ -1,0 +1,78 @@
+"""`penstock` itself: the commands there are, the options before them, and the way out.
+
+Must import nothing slow: only Typer and the modules that declare commands.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from . import consume, dead, demo, doctor, exits, groups, lag, read, send, topics, worker
+from .frame import Debug, Json, Url, note_options
+
+__all__ = ["app", "run"]
+
+_EPILOG = """\
+**Exit codes**: 0 done · 1 an error of Penstock · 2 wrong usage · 3 a threshold was crossed (`lag`) ·
+4 refused, or answered no · 130 interrupted.
+
+**New here?** `penstock demo` shows what it does, in half a minute.
+"""
+
+app = typer.Typer(
+    name="penstock",
+    help="Penstock, a message queue for teams that already run a database and write Python.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for part in (topics.app, groups.app, dead.app):
+    app.add_typer(part)
+for part in (send, consume, read, lag, worker, demo, doctor):
+    part.register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"penstock {version('penstock')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    ctx: typer.Context,
+    url: Url = None,
+    as_json: Json = False,
+    debug: Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    note_options(ctx, url, as_json, debug)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; the exit code. Wrong usage is worded like every other error."""
+    import sys
+
+    os.environ.setdefault("TERMINAL_WIDTH", "") if not sys.stdout.isatty() else None
+    command = typer.main.get_command(app)
+    try:
+        code: Any = command.main(list(arguments), prog_name="penstock", standalone_mode=False)
+    except typer.TyperException as error:
+        return _wrong_usage(error, as_json="--json" in arguments)
+    except typer.Abort:
+        exits.say_error("aborted", "nothing was done", as_json="--json" in arguments)
+        return exits.ABORTED
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    return code if isinstance(code, int) else exits.OK

@@ -1,0 +1,293 @@
+"""Fetching: keeps a consumer's window filled, and turns grants into messages.
+
+Decides when to ask for more: when half of the window is free or nothing is held, never while a delivery is to
+be settled alone (I14), and not while the broker waits for empty hands. One request is under way at a time; if
+it failed, the very same one is repeated, so that what a lost reply held is not forgotten (I6). Empty hands
+always ask for at least one message, however large (I17).
+
+Must never forget an offset it was given: what has no message in it (control batches, I18; expired messages) is
+acked at once; what is missing from the batches is acked only if the log no longer has it, and else released.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
+from ..config import DEFAULTS
+from ..errors import PenstockError
+from ..model.batch import Record, records
+from ..store.contract import StoredBatch
+from .appending import pause
+from .codec import unpack
+from .hands import ACKED, LOST, Hands, HeldDelivery
+from .message import Received
+from .settling import Settler
+
+__all__ = ["Chunk", "Fetcher", "Window"]
+
+log = logging.getLogger("penstock.consumer")
+
+_OVERHEAD_BYTES = 64  # what a message costs besides its value
+_FOREVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    messages: int = DEFAULTS.window_messages
+    bytes: int = DEFAULTS.window_bytes
+
+
+class Chunk:
+    """Messages of one delivery that wait for the user."""
+
+    __slots__ = ("at", "delivery", "messages")
+
+    def __init__(self, delivery: HeldDelivery, messages: list[Received]) -> None:
+        self.delivery, self.messages, self.at = delivery, messages, 0
+
+    def next(self, count: int) -> list[Received]:
+        whole = not self.at and len(self.messages) <= count
+        part = self.messages if whole else self.messages[self.at : self.at + count]
+        self.at += len(part)
+        return part
+
+    @property
+    def done(self) -> bool:
+        return self.at >= len(self.messages)
+
+
+class Fetcher:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        who: Beat,
+        hands: Hands,
+        settler: Settler,
+        window: Window,
+        *,
+        on_delivery: bool,
+        lease_changed: Callable[[int], None],
+    ) -> None:
+        self._endpoint, self._who, self._hands, self._settler = endpoint, who, hands, settler
+        self._window, self._on_delivery, self._lease_changed = window, on_delivery, lease_changed
+        self._opened: dict[int, tuple[int, list[Record]]] = {}  # a batch that leases cut, by partition id
+        self._asked: PollRequest | None = None  # without a reply yet
+        self._drain_until = 0.0  # by the loop's clock: ask nothing before, unless nothing is held
+        self._buffered = 0
+        self._chunks: deque[Chunk] = deque()
+        self.arrived = asyncio.Event()
+        self.wanted = asyncio.Event()  # on_delivery: somebody waits for messages
+        self.failure: Exception | None = None
+
+    # ---- asking ----
+
+    async def run(self) -> None:
+        try:
+            while True:
+                await self._may_ask()
+                request = self._request()
+                sent_ms = self._endpoint.now_ms()
+                self._asked = request
+                reply = await self._ask(request)
+                self._asked = None
+                await self._accept(reply, request.token, sent_ms)
+        except Exception as error:
+            self.failure = error
+            self.arrived.set()
+
+    async def _may_ask(self) -> None:
+        while not self._has_room():
+            self._hands.changed.clear()
+            left = self._drain_until - asyncio.get_running_loop().time()
+            try:
+                async with asyncio.timeout(left if left > 0 else None):
+                    await self._hands.changed.wait()
+            except TimeoutError:
+                pass
+        if self._on_delivery:
+            await self.wanted.wait()
+
+    def _has_room(self) -> bool:
+        hands, window = self._hands, self._window
+        if self._on_delivery:
+            return not self._buffered
+        if not hands.messages:
+            return True
+        if hands.alone or asyncio.get_running_loop().time() < self._drain_until:
+            return False
+        return 2 * hands.messages <= window.messages and 2 * hands.bytes <= window.bytes
+
+    def _request(self) -> PollRequest:
+        hands, window = self._hands, self._window
+        return PollRequest(
+            topic=self._who.topic,
+            group=self._who.group,
+            member=self._who.member,
+            token=secrets.randbits(63) | 1,
+            messages=max(1, window.messages - hands.messages),
+            bytes=max(1, int(window.bytes - hands.bytes)),
+            wait_ms=DEFAULTS.poll_wait_ms,
+            empty_handed=not hands.messages,
+            on_delivery=self._on_delivery,
+        )
+
+    async def _ask(self, request: PollRequest) -> PollReply:
+        tries = 0
+        while True:
+            try:
+                return await self._endpoint.poll(request)
+            except PenstockError as error:
+                if not error.retriable:
+                    raise
+                tries += 1
+                if tries == 1:
+                    log.warning("a poll of %s failed, trying again: %r", self._who.member, error)
+            await asyncio.sleep(pause(tries))
+
+    async def take_back(self) -> None:
+        """After `run` was cancelled: what a poll without a reply may have been given comes into the hands."""
+        asked, self._asked = self._asked, None
+        if asked is None or self._on_delivery:
+            return
+        request = replace(asked, wait_ms=0, messages=1, bytes=1)
+        sent_ms = self._endpoint.now_ms()
+        await self._accept(await self._endpoint.poll(request), request.token, sent_ms)
+
+    # ---- accepting ----
+
+    async def _accept(self, reply: PollReply, token: int, sent_ms: int) -> None:
+        self._lease_changed(reply.lease_ms)
+        until = _FOREVER if self._on_delivery else sent_ms + reply.lease_ms
+        missing: list[tuple[HeldDelivery, int, int]] = []
+        for grant in reply.grants:
+            for lease in grant.leases:
+                delivery = HeldDelivery(self._settler, grant, lease, token, until)
+                missing += self._open(grant, lease, delivery)
+        loop_time = asyncio.get_running_loop().time()
+        self._drain_until = loop_time + reply.lease_ms / 1000 if reply.draining else 0.0
+        if self._chunks:
+            self.arrived.set()
+        if missing:
+            await self._account_for(missing)
+
+    def _open(
+        self, grant: Grant, lease: Lease, delivery: HeldDelivery
+    ) -> list[tuple[HeldDelivery, int, int]]:
+        """Messages of a lease into the buffer; returns offsets that no batch has."""
+        messages: list[Received] = []
+        position, now_ms = lease.first, self._endpoint.now_ms()
+        missing: list[tuple[HeldDelivery, int, int]] = []
+        for batch in grant.batches:
+            if batch.last_offset < position or batch.base_offset > lease.last:
+                continue
+            if batch.base_offset > position:
+                missing.append((delivery, position - lease.first, batch.base_offset - lease.first))
+            found = self._records(grant.partition_id, batch, position, lease.last)
+            messages = (
+                messages + unpack(found, delivery, now_ms) if messages else unpack(found, delivery, now_ms)
+            )
+            position = min(batch.last_offset, lease.last) + 1
+        if position <= lease.last:
+            missing.append((delivery, position - lease.first, len(delivery.state)))
+        self._keep(delivery, messages, missing)
+        return missing
+
+    def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Any]) -> None:
+        values = [len(message.value) for message in messages]
+        delivery.bytes_each = (sum(values) / len(values) if values else 0) + _OVERHEAD_BYTES
+        if self._on_delivery:
+            delivery.open, delivery.state[:] = 0, bytes((ACKED,)) * len(delivery.state)
+            self._buffered += len(messages)
+        else:
+            self._hands.take(delivery)
+            if len(messages) < len(delivery.state):
+                self._ack_empty(delivery, messages, missing)
+        if messages:
+            self._chunks.append(Chunk(delivery, messages))
+
+    def _records(self, partition_id: int, batch: StoredBatch, first: int, last: int) -> list[Record]:
+        """The records of a batch from `first` to `last`. A batch that is cut is opened once."""
+        base = batch.base_offset
+        kept = self._opened.get(partition_id)
+        opened = kept[1] if kept is not None and kept[0] == base else records(batch.data)
+        if not opened:
+            return opened
+        if batch.last_offset > last:
+            self._opened[partition_id] = (base, opened)
+        elif kept is not None and kept[0] == base:
+            del self._opened[partition_id]
+        if base >= first and batch.last_offset <= last:
+            return opened
+        return opened[max(0, first - base) : last - base + 1]
+
+    def _ack_empty(self, delivery: HeldDelivery, messages: list[Received], missing: list[Any]) -> None:
+        """Offsets without a message for the user: nothing to handle, so they are done with."""
+        shown = {message._position - delivery.first for message in messages}
+        shown.update(i for _, start, stop in missing for i in range(start, stop))
+        empty = [i for i in range(len(delivery.state)) if i not in shown]
+        self._settler.submit([(delivery, i, i + 1) for i in empty], "ack")
+
+    async def _account_for(self, missing: list[tuple[HeldDelivery, int, int]]) -> None:
+        """Offsets for which no batch came: gone by retention, or to be asked for again."""
+        for delivery, start, stop in missing:
+            fetched = await self._endpoint.fetch(
+                delivery.partition_id, delivery.first + start, max_messages=1, max_bytes=1, wait_ms=0
+            )
+            gone = min(max(fetched.start - delivery.first, start), stop)
+            if start < gone:
+                self._settler.submit([(delivery, start, gone)], "ack")
+            if gone < stop:
+                log.error("no batch came for offsets of a delivery in topic %r; released", delivery.topic)
+                self._settler.submit([(delivery, gone, stop)], "release")
+
+    # ---- handing out ----
+
+    def take(self, limit: int) -> list[Received]:
+        """Messages for the user; those whose lease has passed (a machine that slept) are not handed out."""
+        out: list[Received] = []
+        now_ms = self._endpoint.now_ms()
+        while self._chunks and len(out) < limit:
+            chunk = self._chunks[0]
+            part = self._take_from(chunk, limit - len(out), now_ms)
+            out = out + part if out else part
+            if chunk.done:
+                self._chunks.popleft()
+        if not self._chunks:
+            self.arrived.clear()
+        return out
+
+    def _take_from(self, chunk: Chunk, limit: int, now_ms: int) -> list[Received]:
+        delivery = chunk.delivery
+        part = chunk.next(limit)
+        if self._on_delivery:
+            self._buffered -= len(part)
+            self._hands.changed.set()
+            return part
+        if delivery.until <= now_ms:
+            self._expire(delivery, part)
+            return []
+        delivery.hand_out(part[-1]._position - delivery.first + 1, now_ms)
+        if delivery.some_lost:
+            state, first = delivery.state, delivery.first
+            return [message for message in part if state[message._position - first] != LOST]
+        return part
+
+    def _expire(self, delivery: HeldDelivery, part: list[Received]) -> None:
+        log.warning("%d messages were not handed out: their lease had passed", len(part))
+        start, stop = part[0]._position - delivery.first, part[-1]._position - delivery.first + 1
+        for run in delivery.open_runs(start, stop):
+            self._hands.let_go(delivery, *run, LOST)
+
+    def clear(self) -> int:
+        """Forget the buffer; returns how many messages were in it."""
+        count = sum(len(chunk.messages) - chunk.at for chunk in self._chunks)
+        self._chunks.clear()
+        self.arrived.clear()
+        return count

@@ -1,0 +1,174 @@
+"""What a consumer has in its hands: deliveries, and what became of each message in them.
+
+A delivery is a range of offsets held under one token; one byte per message says what became of it. There is
+no object per message here, and nothing is done per message that can be done per range. Also read by the
+heartbeat's thread, which must never change anything here: it only asks `held` and moves `until`.
+
+Keeps I14 (messages handed to the user longer ago than `max_handling` are no longer extended; buffered ones
+always are) and I16 (a lease is counted from when it was asked for).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from ..broker.endpoint import Grant, Held, Lease
+from ..model.delivery import Span
+from .message import Kind
+
+if TYPE_CHECKING:
+    from .settling import Settler
+
+__all__ = ["ACKED", "ACKING", "GIVEN", "GIVING", "LOST", "OPEN", "Hands", "HeldDelivery"]
+
+OPEN, ACKING, ACKED, GIVING, GIVEN, LOST = range(6)  # GIVING: a retry, release or dead on its way
+
+_OPEN_RUN = re.compile(rb"\x00+")
+_HELD_RUN = re.compile(rb"[\x00\x01\x03]+")  # what is being settled is kept until it is
+_SAME_TIME_MS = 100  # hand-outs closer than this share an entry
+
+
+class HeldDelivery:
+    """A range of offsets of one partition, held under one token."""
+
+    __slots__ = (
+        "alone", "attempt", "bytes_each", "extended", "first", "handed", "last", "open", "partition",
+        "partition_id", "settler", "some_lost", "state", "times", "token", "topic", "until",
+    )  # fmt: skip
+
+    def __init__(self, settler: Settler, grant: Grant, lease: Lease, token: int, until: float) -> None:
+        self.settler = settler
+        self.topic, self.partition, self.partition_id = grant.topic, grant.partition, grant.partition_id
+        self.first, self.last, self.attempt, self.alone = lease.first, lease.last, lease.attempt, lease.alone
+        self.token = token
+        self.until = until  # the lease, by the endpoint's clock
+        self.open = lease.last - lease.first + 1  # neither settled nor lost
+        self.state = bytearray(self.open)
+        self.bytes_each = 0.0
+        self.handed = 0  # indexes below this were handed to the user
+        self.times: list[tuple[int, int]] = []  # (handed up to this index, at this time)
+        self.extended: dict[int, int] = {}  # index → when the user asked for more time
+        self.some_lost = False
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        return (self.topic, self.partition_id, self.token)
+
+    def hand_out(self, upto: int, now_ms: int) -> None:
+        self.handed = upto
+        times = self.times
+        if times and now_ms - times[-1][1] < _SAME_TIME_MS:
+            times[-1] = (upto, times[-1][1])
+        else:
+            times.append((upto, now_ms))
+
+    def open_runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
+        """Index ranges (end excluded) of messages that nobody has settled."""
+        return [
+            m.span() for m in _OPEN_RUN.finditer(self.state, start, len(self.state) if stop is None else stop)
+        ]
+
+    def held_spans(self, now_ms: int, max_handling_ms: int) -> list[Span]:
+        """Offsets whose lease is to be kept."""
+        state = bytes(self.state)
+        hung = self._hung(now_ms - max_handling_ms)
+        if hung:
+            masked = bytearray(state[:hung].replace(b"\x00", b"\x05"))
+            for index, at in dict(self.extended).items():
+                if index < hung and state[index] == OPEN and at > now_ms - max_handling_ms:
+                    masked[index] = OPEN
+            state = bytes(masked) + state[hung:]
+        return [(self.first + m.start(), self.first + m.end() - 1) for m in _HELD_RUN.finditer(state)]
+
+    def _hung(self, before_ms: int) -> int:
+        """Messages below this index were handed out before that time."""
+        upto = 0
+        for end, at in tuple(self.times):
+            if at > before_ms:
+                break
+            upto = end
+        return upto
+
+    # ---- what a received message asks of its delivery ----
+
+    async def settle(
+        self, position: int, kind: Kind, *, delay_ms: int = 0, at_ms: int | None = None, reason: str = ""
+    ) -> None:
+        index = position - self.first
+        await self.settler.settle(
+            [(self, index, index + 1)], kind, delay_ms=delay_ms, at_ms=at_ms, reason=reason
+        )
+
+    async def extend(self, position: int) -> None:
+        await self.settler.extend(self, position - self.first)
+
+
+class Hands:
+    """All deliveries of one consumer, and how much they are."""
+
+    def __init__(self) -> None:
+        self.messages = 0
+        self.bytes = 0.0
+        self.alone = 0  # deliveries to be settled before anything else is asked for
+        self.changed = asyncio.Event()  # set when something left the hands
+        self._deliveries: dict[HeldDelivery, None] = {}
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[HeldDelivery]:
+        with self._lock:
+            return iter(list(self._deliveries))
+
+    def take(self, delivery: HeldDelivery) -> None:
+        with self._lock:
+            self._deliveries[delivery] = None
+        self.messages += delivery.open
+        self.bytes += delivery.open * delivery.bytes_each
+        self.alone += delivery.alone
+
+    def mark(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
+        delivery.state[start:stop] = bytes((state,)) * (stop - start)
+
+    def let_go(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
+        """These messages are settled, or lost: they are in these hands no more."""
+        count = stop - start
+        self.mark(delivery, start, stop, state)
+        delivery.some_lost = delivery.some_lost or state == LOST
+        delivery.open -= count
+        self.messages -= count
+        self.bytes -= count * delivery.bytes_each
+        if not delivery.open:
+            self.alone -= delivery.alone
+            with self._lock:
+                self._deliveries.pop(delivery, None)
+        self.changed.set()
+
+    def lose(self, key: tuple[str, int, int], spans: Iterable[Span]) -> None:
+        """The store gave these to somebody else. What is being settled is decided by the settling."""
+        wanted = list(spans)
+        for delivery in self:
+            if delivery.key != key:
+                continue
+            for first, last in wanted:
+                start, stop = (
+                    max(first - delivery.first, 0),
+                    min(last - delivery.first + 1, len(delivery.state)),
+                )
+                for run in delivery.open_runs(start, stop) if start < stop else ():
+                    self.let_go(delivery, *run, LOST)
+
+    def held(self, now_ms: int, max_handling_ms: int) -> dict[Held, list[HeldDelivery]]:
+        """For the heartbeat: what to keep, by token."""
+        by_key: dict[tuple[str, int, int], tuple[list[Span], list[HeldDelivery]]] = {}
+        for delivery in self:
+            spans, deliveries = by_key.setdefault(delivery.key, ([], []))
+            spans.extend(delivery.held_spans(now_ms, max_handling_ms))
+            deliveries.append(delivery)
+        return {
+            Held(topic, partition_id, token, tuple(sorted(spans))): deliveries
+            for (topic, partition_id, token), (spans, deliveries) in by_key.items()
+            if spans
+        }

@@ -1,0 +1,222 @@
+"""Settling: what users decide about messages, gathered into few calls.
+
+While one call is under way, further verdicts gather and then go together, merged into ranges. Whoever settles
+waits until it is stored. A lost lease is told to exactly those whose messages it holds.
+
+Must never report a message as settled before the store said so, and never let two verdicts on one message
+through: an ack once more is harmless, anything else is the caller's mistake. Repeats are safe (I7), so what
+the store could not do now is tried again for as long as a lease lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+from ..broker.endpoint import Beat, Endpoint, Held, Settle, Verdict
+from ..errors import ClosedError, LeaseLost, PenstockError, UsageError
+from ..model.delivery import Span
+from .appending import pause
+from .guard import Guard
+from .hands import ACKED, ACKING, GIVEN, GIVING, LOST, OPEN, Hands, HeldDelivery
+from .message import Kind
+
+__all__ = ["Run", "Settler"]
+
+log = logging.getLogger("penstock.consumer")
+
+Run: TypeAlias = tuple[HeldDelivery, int, int]
+"""Messages of a delivery by index, end excluded."""
+
+
+class _Round:
+    """Verdicts that go to the store in one call."""
+
+    __slots__ = ("acks", "done", "others", "runs", "some_lost")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.acks: dict[tuple[str, int, int], list[Span]] = {}
+        self.others: dict[tuple[str, int, int], list[Verdict]] = {}
+        self.runs: list[Run] = []
+        self.done: asyncio.Future[None] = loop.create_future()
+        self.done.add_done_callback(_retrieved)
+        self.some_lost = False
+
+    def parts(self) -> list[Settle]:
+        keys = dict.fromkeys([*self.acks, *self.others])
+        return [Settle(*key, (*_merged(self.acks.get(key, ())), *self.others.get(key, ()))) for key in keys]
+
+
+class Settler:
+    def __init__(self, endpoint: Endpoint, guard: Guard, hands: Hands, beat: Beat, lease_ms: int) -> None:
+        self._endpoint, self._guard, self._hands = endpoint, guard, hands
+        self._beat = beat  # who asks
+        self.lease_ms = lease_ms
+        self.closed = False
+        self._gathering: _Round | None = None
+        self._newest: _Round | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    # ---- what users ask ----
+
+    async def settle(
+        self,
+        runs: Sequence[Run],
+        kind: Kind,
+        *,
+        delay_ms: int = 0,
+        at_ms: int | None = None,
+        reason: str = "",
+    ) -> None:
+        """Settle and wait until it is stored. LeaseLost if some of it is in other hands by now."""
+        self.check()
+        waiting = self.submit(runs, kind, Verdict(kind, 0, 0, delay_ms, at_ms, reason))
+        if waiting is not None:
+            await asyncio.shield(waiting.done)
+        self._raise_lost(runs, waiting)
+
+    def submit(self, runs: Sequence[Run], kind: Kind, how: Verdict | None = None) -> _Round | None:
+        """Mark the messages and put them on their way; None: there is nothing to wait for."""
+        for delivery, start, stop in runs:
+            _refuse_contradiction(delivery.state, start, stop, kind)
+        current: _Round | None = None
+        for delivery, start, stop in runs:
+            if delivery.state.count(OPEN, start, stop) == stop - start:
+                current = self._add((delivery, start, stop), kind, how)
+                continue
+            if delivery.state.count(ACKING, start, stop):
+                current = current or self._newest  # rounds are stored in order: the newest is the last
+            for found in delivery.open_runs(start, stop):
+                current = self._add((delivery, *found), kind, how)
+        return current
+
+    async def extend(self, delivery: HeldDelivery, index: int) -> None:
+        self.check()
+        if delivery.state[index] not in (OPEN, LOST):
+            raise UsageError("the message is settled already: there is no lease to extend")
+        position, now_ms = delivery.first + index, self._endpoint.now_ms()
+        held = Held(*delivery.key, ((position, position),))
+        lost: list[tuple[Held, tuple[Span, ...]]] = []
+        if delivery.state[index] == OPEN:
+            beat = Beat(self._beat.topic, self._beat.group, self._beat.member, self._beat.client, (held,))
+            lost = await asyncio.to_thread(self._endpoint.beat, [beat])
+        for gone, spans in lost:
+            self._hands.lose((gone.topic, gone.partition_id, gone.token), spans)
+        self._raise_lost([(delivery, index, index + 1)], None)
+        delivery.extended[index] = now_ms
+
+    def check(self) -> None:
+        self._guard.check()
+        if self.closed:
+            raise ClosedError(
+                "this consumer is closed; its messages were handed back and will be delivered again"
+            )
+
+    async def drained(self) -> None:
+        """Wait until nothing is under way."""
+        while self._task is not None and not self._task.done():
+            await asyncio.wait((self._task,))
+
+    # ---- rounds ----
+
+    def _current(self) -> _Round:
+        if self._gathering is None:
+            self._gathering = self._newest = _Round(self._guard.loop)
+        if self._task is None or self._task.done():
+            self._task = self._guard.loop.create_task(self._run())
+        return self._gathering
+
+    def _add(self, run: Run, kind: Kind, how: Verdict | None) -> _Round:
+        current = self._current()
+        delivery, start, stop = run
+        first, last = delivery.first + start, delivery.first + stop - 1
+        current.runs.append(run)
+        if kind == "ack":
+            self._hands.mark(delivery, start, stop, ACKING)
+            current.acks.setdefault(delivery.key, []).append((first, last))
+        else:
+            self._hands.mark(delivery, start, stop, GIVING)
+            how = how or Verdict(kind, 0, 0)
+            verdict = Verdict(kind, first, last, how.delay_ms, how.at_ms, how.reason)
+            current.others.setdefault(delivery.key, []).append(verdict)
+        return current
+
+    async def _run(self) -> None:
+        while (current := self._gathering) is not None:
+            await asyncio.sleep(0)  # whoever settles in this turn of the loop comes along
+            self._gathering = None
+            try:
+                lost = await self._store(current.parts())
+            except BaseException as error:
+                self._undo(current, error)
+                if not isinstance(error, Exception):
+                    raise
+            else:
+                self._finish(current, lost)
+
+    async def _store(self, parts: list[Settle]) -> list[tuple[Settle, tuple[Span, ...]]]:
+        give_up_at, tries = self._guard.loop.time() + self.lease_ms / 1000, 0
+        while True:
+            try:
+                return await self._endpoint.settle(self._beat.topic, self._beat.group, parts)
+            except PenstockError as error:
+                tries += 1
+                if not error.retriable or self._guard.loop.time() >= give_up_at:
+                    raise
+            await asyncio.sleep(pause(tries))
+
+    def _finish(self, current: _Round, lost: Iterable[tuple[Settle, tuple[Span, ...]]]) -> None:
+        gone = [((part.topic, part.partition_id, part.token), span) for part, spans in lost for span in spans]
+        current.some_lost = bool(gone)
+        for delivery, start, stop in current.runs:
+            self._hands.let_go(delivery, start, stop, ACKED if delivery.state[start] == ACKING else GIVEN)
+            for key, (first, last) in gone:
+                low, high = max(first - delivery.first, start), min(last - delivery.first + 1, stop)
+                if key == delivery.key and low < high:
+                    self._hands.mark(delivery, low, high, LOST)
+        if not current.done.done():
+            current.done.set_result(None)
+
+    def _undo(self, current: _Round, error: BaseException) -> None:
+        """Not stored: the messages are as open as before, and may be settled again."""
+        for delivery, start, stop in current.runs:
+            self._hands.mark(delivery, start, stop, OPEN)
+        if not isinstance(error, Exception):
+            error = ClosedError("the consumer was closed before this was stored; it will be delivered again")
+        if not current.done.done():
+            current.done.set_exception(error)
+
+    def _raise_lost(self, runs: Sequence[Run], waited: _Round | None) -> None:
+        if waited is not None and not waited.some_lost and not any(d.some_lost for d, _, _ in runs):
+            return
+        offsets = [d.first + i for d, start, stop in runs for i in range(start, stop) if d.state[i] == LOST]
+        if offsets:
+            raise LeaseLost(
+                f"the lease on {len(offsets)} of these messages ended before they were settled: somebody else "
+                "may handle them again, so handling must be safe to repeat; a longer lease or extend() helps",
+                offsets=offsets,
+            )
+
+
+def _refuse_contradiction(state: bytearray, start: int, stop: int, kind: Kind) -> None:
+    states = set(state[start:stop]) - {OPEN, LOST}
+    if states & {GIVING, GIVEN} or (kind != "ack" and states):
+        done = "acked" if states & {ACKING, ACKED} else "handed back (retry, release or dead)"
+        raise UsageError(f"a message that was {done} already cannot be settled as {kind!r}: settle each once")
+
+
+def _merged(spans: Iterable[Span]) -> list[Verdict]:
+    merged: list[Span] = []
+    for first, last in sorted(spans):
+        if merged and first <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    return [Verdict("ack", first, last) for first, last in merged]
+
+
+def _retrieved(done: asyncio.Future[None]) -> None:
+    if not done.cancelled():
+        done.exception()

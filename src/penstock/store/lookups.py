@@ -1,0 +1,72 @@
+"""Look-ups in a partition's log by primary key: no index beside it, no scan.
+
+Reads see what is committed when each statement starts: rows may be swept between two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ..errors import StoreError, UnknownPartition
+from .schema import log_table
+from .session import Lane, Session, Transaction
+
+__all__ = ["first_kept", "first_row", "log_of", "row_at", "unknown_partition"]
+
+_KNOWN = "SELECT 1 FROM penstock_partitions WHERE id = ? AND state <> 'dropped'"
+
+
+@contextmanager
+def log_of(session: Session, partition_id: int) -> Iterator[None]:
+    """UnknownPartition, not the database's words about a missing table, if the partition is gone."""
+    try:
+        yield
+    except StoreError:
+        with session.read(Lane.LOG) as tx:
+            if tx.one(_KNOWN, partition_id) is None:
+                raise unknown_partition(partition_id) from None
+        raise
+
+
+def unknown_partition(partition_id: int) -> UnknownPartition:
+    return UnknownPartition(
+        "the partition is gone: its topic was deleted; fetch the topic again", partition_id=partition_id
+    )
+
+
+def row_at(tx: Transaction, partition_id: int, offset: int, columns: str) -> tuple[Any, ...] | None:
+    """The stored batch that contains `offset`, or the last one before it."""
+    return tx.one(
+        f"SELECT {columns} FROM {log_table(partition_id)} WHERE base_offset <= ? "
+        "ORDER BY base_offset DESC LIMIT 1",
+        offset,
+    )
+
+
+def first_kept(tx: Transaction, partition_id: int, columns: str) -> tuple[Any, ...] | None:
+    return tx.one(f"SELECT {columns} FROM {log_table(partition_id)} ORDER BY base_offset LIMIT 1")
+
+
+def first_row(tx: Transaction, partition_id: int, column: str, least: int) -> int:
+    """The base offset of the first batch whose `column` (which never falls) is at least `least`.
+
+    A binary search over offsets by primary key: a few look-ups, no index, no scan.
+    """
+    log = log_table(partition_id)
+    edges = tx.one(f"SELECT MIN(base_offset) FROM {log}")
+    end = tx.one("SELECT next_offset FROM penstock_partitions WHERE id = ?", partition_id)
+    if edges is None or edges[0] is None or end is None:
+        return int(end[0]) if end else 0
+    low, high = edges[0], int(end[0])
+    while low < high:  # batches below `low` are too small or gone, those from `high` on are not
+        middle = (low + high) // 2
+        found = row_at(tx, partition_id, middle, f"base_offset, records, {column}")
+        if found is None:
+            low = middle + 1  # swept meanwhile
+        elif found[2] >= least:
+            high = max(low, found[0])
+        else:
+            low = max(middle + 1, found[0] + found[1])
+    return int(high)

@@ -1,0 +1,330 @@
+"""The broker in this process: what its parts do together that neither the store nor the SDK shows."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.embedded import Broker, open_endpoint
+from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from penstock.clock import ManualClock
+from penstock.config import DEFAULTS
+from penstock.errors import (
+    CorruptBatch,
+    PenstockError,
+    SequenceGap,
+    StoreBusy,
+    StoreFull,
+    UnknownPartition,
+    UsageError,
+)
+from penstock.model.batch import BatchBuilder, build_control, records
+from penstock.model.settings import GroupWish, TopicSettings
+from penstock.store.contract import Append, Appended
+
+
+def batch(count: int = 1, producer: int = -1, sequence: int = -1, value: bytes = b"v") -> bytes:
+    builder = BatchBuilder()
+    builder.extend(1, [(None, value, [])] * count)
+    return builder.build(producer, 0 if producer >= 0 else -1, sequence)
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture(params=["file", "memory"])
+async def broker(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Broker]:
+    path = tmp_path / "q.db" if request.param == "file" else None
+    opened = await open_endpoint(path, clock=clock)
+    await opened.create_topic("orders", TopicSettings(), 1, False)
+    yield opened
+    await opened.close()
+
+
+async def place(broker: Broker) -> int:
+    return (await broker.route("orders")).ranges[0].partition_id
+
+
+async def poll(
+    broker: Broker, *, wait_ms: int = 0, messages: int = 100, held: bool = False
+) -> tuple[int, PollReply]:
+    token = secrets.randbits(62) + 1
+    request = PollRequest("orders", "billing", "m", token, messages, 1 << 20, wait_ms, not held)
+    return token, await broker.poll(request)
+
+
+def spans(reply: PollReply) -> list[tuple[int, int]]:
+    return [(lease.first, lease.last) for grant in reply.grants for lease in grant.leases]
+
+
+# ---- writer ----
+
+
+async def test_concurrent_appends_share_a_commit(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups: list[int] = []
+    append = broker.store.log.append
+
+    def counted(appends: Sequence[Append]) -> list[Appended | PenstockError]:
+        groups.append(len(appends))
+        return append(appends)
+
+    monkeypatch.setattr(broker.store.log, "append", counted)
+    there = await place(broker)
+    results = await asyncio.gather(*(broker.append("orders", there, batch(3)) for _ in range(50)))
+    assert sorted(r.base_offset for r in results) == list(range(0, 150, 3))
+    assert sum(groups) == 50
+    assert len(groups) < 25
+
+
+async def test_a_refused_batch_does_not_take_its_neighbours_with_it(broker: Broker) -> None:
+    there = await place(broker)
+    results = await asyncio.gather(
+        broker.append("orders", there, batch(1)),
+        broker.append("orders", 999_999, batch(1)),
+        broker.append("orders", there, batch(1, producer=5, sequence=7)),
+        broker.append("orders", there, batch(1)),
+        return_exceptions=True,
+    )
+    assert isinstance(results[1], UnknownPartition)
+    assert isinstance(results[2], PenstockError)
+    assert [r.base_offset for r in (results[0], results[3]) if isinstance(r, Appended)] == [0, 1]
+
+
+async def test_a_failed_transaction_is_run_again_alone_and_in_order(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I2, I3: one append that cannot be stored fails alone; what follows it is not let past."""
+    append = broker.store.log.append
+
+    def failing(appends: Sequence[Append]) -> list[Appended | PenstockError]:
+        if any(b"too big" in a.batch for a in appends):
+            raise StoreFull("no space for this one")
+        return append(appends)
+
+    monkeypatch.setattr(broker.store.log, "append", failing)
+    there = await place(broker)
+    results = await asyncio.gather(
+        broker.append("orders", there, batch(1, 7, 0)),
+        broker.append("orders", there, batch(1, 7, 1, b"too big")),
+        broker.append("orders", there, batch(1, 7, 2)),
+        broker.append("orders", there, batch(1, 8, 0)),
+        return_exceptions=True,
+    )
+    assert [type(r) for r in results] == [Appended, StoreFull, SequenceGap, Appended]
+    fetched = await broker.fetch(there, 0, max_messages=100, max_bytes=1 << 20, wait_ms=0)
+    assert fetched.end == 2
+    assert sum(b.records for b in fetched.batches) == 2
+
+
+async def test_caches_change_only_after_a_commit(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I2: a commit that fails leaves nothing in memory that would answer a retry with success."""
+    append, fail = broker.store.log.append, [True]
+
+    def once(appends: Sequence[Append]) -> list[Appended | PenstockError]:
+        if fail.pop() if fail else False:
+            raise StoreBusy("not now")
+        return append(appends)
+
+    monkeypatch.setattr(broker.store.log, "append", once)
+    there = await place(broker)
+    with pytest.raises(StoreBusy):
+        await broker.append("orders", there, batch(2, 7, 0))
+    assert not (await broker.fetch(there, 0, max_messages=9, max_bytes=999, wait_ms=0)).batches
+    stored = await broker.append("orders", there, batch(2, 7, 0))
+    assert (stored.base_offset, stored.duplicate) == (0, False)
+
+
+async def test_a_corrupt_or_control_batch_is_refused(broker: Broker) -> None:
+    there = await place(broker)
+    good = batch(3)
+    for bad in (good[:-1], good[:-1] + b"?", b"", good + b"x"):
+        with pytest.raises(CorruptBatch):
+            await broker.append("orders", there, bad)
+    with pytest.raises(UsageError):
+        await broker.append("orders", there, build_control(64))
+    assert (await broker.append("orders", there, good)).base_offset == 0
+
+
+# ---- waiters ----
+
+
+async def test_a_long_poll_wakes_at_an_append(broker: Broker) -> None:
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    waiting = asyncio.create_task(poll(broker, wait_ms=20_000))
+    await asyncio.sleep(0)
+    await broker.append("orders", await place(broker), batch(2))
+    _, reply = await asyncio.wait_for(waiting, 5)
+    assert spans(reply) == [(0, 1)]
+
+
+async def test_a_long_poll_wakes_when_a_retry_is_due(broker: Broker, clock: ManualClock) -> None:
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    there = await place(broker)
+    await broker.append("orders", there, batch(1))
+    token, _ = await poll(broker)
+    verdict = Verdict("retry", 0, 0, delay_ms=60_000)
+    assert not await broker.settle("orders", "billing", [Settle("orders", there, token, (verdict,))])
+    waiting = asyncio.create_task(poll(broker, wait_ms=20_000))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    clock.advance(60)
+    _, reply = await asyncio.wait_for(waiting, 5)
+    assert [lease.attempt for lease in reply.grants[0].leases] == [2]
+
+
+async def test_another_process_wakes_a_long_poll(tmp_path: Path) -> None:
+    """Two brokers on one file are as good as two processes: they share nothing but the file."""
+    one, other = await open_endpoint(tmp_path / "q.db"), await open_endpoint(tmp_path / "q.db")
+    try:
+        await one.create_topic("orders", TopicSettings(), 1, False)
+        await one.subscribe("orders", "billing", GroupWish(), "m", "c")
+        waiting = asyncio.create_task(poll(one, wait_ms=20_000))
+        await asyncio.sleep(0.05)
+        await other.append("orders", await place(other), batch(4))
+        _, reply = await asyncio.wait_for(waiting, 5)
+        assert spans(reply) == [(0, 3)]
+    finally:
+        await one.close()
+        await other.close()
+
+
+# ---- movers ----
+
+
+async def test_a_mover_that_died_is_finished_by_the_next_poll(
+    broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I12: crash after the append and before the delete; the dead letter is there once."""
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    there = await place(broker)
+    await broker.append("orders", there, batch(3))
+    token, _ = await poll(broker)
+    settle, calls = broker.store.progress.settle, []
+
+    def dies_after_the_append(*args: object) -> object:
+        calls.append(args)
+        if len(calls) == 2:
+            raise StoreBusy("the mover died here")
+        return settle(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(broker.store.progress, "settle", dies_after_the_append)
+    verdicts = (Verdict("ack", 0, 0), Verdict("dead", 1, 1, reason="bad"), Verdict("ack", 2, 2))
+    assert not await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])
+    assert len(calls) == 2
+    assert (await broker.lag("orders", "billing")).total.messages == 1
+    clock.advance(11)
+    assert spans((await poll(broker))[1]) == []
+    assert (await broker.lag("orders", "billing")).total.messages == 0
+    (letters,) = await broker.dead_letters("orders", "billing", 10)
+    found = [r for b in letters.batches for r in records(b.data)]
+    assert [dict(r.headers)["penstock-reason"] for r in found] == [b"bad"]
+
+
+async def test_redrive_is_for_that_group_alone_and_can_be_repeated(broker: Broker) -> None:
+    for group in ("billing", "audit"):
+        await broker.subscribe("orders", group, GroupWish(), "m", "c")
+    there = await place(broker)
+    await broker.append("orders", there, batch(5))
+    token, _ = await poll(broker)
+    verdicts = (Verdict("ack", 0, 1), Verdict("dead", 2, 3, reason="bad"), Verdict("ack", 4, 4))
+    await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])
+    assert await broker.redrive("orders", "billing", [1]) == 1
+    assert await broker.redrive("orders", "billing", None) == 1
+    assert await broker.redrive("orders", "billing", None) == 0
+    _, reply = await poll(broker)
+    assert {grant.topic for grant in reply.grants} == {"orders.billing.retry"}
+    assert sum(last - first + 1 for first, last in spans(reply)) == 2
+    assert (await broker.lag("orders", "audit")).total.messages == 5
+
+
+async def test_discarded_letters_are_gone(broker: Broker) -> None:
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    there = await place(broker)
+    await broker.append("orders", there, batch(4))
+    token, _ = await poll(broker)
+    await broker.settle("orders", "billing", [Settle("orders", there, token, (Verdict("dead", 0, 3),))])
+    assert await broker.discard("orders", "billing", [0, 2]) == 2
+    (letters,) = await broker.dead_letters("orders", "billing", 10)
+    assert letters.open == ((1, 1), (3, 3))
+    assert await broker.discard("orders", "billing", None) == 2
+    assert (await broker.dead_letters("orders", "billing", 10))[0].open == ()
+
+
+# ---- duties ----
+
+
+async def run_duties(broker: Broker) -> None:
+    for duty in broker.duties._duties:
+        assert broker.duties.run_once(duty)
+
+
+async def test_retention_keeps_what_a_group_needs(broker: Broker, clock: ManualClock) -> None:
+    there = await place(broker)
+    await broker.alter_topic("orders", TopicSettings(retention_ms=1000))
+    await broker.create_group("orders", "billing", GroupWish())
+    for _ in range(10):
+        await broker.append("orders", there, batch(10))
+    clock.advance(5)
+    await run_duties(broker)
+    assert broker.store.log.bounds([there])[there].start == 0
+    token, _ = await poll(broker, messages=35)
+    await broker.settle("orders", "billing", [Settle("orders", there, token, (Verdict("ack", 0, 34),))])
+    await run_duties(broker)
+    assert broker.store.log.bounds([there])[there].start == 35
+    assert [b.base_offset for b in broker.store.log.read(there, 0, max_messages=10, max_bytes=1)] == [30]
+    await broker.alter_topic("orders", TopicSettings(retention_ms=1000, keep="limits"))
+    await run_duties(broker)
+    assert broker.store.log.bounds([there])[there].start == 100
+    assert spans((await poll(broker))[1]) == []
+
+
+async def test_settled_messages_may_be_dropped_early(broker: Broker) -> None:
+    there = await place(broker)
+    await broker.alter_topic("orders", TopicSettings(drop_settled=True))
+    await broker.create_group("orders", "billing", GroupWish())
+    await broker.append("orders", there, batch(10))
+    token, _ = await poll(broker)
+    await broker.settle("orders", "billing", [Settle("orders", there, token, (Verdict("ack", 0, 6),))])
+    await run_duties(broker)
+    assert broker.store.log.bounds([there])[there].start == 7
+
+
+async def test_a_duty_has_one_holder(broker: Broker, clock: ManualClock) -> None:
+    duty = broker.duties._duties[0]
+    assert broker.store.duties.acquire(duty.name, "somebody else", 1000)
+    assert not broker.duties.run_once(duty)
+    clock.advance(2)
+    assert broker.duties.run_once(duty)
+    assert not broker.store.duties.acquire(duty.name, "somebody else", 1000)
+
+
+async def test_a_deleted_topic_leaves_no_tables_behind(broker: Broker) -> None:
+    there = await place(broker)
+    await broker.append("orders", there, batch(10))
+    await broker.delete_topic("orders")
+    assert broker.store.catalog.dropped() == [there]
+    await run_duties(broker)
+    assert broker.store.catalog.dropped() == []
+    await broker.create_topic("orders", TopicSettings(), 1, False)
+    assert await place(broker) > there
+
+
+# ---- limits ----
+
+
+async def test_a_full_writer_queue_slows_and_drops_nothing(tmp_path: Path) -> None:
+    broker = await open_endpoint(tmp_path / "q.db", limits=replace(DEFAULTS, writer_queue_bytes=1000))
+    try:
+        await broker.create_topic("orders", TopicSettings(), 1, False)
+        there = await place(broker)
+        results = await asyncio.gather(*(broker.append("orders", there, batch(20)) for _ in range(40)))
+        assert sorted(r.base_offset for r in results) == list(range(0, 800, 20))
+    finally:
+        await broker.close()

@@ -1,0 +1,151 @@
+"""Every example in README.md and docs/ does what it shows.
+
+The blocks of a page run in order, in one namespace and one fresh directory with its own queue
+(`PENSTOCK_URL`). What a fence may say is in `pages`, how `# -> value` is compared in `shown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import doctest
+import inspect
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docs.pages import PAGES, Block, blocks, page_id
+from tests.docs.shown import Shown
+
+PAGE_SECONDS = 60
+COMMAND_SECONDS = 30
+_EXIT = re.compile(r"#\s*exit (\d+)\s*$")
+_LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+
+@pytest.mark.timeout(PAGE_SECONDS)
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_a_page_does_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PENSTOCK_URL", "sqlite:///queue.db")
+    run_page(blocks(page))
+
+
+def run_page(found: list[Block]) -> None:
+    shown = Shown()
+    names: dict[str, Any] = {"__name__": "__page__", **shown.names()}
+    with asyncio.Runner() as runner:
+        for block in found:
+            if block.language == "python":
+                run_python(block, shown, names, runner)
+            elif block.language == "console" and block.run:
+                run_console(block)
+    shown.assert_all_reached()
+
+
+def run_python(block: Block, shown: Shown, names: dict[str, Any], runner: asyncio.Runner) -> None:
+    """Outside a loop unless it awaits, so that `asyncio.run` and `penstock.sync` work as in a program."""
+    if block.file is not None:
+        Path(block.file).write_text(block.text, encoding="utf-8")
+    if not block.run:
+        compile(block.text, str(block), "exec", flags=1 << 13)  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        return
+    code = shown.compile(block.text, page_id(block.page), block.line)
+    if code.co_flags & inspect.CO_COROUTINE:
+        runner.run(_awaited(code, names))
+    else:
+        exec(code, names)
+
+
+async def _awaited(code: Any, names: dict[str, Any]) -> None:
+    await eval(code, names)
+
+
+def run_console(block: Block) -> None:
+    for command, output in commands(block.text):
+        note = _EXIT.search(command)
+        expected = int(note[1]) if note else 0
+        ran = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", command],
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_SECONDS,
+            env=environment(),
+            check=False,
+        )
+        said = f"{block}: $ {command}\n{ran.stdout}{ran.stderr}"
+        assert ran.returncode == expected, f"exit {ran.returncode}, not {expected}: {said}"
+        if output.strip():
+            wanted = re.sub(r"^…$", "...", output, flags=re.MULTILINE)
+            checked = doctest.OutputChecker().check_output(wanted, ran.stdout + ran.stderr, _LOOSE)
+            assert checked, f"the page shows\n{output}\nbut {said}"
+
+
+def environment() -> dict[str, str]:
+    """The tools of this environment first, and output that does not depend on the terminal."""
+    path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+    return {**os.environ, "PATH": path, "COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+
+
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """Commands and the output shown below each; a trailing backslash continues a command."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        command, _, output = re.sub(r"\\\n\s*", "", part).partition("\n")
+        yield command, output
+
+
+# --- the runner itself notices -----------------------------------------------------------------------
+
+
+def page_of(root: Path, text: str) -> list[Block]:
+    path = root / "page.md"
+    path.write_text(text, encoding="utf-8")
+    return [Block(PAGES[0], b.line, b.language, b.text, b.run, b.file) for b in blocks(path)]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n1 + 1  # -> 2\n```",
+        "```python\nx = 'a'  # -> 'a'\n```\n```python\nprint(x, 2)  # -> a 2\n```",
+        "```python\nimport asyncio\nawait asyncio.sleep(0, 'done')  # -> 'done'\n```",
+        "```python\nimport asyncio\n\nasync def f():\n    3  # -> 3\n\nasyncio.run(f())\n```",
+        "```python\nlist(range(50))  # -> [0, 1, ..., 49]\n```",
+        "```python no-run\nawait nothing_of_the_kind\n```",
+        "```python file=mine.py\nvalue = 7\n```\n```python\nfrom mine import value\nvalue  # -> 7\n```",
+        "```console\n$ echo one; echo two\none\n…\n$ false  # exit 1\n```",
+        "```console no-run\n$ exit 9\n```",
+        "```\nnot python\n```",
+    ],
+)
+def test_a_true_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    run_page(page_of(tmp_path, text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\n1 + 1  # -> 3\n```",
+        "```python\nif False:\n    1  # -> 1\n```",
+        "```python\nx, y = 1, 2  # -> (1, 2)\n```",
+        "```python\nassert False\n```",
+        "```python no-run\nthis is no python\n```",
+        "```python sometimes\n1\n```",
+        "```console\n$ false\n```",
+        "```console\n$ true  # exit 2\n```",
+        "```console\n$ echo one\ntwo\n```",
+    ],
+)
+def test_an_untrue_page_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((AssertionError, SyntaxError, ValueError)):
+        run_page(page_of(tmp_path, text))
