@@ -1,0 +1,110 @@
+"""Penstock: a message queue for teams that already run a database and write Python.
+
+async with penstock.connect("sqlite:///orders.db") as mq:
+    await mq.create_topic("orders", exist_ok=True)
+    await mq.send("orders", b"…", key="42")
+    async with mq.consumer("orders", group="billing") as consumer:
+        async for message in consumer:
+            await message.ack()
+"""
+
+from __future__ import annotations
+
+from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, TopicInfo
+from .client.connection import Connection, connect
+from .client.consumer import Consumer
+from .client.message import DeadLetter, Message, Receipt, Received
+from .client.producer import Producer
+from .errors import (
+    AppendError,
+    CatalogError,
+    ClosedError,
+    CorruptBatch,
+    DecodeError,
+    DeliveryError,
+    ForkError,
+    GenerationChanged,
+    GroupConflict,
+    GroupExists,
+    GroupLive,
+    InvalidMessage,
+    InvalidName,
+    InvalidSetting,
+    InvalidURL,
+    LeaseLost,
+    MessageTooLarge,
+    PartitionSealed,
+    PenstockError,
+    ProducerFenced,
+    SchemaMismatch,
+    SendTimeout,
+    SequenceGap,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+    TopicExists,
+    UnknownFate,
+    UnknownGroup,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownTopic,
+    UsageError,
+)
+from .model.retry import Backoff
+from .model.route import Range, Route
+
+__all__ = [
+    "AppendError",
+    "Backoff",
+    "CatalogError",
+    "ClosedError",
+    "Connection",
+    "Consumer",
+    "CorruptBatch",
+    "DeadLetter",
+    "DecodeError",
+    "DeliveryError",
+    "ForkError",
+    "GenerationChanged",
+    "GroupConflict",
+    "GroupExists",
+    "GroupInfo",
+    "GroupLive",
+    "InvalidMessage",
+    "InvalidName",
+    "InvalidSetting",
+    "InvalidURL",
+    "Lag",
+    "LeaseLost",
+    "MemberInfo",
+    "Message",
+    "MessageTooLarge",
+    "PartitionLag",
+    "PartitionSealed",
+    "PenstockError",
+    "Producer",
+    "ProducerFenced",
+    "Range",
+    "Receipt",
+    "Received",
+    "Route",
+    "SchemaMismatch",
+    "SendTimeout",
+    "SequenceGap",
+    "StoreBusy",
+    "StoreCorrupt",
+    "StoreError",
+    "StoreFull",
+    "StoreUnavailable",
+    "TopicExists",
+    "TopicInfo",
+    "UnknownFate",
+    "UnknownGroup",
+    "UnknownPartition",
+    "UnknownProducer",
+    "UnknownTopic",
+    "UsageError",
+    "connect",
+]

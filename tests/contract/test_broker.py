@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -193,6 +194,32 @@ async def test_another_process_wakes_a_long_poll(tmp_path: Path) -> None:
     finally:
         await one.close()
         await other.close()
+
+
+async def test_a_cancelled_poll_gives_back_what_it_was_given(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    await broker.append("orders", await place(broker), batch(5))
+    granted, go_on = asyncio.Event(), threading.Event()
+    loop, store_poll = asyncio.get_running_loop(), broker.store.progress.poll
+
+    def slow(*args: object, **more: object) -> object:
+        result = store_poll(*args, **more)  # type: ignore[arg-type]
+        loop.call_soon_threadsafe(granted.set)
+        assert go_on.wait(10)
+        return result
+
+    monkeypatch.setattr(broker.store.progress, "poll", slow)
+    waiting = asyncio.create_task(poll(broker))
+    await granted.wait()
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go_on.set()
+    monkeypatch.setattr(broker.store.progress, "poll", store_poll)
+    _, reply = await poll(broker, wait_ms=5000)
+    assert [(lease.first, lease.last, lease.attempt) for lease in reply.grants[0].leases] == [(0, 4, 1)]
 
 
 # ---- movers ----

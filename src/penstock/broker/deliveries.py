@@ -18,7 +18,7 @@ from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
 from .tail import TailCache
 
-__all__ = ["Deliveries", "Departure", "Handed", "Outcome", "new_stamp"]
+__all__ = ["Deliveries", "Departure", "Handed", "Outcome", "new_stamp", "released"]
 
 _KINDS = {"ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE}
 
@@ -262,6 +262,19 @@ class _Look:
         self.bytes -= sum(len(batch.data) for batch in batches)
         self.empty_handed = False
         self.full = self.messages <= 0 or self.bytes <= 0 or any(lease.alone for lease in leases)
+
+
+def released(request: PollRequest, handed: Handed) -> list[Settle]:
+    """What gives everything back that a poll was given."""
+    return [
+        Settle(
+            grant.topic,
+            grant.partition_id,
+            request.token,
+            tuple(Verdict("release", lease.first, lease.last) for lease in grant.leases),
+        )
+        for grant in handed.grants
+    ]
 
 
 def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:

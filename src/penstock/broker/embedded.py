@@ -7,9 +7,10 @@ pool of threads; appends go through the writer. One broker belongs to one event 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import TypeVar
 
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import GenerationChanged, UsageError
+from ..errors import GenerationChanged, PenstockError, UsageError
 from ..model.batch import verify
 from ..model.delivery import Span
 from ..model.route import Route
@@ -27,7 +28,7 @@ from ..store.contract import Append, Appended, Store
 from .admin import Admin
 from .catalog import CatalogCache, Source
 from .deadletters import DeadLetterOffice
-from .deliveries import Deliveries, Departure
+from .deliveries import Deliveries, Departure, Handed, released
 from .duties import DropLogs, Duty, DutyRunner, ForgetProducers, Retention
 from .endpoint import (
     Beat,
@@ -49,6 +50,8 @@ from .writer import Writer
 __all__ = ["Broker", "open_endpoint"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("penstock.broker")
 
 
 async def open_endpoint(
@@ -82,6 +85,7 @@ class Broker:
         duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
+        self._background: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def now_ms(self) -> int:
@@ -93,6 +97,7 @@ class Broker:
         self._closed = True
         self._unsubscribe()
         self._waiters.notify_all()
+        await asyncio.gather(*self._background, return_exceptions=True)
         await self._writer.close()
         await self.duties.close()
         await self._watcher.close()
@@ -220,11 +225,31 @@ class Broker:
             if sources is None:
                 sources = await self._in_thread(self._catalog.sources, request.topic, request.group)
             with self._waiters.listening(_keys(sources)) as news:
-                handed = await self._in_thread(self._deliveries.poll, request)
+                handed = await self._hand_out(request)
                 await self._depart(handed.departures, dead=True)
                 if handed.grants or handed.draining or self._loop.time() >= deadline or self._closed:
                     return PollReply(tuple(handed.grants), sources[0][1].settings.lease_ms, handed.draining)
                 await _wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
+
+    async def _hand_out(self, request: PollRequest) -> Handed:
+        """A poll that is cancelled meanwhile gives back what it was given."""
+        looking = asyncio.ensure_future(self._in_thread(self._deliveries.poll, request))
+        try:
+            return await asyncio.shield(looking)
+        except asyncio.CancelledError:
+            giving_back = asyncio.create_task(self._give_back(request, looking))
+            self._background.add(giving_back)
+            giving_back.add_done_callback(self._background.discard)
+            raise
+
+    async def _give_back(self, request: PollRequest, looking: Awaitable[Handed]) -> None:
+        try:
+            handed = await looking
+            await self._depart(handed.departures, dead=True)
+            if handed.grants and not request.on_delivery:
+                await self.settle(request.topic, request.group, released(request, handed))
+        except PenstockError as error:
+            _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
 
     def _until(self, due_ms: int | None) -> float:
         """Seconds until something is due. A manual clock wakes all waiters when it is moved."""

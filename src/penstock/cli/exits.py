@@ -11,7 +11,7 @@ import json
 import os
 import sys
 
-from ..errors import PenstockError, UsageError
+from ..errors import PenstockError, UnknownTopic, UsageError
 
 __all__ = [
     "ABORTED",
@@ -24,6 +24,7 @@ __all__ = [
     "code_of",
     "leave_closed_pipe",
     "say_error",
+    "say_failure",
     "say_note",
 ]
 
@@ -33,6 +34,14 @@ USAGE = 2
 CROSSED = 3
 ABORTED = 4
 INTERRUPTED = 130
+
+_CALLS = (
+    ("pass exist_ok=True if that is fine", "add --exist-ok if that is fine"),
+    ("or change the group with alter_group", "or change the group with `penstock group alter`"),
+    ("use alter_group to change it", "use `penstock group alter` to change it"),
+    ("or pass force=True:", "or add --force:"),
+    ("dead_letters() lists", "`penstock dead list` lists"),
+)
 
 _RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
 
@@ -65,12 +74,25 @@ def say_note(message: str) -> None:
 def say_failure(error: Exception, *, as_json: bool) -> int:
     """Say what went wrong; the exit code."""
     if isinstance(error, PenstockError | AbortedError):
-        say_error(error.code, str(error), as_json=as_json)
+        say_error(error.code, worded(error), as_json=as_json)
     elif isinstance(error, ExceptionGroup):
         return say_failure(error.exceptions[0], as_json=as_json)
     else:
         raise error
     return code_of(error)
+
+
+def worded(error: Exception) -> str:
+    """What the error says, with the command to type where the SDK names the call to write."""
+    text = str(error)
+    details = getattr(error, "details", {})
+    if isinstance(error, UnknownTopic) and "topic" in details:
+        names = " or ".join(details.get("close", ()))
+        meant = f"did you mean {names}? Otherwise make it" if names else "make it"
+        return f"there is no topic {details['topic']!r}: {meant} with `penstock topic create {details['topic']}`"
+    for call, typed in _CALLS:
+        text = text.replace(call, typed)
+    return text
 
 
 def leave_closed_pipe() -> int:

@@ -5,7 +5,6 @@ Must import nothing slow: only Typer and the modules that declare commands.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Annotated, Any
 
@@ -62,9 +61,6 @@ def _options(
 
 def run(arguments: Sequence[str]) -> int:
     """Run a command; the exit code. Wrong usage is worded like every other error."""
-    import sys
-
-    os.environ.setdefault("TERMINAL_WIDTH", "") if not sys.stdout.isatty() else None
     command = typer.main.get_command(app)
     try:
         code: Any = command.main(list(arguments), prog_name="penstock", standalone_mode=False)
@@ -76,3 +72,13 @@ def run(arguments: Sequence[str]) -> int:
     except KeyboardInterrupt:
         return exits.INTERRUPTED
     return code if isinstance(code, int) else exits.OK
+
+
+def _wrong_usage(error: typer.TyperException, *, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "penstock"
+    message = error.format_message().rstrip(".")
+    if not message:  # a family without a command: its help was shown
+        return exits.USAGE
+    exits.say_error("usage", f"{message} (see `{path} --help`)", as_json=as_json)
+    return error.exit_code

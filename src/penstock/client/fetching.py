@@ -5,8 +5,8 @@ be settled alone (I14), and not while the broker waits for empty hands. One requ
 it failed, the very same one is repeated, so that what a lost reply held is not forgotten (I6). Empty hands
 always ask for at least one message, however large (I17).
 
-Must never forget an offset it was given: what has no message in it (control batches, I18; expired messages) is
-acked at once; what is missing from the batches is acked only if the log no longer has it, and else released.
+Must never forget an offset it was given: what has no message in it (control batches, I18; expired messages)
+is acked at once; what no batch came for is acked only if the log no longer has it, and else released.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Fetcher:
         self._buffered = 0
         self._chunks: deque[Chunk] = deque()
         self.arrived = asyncio.Event()
-        self.wanted = asyncio.Event()  # on_delivery: somebody waits for messages
+        self._wanted = 0  # on_delivery: somebody waits for so many messages
         self.failure: Exception | None = None
 
     # ---- asking ----
@@ -111,13 +111,11 @@ class Fetcher:
                     await self._hands.changed.wait()
             except TimeoutError:
                 pass
-        if self._on_delivery:
-            await self.wanted.wait()
 
     def _has_room(self) -> bool:
         hands, window = self._hands, self._window
         if self._on_delivery:
-            return not self._buffered
+            return self._wanted > 0 and not self._buffered
         if not hands.messages:
             return True
         if hands.alone or asyncio.get_running_loop().time() < self._drain_until:
@@ -131,7 +129,7 @@ class Fetcher:
             group=self._who.group,
             member=self._who.member,
             token=secrets.randbits(63) | 1,
-            messages=max(1, window.messages - hands.messages),
+            messages=self._wanted if self._on_delivery else max(1, window.messages - hands.messages),
             bytes=max(1, int(window.bytes - hands.bytes)),
             wait_ms=DEFAULTS.poll_wait_ms,
             empty_handed=not hands.messages,
@@ -150,6 +148,11 @@ class Fetcher:
                 if tries == 1:
                     log.warning("a poll of %s failed, trying again: %r", self._who.member, error)
             await asyncio.sleep(pause(tries))
+
+    def want(self, messages: int) -> None:
+        """Somebody waits. What is settled on delivery is asked for only then, and no more of it (R16)."""
+        self._wanted = min(messages, self._window.messages)
+        self._hands.changed.set()
 
     async def take_back(self) -> None:
         """After `run` was cancelled: what a poll without a reply may have been given comes into the hands."""
@@ -205,6 +208,7 @@ class Fetcher:
         if self._on_delivery:
             delivery.open, delivery.state[:] = 0, bytes((ACKED,)) * len(delivery.state)
             self._buffered += len(messages)
+            self._wanted = 0
         else:
             self._hands.take(delivery)
             if len(messages) < len(delivery.state):

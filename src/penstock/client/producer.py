@@ -193,6 +193,10 @@ class Producer:
 
     # ---- life ----
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def _check(self) -> None:
         self._guard.check()
         if self._closed:

@@ -194,8 +194,8 @@ class Settler:
         offsets = [d.first + i for d, start, stop in runs for i in range(start, stop) if d.state[i] == LOST]
         if offsets:
             raise LeaseLost(
-                f"the lease on {len(offsets)} of these messages ended before they were settled: somebody else "
-                "may handle them again, so handling must be safe to repeat; a longer lease or extend() helps",
+                f"the lease on {len(offsets)} of these messages ended before they were settled: somebody "
+                "else may handle them again, so make handling safe to repeat; a longer lease helps",
                 offsets=offsets,
             )
 

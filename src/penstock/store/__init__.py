@@ -11,6 +11,7 @@ from .catalog import SqlCatalog
 from .contract import Catalog, Duties, Log, Progress, Store, Watcher
 from .duties import SqlDuties
 from .log import SqlLog
+from .pairing import check_pair
 from .progress import SqlProgress
 from .schema import migrate
 from .session import Session
@@ -78,6 +79,7 @@ def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> 
     session = Session(SqliteDialect(path, clock or SystemClock(), limits))
     try:
         migrate(session)
+        check_pair(session)
     except BaseException:
         session.close()
         raise

@@ -29,7 +29,18 @@ _GROUP = """SELECT g.id, g.topic_id, t.name, g.name, g.settings, g.generation, g
 _PARTITIONS = """SELECT p.id, p.number, p.next_offset, COALESCE(s.log_start, 0) FROM penstock_partitions p
                  LEFT JOIN penstock_trims s ON s.partition_id = p.id
                  WHERE p.topic_id = ? AND p.state <> 'dropped' ORDER BY p.number"""
+_INSERT_TOPIC = "INSERT INTO penstock_topics (name, settings, route_version, created_at) VALUES (?, ?, 1, ?)"
+_INSERT_RANGE = """INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id)
+                   VALUES (?, 1, ?, ?, ?)"""
 _RESERVED = "new"  # a partition whose topic is being made
+_RESERVE = """INSERT INTO penstock_partitions (topic_id, number, state, next_offset, next_bytes, appended_at)
+              VALUES (0, ?, ?, 0, 0, ?)"""
+_OPEN = "UPDATE penstock_partitions SET topic_id = ?, state = 'open' WHERE id = ?"
+_DROPPED = """SELECT id FROM penstock_partitions
+              WHERE state = 'dropped' OR (state = 'new' AND appended_at < ?) ORDER BY id"""
+_RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then never will
+_FORGET_STARTS = """DELETE FROM penstock_starts
+                    WHERE group_id IN (SELECT id FROM penstock_groups WHERE topic_id = ?)"""
 
 
 class SqlCatalog:
@@ -48,29 +59,18 @@ class SqlCatalog:
         slots = even_ranges(partitions)
         with self._session.write(Lane.LOG) as tx:
             _refuse_topic(tx, name)
-            reserve = """INSERT INTO penstock_partitions
-                         (topic_id, number, state, next_offset, next_bytes, appended_at) VALUES (0, ?, ?, 0, 0, 0)"""
-            ids = [tx.insert(reserve, number, _RESERVED) for number in range(partitions)]
+            now = tx.now_ms()
+            ids = [tx.insert(_RESERVE, number, _RESERVED, now) for number in range(partitions)]
         for partition_id in ids:
             create_log(self._session, partition_id)
         with self._session.write(Lane.LOG) as tx:
             _refuse_topic(tx, name)
-            topic_id = tx.insert(
-                "INSERT INTO penstock_topics (name, settings, route_version, created_at) VALUES (?, ?, 1, ?)",
-                name,
-                _encode(settings),
-                tx.now_ms(),
-            )
-            tx.many(
-                "INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id) VALUES (?, 1, ?, ?, ?)",
-                [(topic_id, *edges, pid) for edges, pid in zip(slots, ids, strict=True)],
-            )
-            tx.many(
-                "UPDATE penstock_partitions SET topic_id = ?, state = 'open' WHERE id = ?",
-                [(topic_id, pid) for pid in ids],
-            )
+            topic_id = tx.insert(_INSERT_TOPIC, name, _encode(settings), tx.now_ms())
+            pairs = zip(slots, ids, strict=True)
+            tx.many(_INSERT_RANGE, [(topic_id, *edges, partition_id) for edges, partition_id in pairs])
+            tx.many(_OPEN, [(topic_id, partition_id) for partition_id in ids])
             _bump(tx)
-        return self.topic(name)
+            return _topic(tx, name)
 
     def topic(self, name: str) -> Topic:
         with self._session.read(Lane.LOG) as tx:
@@ -96,10 +96,7 @@ class SqlCatalog:
             topic = _topic(tx, name)
             ids = [row[0] for row in tx.all(_PARTITIONS, topic.id)]
             tx.run("UPDATE penstock_partitions SET state = 'dropped' WHERE topic_id = ?", topic.id)
-            tx.run(
-                "DELETE FROM penstock_starts WHERE group_id IN (SELECT id FROM penstock_groups WHERE topic_id = ?)",
-                topic.id,
-            )
+            tx.run(_FORGET_STARTS, topic.id)
             tx.run("DELETE FROM penstock_groups WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_ranges WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_topics WHERE id = ?", topic.id)
@@ -108,7 +105,7 @@ class SqlCatalog:
 
     def dropped(self) -> list[int]:
         with self._session.read(Lane.LOG) as tx:
-            return [row[0] for row in tx.all("SELECT id FROM penstock_partitions WHERE state = 'dropped'")]
+            return [row[0] for row in tx.all(_DROPPED, tx.now_ms() - _RESERVED_MS)]
 
     def drop_log(self, partition_id: int) -> None:
         with self._session.write(Lane.LOG) as tx:
@@ -219,6 +216,8 @@ def _topic(tx: Transaction, name: str) -> Topic:
     if row is None:
         raise _unknown_topic(tx, name)
     ranges = tx.all(_RANGES + " WHERE r.topic_id = ? ORDER BY r.first_slot", row[0])
+    if not ranges:  # deleted since the first statement
+        raise _unknown_topic(tx, name)
     return _make_topic(row, [Range(*rest) for _, *rest in ranges])
 
 
@@ -239,7 +238,8 @@ def _unknown_topic(tx: Transaction, name: str) -> PenstockError:
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return UnknownTopic(
-        f"there is no topic {name!r}; {hint}create it with create_topic({name!r}) or `penstock topic create {name}`",
+        f"there is no topic {name!r}; {hint}create it with create_topic({name!r}) or "
+        f"`penstock topic create {name}`",
         topic=name,
     )
 

@@ -19,8 +19,9 @@ from .session import Session, Transaction
 
 __all__ = [
     "DELIVERY",
-    "OPEN",
+    "LOWEST",
     "ROW",
+    "UNSETTLED",
     "Locked",
     "NeedsFlushError",
     "NeedsStartError",
@@ -38,8 +39,10 @@ _OF_DELIVERY = """first_offset, last_offset, visible_at, token, holder, spent, f
                   stamp_producer, stamp_partition, reason"""
 ROW = f"SELECT {', '.join(_COLUMNS)} FROM penstock_progress WHERE group_id = ? AND partition_id = ?"
 DELIVERY = f"SELECT {_OF_DELIVERY} FROM penstock_deliveries WHERE group_id = ? AND partition_id = ?"
-OPEN = """SELECT MIN(first_offset), SUM(last_offset - first_offset + 1) FROM penstock_deliveries
-          WHERE group_id = ? AND partition_id = ?"""
+LOWEST = "SELECT MIN(first_offset) FROM penstock_deliveries WHERE group_id = ? AND partition_id = ?"
+UNSETTLED = """SELECT MIN(first_offset),
+                      SUM(last_offset - CASE WHEN first_offset < ? THEN ? ELSE first_offset END + 1)
+               FROM penstock_deliveries WHERE group_id = ? AND partition_id = ? AND last_offset >= ?"""
 _INSERT = f"""INSERT INTO penstock_deliveries (group_id, partition_id, {_OF_DELIVERY})
               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _DELETE = "DELETE FROM penstock_deliveries WHERE group_id = ? AND partition_id = ? AND first_offset = ?"
@@ -148,14 +151,18 @@ class Locked:
             self.dirty = True
 
     def in_other_hands(self, spans: Sequence[Span], token: int) -> tuple[Span, ...]:
-        """Which of these offsets are unsettled and held by somebody else, or by nobody (I7)."""
+        """Which of these offsets are unsettled and held by somebody else, or by nobody (I7).
+
+        From the cursor on nothing was handed out, or a crash forgot it (I8): that is unsettled too.
+        """
         if not spans:
             return ()
         low, high = min(s[0] for s in spans), max(s[1] for s in spans)
         others = self.deliveries(
             "AND first_offset <= ? AND last_offset >= ? AND token <> ?", high, low, token
         )
-        return tuple(delivery.covered(spans, others))
+        beyond = [(max(first, self.row.cursor), last) for first, last in spans if last >= self.row.cursor]
+        return (*delivery.covered(spans, others), *beyond)
 
     def apply(self, change: Change) -> None:
         if change.drop:

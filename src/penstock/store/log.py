@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..config import DEFAULTS
-from ..errors import PartitionSealed, PenstockError, UnknownPartition
+from ..errors import PartitionSealed, PenstockError
 from ..model import sequence
 from ..model.batch import BatchHeader, read_header, with_base_offset
 from .contract import Append, Appended, Bounds, News, StoredBatch
-from .lookups import first_row
+from .lookups import first_row, log_of, unknown_partition
 from .schema import log_table
 from .session import Lane, Session, Transaction
 
@@ -24,7 +24,8 @@ __all__ = ["SqlLog"]
 _LOCK = "SELECT state, next_offset, next_bytes, appended_at FROM penstock_partitions WHERE id = ?"
 _ADVANCE = "UPDATE penstock_partitions SET next_offset = ?, next_bytes = ?, appended_at = ? WHERE id = ?"
 _SEQUENCE = "SELECT state FROM penstock_sequences WHERE producer_id = ? AND partition_id = ?"
-_INSERT = """INSERT INTO {log} (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)
+_INSERT = """INSERT INTO {log}
+             (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM penstock_partitions p
              LEFT JOIN penstock_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""
@@ -61,7 +62,7 @@ class SqlLog:
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         log = log_table(partition_id)
-        with self._session.read(Lane.LOG) as tx:
+        with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
             rows = tx.all(_LAYOUT.format(log=log), offset, min(max_messages, _LAYOUT_ROWS) + 1)
             wanted = _within(rows, offset, max_messages, max_bytes)
             if wanted is None:
@@ -79,11 +80,11 @@ class SqlLog:
         }
         for partition_id in ids:
             if partition_id not in found:
-                raise _unknown(partition_id)
+                raise unknown_partition(partition_id)
         return found
 
     def offset_at(self, partition_id: int, time_ms: int) -> int:
-        with self._session.read(Lane.LOG) as tx:
+        with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
             return first_row(tx, partition_id, "appended_at", time_ms)
 
     def news(self) -> News:
@@ -98,7 +99,7 @@ class SqlLog:
         with self._session.write(Lane.LOG) as tx:
             part = tx.one("SELECT next_offset FROM penstock_partitions WHERE id = ?", partition_id)
             if part is None:
-                raise _unknown(partition_id)
+                raise unknown_partition(partition_id)
             row = tx.one("SELECT log_start FROM penstock_trims WHERE partition_id = ?", partition_id)
             start = max(row[0] if row else 0, min(below, part[0]))
             upsert = self._session.dialect.upsert("penstock_trims", ("partition_id",), ("log_start",))
@@ -107,7 +108,7 @@ class SqlLog:
 
     def sweep(self, partition_id: int, *, rows: int) -> int:
         log = log_table(partition_id)
-        with self._session.write(Lane.LOG) as tx:
+        with log_of(self._session, partition_id), self._session.write(Lane.LOG) as tx:
             start = tx.one("SELECT log_start FROM penstock_trims WHERE partition_id = ?", partition_id)
             if start is None:
                 return 0
@@ -121,7 +122,7 @@ class SqlLog:
             return tx.run(f"DELETE FROM {log} WHERE base_offset <= ?", old[-1][0]) if old else 0
 
     def expire_by_limits(self, partition_id: int, *, before_ms: int, keep_bytes: int) -> int:
-        with self._session.read(Lane.LOG) as tx:
+        with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
             by_age = first_row(tx, partition_id, "appended_at", before_ms) if before_ms > 0 else 0
             if not keep_bytes:
                 return by_age
@@ -168,7 +169,7 @@ class _Appending:
         header = read_header(append.batch)
         partition = self._partitions.get(append.partition_id)
         if partition is None:
-            raise _unknown(append.partition_id)
+            raise unknown_partition(append.partition_id)
         repeat = self._repeat(append.partition_id, header)
         if repeat is not None:
             return Appended(repeat, partition.appended_at, duplicate=True)
@@ -242,9 +243,3 @@ def _within(
         messages += base + records - max(base, offset)
         size += length
     return None if first is None or last is None else (first, last)
-
-
-def _unknown(partition_id: int) -> UnknownPartition:
-    return UnknownPartition(
-        "the partition is gone: its topic was deleted; fetch the topic again", partition_id=partition_id
-    )

@@ -66,7 +66,7 @@ def first_row(tx: Transaction, partition_id: int, column: str, least: int) -> in
         if found is None:
             low = middle + 1  # swept meanwhile
         elif found[2] >= least:
-            high = max(low, found[0])
+            high = found[0]
         else:
-            low = max(middle + 1, found[0] + found[1])
+            low = found[0] + found[1]
     return int(high)

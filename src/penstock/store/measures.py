@@ -5,30 +5,27 @@ from __future__ import annotations
 from ..model.delivery import Span
 from .contract import Backlog
 from .locked import Row
-from .lookups import first_row, row_at
+from .lookups import first_kept, first_row, row_at
 from .session import Transaction
 
-__all__ = ["measure"]
+__all__ = ["log_start_of", "measure"]
 
 _ARRIVAL_MS = 60_000
+_AT = "base_offset, records, bytes, bytes_before, appended_at"
+
+
+def log_start_of(tx: Transaction, partition_id: int) -> int:
+    row = tx.one("SELECT log_start FROM penstock_trims WHERE partition_id = ?", partition_id)
+    return int(row[0]) if row else 0
 
 
 def measure(
     tx: Transaction, partition_id: int, row: Row, committed: int, unsettled: int, spans: tuple[Span, ...]
 ) -> Backlog:
-    """Backlog from a few look-ups by primary key."""
     now = tx.now_ms()
-    end, total = tx.one(
-        "SELECT next_offset, next_bytes FROM penstock_partitions WHERE id = ?", partition_id
-    ) or (0, 0)
-    at = row_at(tx, partition_id, committed, "base_offset, records, bytes, bytes_before, appended_at")
-    size = age = 0
-    if at is not None and committed < end:
-        base, records, length, before, appended_at = at
-        size = total - before - length * (min(committed, base + records) - base) // records
-        age = max(0, now - appended_at)
-    window = max(1, min(_ARRIVAL_MS, now - first_appended(tx, partition_id, now)))
-    arrived = end - first_row(tx, partition_id, "appended_at", now - _ARRIVAL_MS)
+    partition = tx.one("SELECT next_offset, next_bytes FROM penstock_partitions WHERE id = ?", partition_id)
+    end, total = partition or (0, 0)
+    size, age = _behind(tx, partition_id, committed, total, now) if committed < end else (0, 0)
     return Backlog(
         partition_id=partition_id,
         committed=committed,
@@ -38,13 +35,24 @@ def measure(
         bytes=size,
         oldest_age_ms=age,
         first_wait_ms=row.first_wait_ms,
-        arrival_per_s=1000 * arrived / max(window, 1000),
+        arrival_per_s=_arrival_per_s(tx, partition_id, end, now),
         drain_per_s=row.drain_per_s(now),
         open=spans,
     )
 
 
-def first_appended(tx: Transaction, partition_id: int, otherwise: int) -> int:
-    """When the oldest batch that is kept was appended."""
-    row = tx.one(f"SELECT appended_at FROM penstock_log_{partition_id:d} ORDER BY base_offset LIMIT 1")
-    return int(row[0]) if row else otherwise
+def _behind(tx: Transaction, partition_id: int, committed: int, total: int, now: int) -> tuple[int, int]:
+    """Bytes from the committed offset on, and the age of what is there; part of a batch counts in part."""
+    at = row_at(tx, partition_id, committed, _AT) or first_kept(tx, partition_id, _AT)
+    if at is None:
+        return 0, 0
+    base, records, length, before, appended_at = at
+    done = min(max(committed - base, 0), records)
+    return total - before - length * done // records, max(0, now - appended_at)
+
+
+def _arrival_per_s(tx: Transaction, partition_id: int, end: int, now: int) -> float:
+    oldest = first_kept(tx, partition_id, "appended_at")
+    window_ms = min(_ARRIVAL_MS, now - oldest[0]) if oldest else 0
+    arrived = end - first_row(tx, partition_id, "appended_at", now - _ARRIVAL_MS)
+    return 1000 * arrived / max(window_ms, 1000)

@@ -13,8 +13,19 @@ from typing import TypeVar
 from ..model import delivery
 from ..model.delivery import Ask, Settlement, Span
 from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
-from .locked import DELIVERY, OPEN, ROW, Locked, NeedsFlushError, NeedsStartError, Row, reset_meanwhile
-from .measures import measure
+from .locked import (
+    DELIVERY,
+    LOWEST,
+    ROW,
+    UNSETTLED,
+    Locked,
+    NeedsFlushError,
+    NeedsStartError,
+    Row,
+    reset_meanwhile,
+)
+from .lookups import log_of
+from .measures import log_start_of, measure
 from .session import Lane, Session
 
 __all__ = ["SqlProgress"]
@@ -22,6 +33,8 @@ __all__ = ["SqlProgress"]
 T = TypeVar("T")
 
 _DUE_ROWS = 64  # deliveries looked at in one poll
+_ENTER = """INSERT INTO penstock_members (group_id, name, client, joined_at, until_ms)
+            VALUES (?, ?, ?, ?, ?)"""
 
 
 class SqlProgress:
@@ -118,8 +131,8 @@ class SqlProgress:
     def committed(self, group_id: int, partition_id: int) -> int | None:
         with self._session.read(Lane.PROGRESS) as tx:
             row = tx.one(ROW, group_id, partition_id)
-            lowest = tx.one(OPEN, group_id, partition_id)
-        if row is None:
+            lowest = tx.one(LOWEST, group_id, partition_id)
+        if row is None or row[0] != self._catalog.start_of(group_id, partition_id)[0]:
             return None
         return int(row[1]) if lowest is None or lowest[0] is None else min(int(lowest[0]), int(row[1]))
 
@@ -128,20 +141,23 @@ class SqlProgress:
 
     def _backlog(self, group: Group, partition_id: int, open_spans: int) -> Backlog:
         key = (group.id, partition_id)
+        with self._session.read(Lane.LOG) as tx:
+            log_start = log_start_of(tx, partition_id)
         with self._session.read(Lane.PROGRESS) as tx:
             raw = tx.one(ROW, *key)
-            lowest, unsettled = tx.one(OPEN, *key) or (None, 0)
-            rows = tx.all(DELIVERY + " ORDER BY first_offset LIMIT ?", *key, open_spans) if open_spans else []
+            lowest, unsettled = tx.one(UNSETTLED, log_start, log_start, *key, log_start) or (None, 0)
+            where = " AND last_offset >= ? ORDER BY first_offset LIMIT ?"
+            rows = tx.all(DELIVERY + where, *key, log_start, open_spans) if open_spans else []
         if raw is None or raw[0] != group.generation:
             row = Row(group.generation, self._catalog.start_of(*key)[1], None)
             lowest, unsettled, rows = None, 0, []
         else:
             row = Row(*raw)
-        committed = row.cursor if lowest is None else min(lowest, row.cursor)
-        with self._session.read(Lane.LOG) as tx:
-            return measure(
-                tx, partition_id, row, committed, unsettled or 0, tuple((r[0], r[1]) for r in rows)
-            )
+        row.cursor = max(row.cursor, log_start)  # what was trimmed is passed over by the next poll
+        committed = row.cursor if lowest is None else max(log_start, min(lowest, row.cursor))
+        spans = tuple((max(r[0], log_start), r[1]) for r in rows)
+        with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
+            return measure(tx, partition_id, row, committed, int(unsettled or 0), spans)
 
     # ---- groups ----
 
@@ -164,10 +180,7 @@ class SqlProgress:
                 member,
             )
             if not renewed:
-                tx.run(
-                    "INSERT INTO penstock_members (group_id, name, client, joined_at, until_ms) VALUES (?, ?, ?, ?, ?)",
-                    group_id, member, client, now, now + ttl_ms,
-                )  # fmt: skip
+                tx.run(_ENTER, group_id, member, client, now, now + ttl_ms)
                 tx.run("DELETE FROM penstock_members WHERE group_id = ? AND until_ms < ?", group_id, now)
 
     def leave(self, group_id: int, member: str) -> None:

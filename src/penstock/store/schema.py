@@ -1,6 +1,7 @@
 """Tables and migrations. A migration is a number and its statements per lane; none is ever edited.
 
-`{blob}`, `{serial}` and `{offset}` are the dialect's types. Log tables, one per partition, are made with their topic.
+`{blob}`, `{serial}` and `{offset}` are the dialect's types. Log tables, one per partition, are made with
+their topic.
 """
 
 from __future__ import annotations
@@ -62,10 +63,15 @@ _1_LOG: Statements = (
         partition_id BIGINT NOT NULL,
         start_offset BIGINT NOT NULL,
         PRIMARY KEY (group_id, partition_id))""",
-    "CREATE TABLE penstock_duties (name VARCHAR(60) PRIMARY KEY, holder VARCHAR(120) NOT NULL, until_ms BIGINT NOT NULL)",
+    """CREATE TABLE penstock_duties (
+        name VARCHAR(60) PRIMARY KEY,
+        holder VARCHAR(120) NOT NULL,
+        until_ms BIGINT NOT NULL)""",
 )
 
 _1_PROGRESS: Statements = (
+    # the UUID of the log that these cursors belong to
+    "CREATE TABLE penstock_owner (uuid VARCHAR(36) PRIMARY KEY)",
     """CREATE TABLE penstock_progress (
         group_id BIGINT NOT NULL,
         partition_id BIGINT NOT NULL,
@@ -117,10 +123,12 @@ _SCHEMA = (
 
 
 def migrate(session: Session) -> None:
-    """Bring both lanes to this version. Many processes may do so at once."""
-    for lane in Lane:
-        if version_of(session, lane) == VERSION:
-            continue
+    """Bring both lanes to this version. Many processes may do so at once.
+
+    Nothing is changed if either lane is newer than this program.
+    """
+    behind = [lane for lane in Lane if version_of(session, lane) < VERSION]
+    for lane in behind:
         with session.write(lane) as tx:
             tx.run(_SCHEMA)
             row = tx.one("SELECT MAX(version) FROM penstock_schema")

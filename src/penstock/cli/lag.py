@@ -1,0 +1,168 @@
+"""`penstock lag`: how far groups are behind (R43), for people, dashboards and monitors.
+
+A threshold that is crossed is exit code 3, and the line on stderr says which group crossed which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..units import duration_ms, format_bytes, format_duration
+from . import exits, show
+from .frame import Run, command
+from .values import Topic, seconds
+
+if TYPE_CHECKING:
+    from penstock import Connection, Lag, PartitionLag
+    from rich.console import RenderableType
+
+__all__ = ["lag_table", "register"]
+
+_COLUMNS = ("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in")
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "lag")(lag)
+
+
+async def lag(
+    run: Run,
+    topic: Topic,
+    group: Annotated[
+        str | None, typer.Argument(metavar="[GROUP]", help="Only this group, by partition.", show_default=False)
+    ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option(help='Exit 3 if the oldest waiting message is older, such as "5m".', show_default=False),
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option(min=0, help="Exit 3 if more messages are waiting for a group.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it, until Ctrl-C.")] = False,
+    interval: Annotated[str, typer.Option(help="With --watch: how often.")] = "1s",
+) -> None:
+    """Show how far groups are behind: messages, bytes, age, rates, time to drain."""
+    oldest_ms = None if max_age is None else duration_ms(max_age, name="--max-age")
+    every_s = max(0.05, seconds(interval, name="--interval"))
+    async with run.connect() as mq:
+        if watch:
+            await _watch(run, mq, topic, group, every_s)
+        lags = await _lags(mq, topic, group)
+    _show(run, topic, lags, by_partition=group is not None)
+    if crossed := _crossed(lags, oldest_ms, max_messages):
+        exits.say_error("threshold_crossed", crossed, as_json=run.json)
+        raise typer.Exit(exits.CROSSED)
+
+
+async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
+    if group is not None:
+        return [await mq.lag(topic, group)]
+    return [await mq.lag(topic, info.name) for info in await mq.groups(topic)]
+
+
+async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_s: float) -> None:
+    """Never returns by itself. On a terminal a table that stays in its place; else one sample after another."""
+    if run.json or not sys.stdout.isatty():
+        while True:
+            lags = await _lags(mq, topic, group)
+            _show(run, topic, lags, by_partition=group is not None)
+            sys.stdout.flush()
+            await asyncio.sleep(every_s)
+    from rich.live import Live
+
+    with Live(console=show.console(), auto_refresh=False) as live:
+        while True:
+            lags = await _lags(mq, topic, group)
+            live.update(_render(topic, lags, by_partition=group is not None), refresh=True)
+            await asyncio.sleep(every_s)
+
+
+def _show(run: Run, topic: str, lags: list[Lag], *, by_partition: bool) -> None:
+    if run.json:
+        show.json_line([_fields(lag) for lag in lags])
+    elif not lags:
+        show.nothing(f"topic {topic} has no groups: nobody is behind")
+    else:
+        show.console().print(_render(topic, lags, by_partition=by_partition))
+
+
+def _render(topic: str, lags: list[Lag], *, by_partition: bool) -> RenderableType:
+    if not by_partition:
+        return lag_table(lags)
+    rows = [(_place(p, topic), *_cells(p)) for lag in lags for p in lag.partitions]
+    rows += [("all", *_cells(lag.total)) for lag in lags]
+    return show.table(("partition", *_COLUMNS), rows, numbers=_COLUMNS)
+
+
+def lag_table(lags: list[Lag]) -> RenderableType:
+    """One row for each group."""
+    rows = [(lag.group, *_cells(lag.total)) for lag in lags]
+    return show.table(("group", *_COLUMNS), rows, numbers=_COLUMNS)
+
+
+def _place(part: PartitionLag, topic: str) -> str:
+    return str(part.partition) if part.topic == topic else f"{part.partition} (redriven)"
+
+
+def _cells(part: PartitionLag) -> tuple[str, ...]:
+    return (
+        show.count(part.messages),
+        format_bytes(part.bytes),
+        show.count(part.unsettled),
+        show.age(part.oldest_age_ms),
+        show.rate(part.arrival_per_s),
+        show.rate(part.drain_per_s),
+        _eta(part),
+    )
+
+
+def _eta(part: PartitionLag) -> str:
+    if part.messages == 0:
+        return "–"
+    return "never, so" if part.drain_eta_s is None else format_duration(round(part.drain_eta_s * 1000))
+
+
+def _fields(lag: Lag) -> dict[str, Any]:
+    return {
+        "topic": lag.topic,
+        "group": lag.group,
+        **_numbers(lag.total),
+        "partitions": [
+            {"topic": p.topic, "partition": p.partition, "committed": p.committed, "end": p.end, **_numbers(p)}
+            for p in lag.partitions
+        ],
+    }
+
+
+def _numbers(part: PartitionLag) -> dict[str, Any]:
+    return {
+        "messages": part.messages,
+        "bytes": part.bytes,
+        "unsettled": part.unsettled,
+        "oldest_age_ms": part.oldest_age_ms,
+        "first_wait_ms": part.first_wait_ms,
+        "arrival_per_s": round(part.arrival_per_s, 1),
+        "drain_per_s": round(part.drain_per_s, 1),
+        "drain_eta_s": None if part.drain_eta_s is None else round(part.drain_eta_s, 1),
+    }
+
+
+def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
+    """Which groups are over which limit; empty if none is."""
+    found = []
+    for lag in lags:
+        if oldest_ms is not None and lag.total.oldest_age_ms > oldest_ms:
+            found.append(
+                f"group {lag.group}: the oldest waiting message is {format_duration(lag.total.oldest_age_ms)} "
+                f"old (limit {format_duration(oldest_ms)})"
+            )
+        if most is not None and lag.total.messages > most:
+            found.append(
+                f"group {lag.group}: {show.count(lag.total.messages)} messages are waiting "
+                f"(limit {show.count(most)})"
+            )
+    return "; ".join(found)

@@ -1,0 +1,216 @@
+"""`penstock topic …`: create, list, show, alter, delete and purge topics."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import show
+from .ask import DryRun, Yes, agreed
+from .frame import Run, command, family
+from .values import Topic, duration
+
+if TYPE_CHECKING:
+    from penstock import TopicInfo
+
+__all__ = ["app"]
+
+app = family("topic", "Create, list, change and delete topics.")
+
+Retention = Annotated[
+    str | None,
+    typer.Option(help='How long messages are kept, such as "7d"; 0: no limit.', show_default=False),
+]
+RetentionSize = Annotated[
+    str | None,
+    typer.Option("--retention-bytes", help='Most to keep per partition, such as "1GB"; 0: no limit.'),
+]
+Keep = Annotated[
+    str | None,
+    typer.Option(help="needed: never drop what a group still needs; limits: the limits win.", metavar="WHAT"),
+]
+DropSettled = Annotated[
+    bool | None,
+    typer.Option("--drop-settled/--keep-settled", help="Drop early what every group has settled."),
+]
+
+
+@command(app, "create")
+async def create(
+    run: Run,
+    topic: Topic,
+    partitions: Annotated[int | None, typer.Option("--partitions", "-p", help="How many partitions.")] = None,
+    retention: Retention = None,
+    retention_bytes: RetentionSize = None,
+    keep: Keep = None,
+    drop_settled: DropSettled = None,
+    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it is there already.")] = False,
+) -> None:
+    """Create a topic (and the queue's file, if it is not there)."""
+    settings = _settings(retention, retention_bytes, keep, drop_settled)
+    if partitions is not None:
+        settings["partitions"] = partitions
+    async with run.connect(create=True) as mq:
+        info = await mq.create_topic(topic, exist_ok=exist_ok, **settings)
+    if run.json:
+        show.json_line(_fields(info))
+    else:
+        plural = "" if info.partitions == 1 else "s"
+        typer.echo(f"topic {info.name} is there, with {info.partitions} partition{plural}")
+
+
+@command(app, "list")
+async def list_topics(
+    run: Run,
+    all_topics: Annotated[bool, typer.Option("--all", "-a", help="Also Penstock's own topics.")] = False,
+) -> None:
+    """List the topics."""
+    async with run.connect() as mq:
+        found = await mq.topics(internal=all_topics)
+    if run.json:
+        show.json_line([_fields(info) for info in found])
+    elif not found:
+        show.nothing("no topics yet: make one with `penstock topic create NAME`")
+    else:
+        columns = ("topic", "partitions", "messages", "retention", "groups")
+        rows = [
+            (i.name, str(i.partitions), show.count(i.messages), _kept(i), ", ".join(i.groups) or "–")
+            for i in found
+        ]
+        show.console().print(show.table(columns, rows, numbers=("partitions", "messages")))
+
+
+@command(app, "show")
+async def show_topic(run: Run, topic: Topic) -> None:
+    """Show a topic: its settings, its partitions, and how far its groups are."""
+    async with run.connect() as mq:
+        info = await mq.topic(topic)
+        lags = [await mq.lag(topic, group) for group in info.groups]
+    if run.json:
+        behind = {lag.group: lag.total.messages for lag in lags}
+        show.json_line({**_fields(info), "behind": behind})
+        return
+    out = show.console()
+    out.print(show.table(("setting", "value"), _lines(info), title=f"topic {info.name}"))
+    if lags:
+        rows = [(lag.group, show.count(lag.total.messages), show.age(lag.total.oldest_age_ms)) for lag in lags]
+        out.print(show.table(("group", "behind", "oldest"), rows, numbers=("behind", "oldest")))
+
+
+@command(app, "alter")
+async def alter(
+    run: Run,
+    topic: Topic,
+    retention: Retention = None,
+    retention_bytes: RetentionSize = None,
+    keep: Keep = None,
+    drop_settled: DropSettled = None,
+) -> None:
+    """Change a topic's settings; what is not named stays."""
+    settings = _settings(retention, retention_bytes, keep, drop_settled)
+    if not settings:
+        raise typer.BadParameter("name at least one setting to change, such as --retention 3d")
+    async with run.connect() as mq:
+        info = await mq.alter_topic(topic, **settings)
+    if run.json:
+        show.json_line(_fields(info))
+    else:
+        show.console().print(show.table(("setting", "value"), _lines(info), title=f"topic {info.name}"))
+
+
+@command(app, "delete")
+async def delete(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Delete a topic with its messages, its groups and their dead letters."""
+    async with run.connect() as mq:
+        info = await mq.topic(topic)
+        losses = {"topic": topic, "messages": info.messages, "groups": len(info.groups)}
+        counted = f"{show.count(info.messages)} messages and {_groups(info)} will be lost"
+        if not agreed(
+            run, f"delete topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted
+        ):
+            return
+        await mq.delete_topic(topic)
+    _done(run, "deleted", losses, f"deleted topic {topic} ({show.count(info.messages)} messages)")
+
+
+@command(app, "purge")
+async def purge(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = False) -> None:
+    """Throw away all messages of a topic; the topic and its groups stay."""
+    async with run.connect() as mq:
+        info = await mq.topic(topic)
+        losses = {"topic": topic, "messages": info.messages}
+        counted = f"{show.count(info.messages)} messages will be lost, for {_groups(info)}"
+        if not agreed(run, f"purge topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
+            return
+        gone = await mq.purge(topic)
+    losses["messages"] = gone
+    _done(run, "purged", losses, f"purged topic {topic}: {show.count(gone)} messages are gone")
+
+
+def _settings(
+    retention: str | None, retention_bytes: str | None, keep: str | None, drop_settled: bool | None
+) -> dict[str, Any]:
+    from ..units import size_bytes
+
+    size = None if retention_bytes is None else size_bytes(retention_bytes, name="--retention-bytes")
+    asked = {
+        "retention": duration(retention, name="--retention"),
+        "retention_bytes": size,
+        "keep": keep,
+        "drop_settled": drop_settled,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _fields(info: TopicInfo) -> dict[str, Any]:
+    settings = info.settings
+    return {
+        "topic": info.name,
+        "partitions": info.partitions,
+        "messages": info.messages,
+        "groups": list(info.groups),
+        "storage": settings.storage,
+        "retention_ms": settings.retention_ms,
+        "retention_bytes": settings.retention_bytes,
+        "keep": settings.keep,
+        "drop_settled": settings.drop_settled,
+        "created_at": show.moment(info.created_at),
+        "internal": info.internal,
+    }
+
+
+def _lines(info: TopicInfo) -> list[tuple[str, str]]:
+    settings = info.settings
+    return [
+        ("partitions", str(info.partitions)),
+        ("messages", show.count(info.messages)),
+        ("storage", settings.storage),
+        ("retention", _kept(info)),
+        ("keep", settings.keep),
+        ("drop settled", "yes" if settings.drop_settled else "no"),
+        ("created", show.moment(info.created_at)),
+        ("groups", ", ".join(info.groups) or "–"),
+    ]
+
+
+def _kept(info: TopicInfo) -> str:
+    from ..units import format_bytes, format_duration
+
+    limits = []
+    if info.settings.retention_ms:
+        limits.append(format_duration(info.settings.retention_ms))
+    if info.settings.retention_bytes:
+        limits.append(f"{format_bytes(info.settings.retention_bytes)} per partition")
+    return ", ".join(limits) or "no limit"
+
+
+def _groups(info: TopicInfo) -> str:
+    return f"{len(info.groups)} group{'' if len(info.groups) == 1 else 's'}"
+
+
+def _done(run: Run, deed: str, losses: dict[str, Any], sentence: str) -> None:
+    if run.json:
+        show.json_line({deed: True, **losses})
+    else:
+        typer.echo(sentence)

@@ -1,0 +1,290 @@
+"""What a connection can do about topics, groups and dead letters.
+
+Turns friendly arguments into settings, and the endpoint's answers into what users read. Must never make a
+topic by itself: a mistyped name is answered with the names that are close, and the call that would make it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from ..broker.endpoint import DeadLetters, Endpoint, GroupInfo, Lag, TopicInfo
+from ..config import DEFAULTS
+from ..errors import CatalogError, InvalidSetting, UnknownTopic
+from ..model.batch import records
+from ..model.names import HEADER_PREFIX, check_group, check_topic
+from ..model.route import Route
+from ..model.settings import GroupSettings, GroupWish, Keep, Mode, TopicSettings
+from ..units import Duration, duration_ms, size_bytes
+from .codec import unpack
+from .guard import Guard
+from .message import DeadLetter, Received
+from .reading import Browsed, Position, as_start
+
+__all__ = ["Admin", "group_wish"]
+
+T = TypeVar("T")
+
+_EVERY_LETTER = 2**31 - 1
+_DEAD = {name: f"{HEADER_PREFIX}{name}" for name in ("reason", "attempts", "dead-at")}
+
+
+class Admin:
+    """The part of a connection that keeps no state of its own."""
+
+    _endpoint: Endpoint
+    _guard: Guard
+
+    # ---- topics ----
+
+    async def create_topic(
+        self,
+        name: str,
+        *,
+        partitions: int = DEFAULTS.partitions,
+        storage: str = "durable",
+        retention: Duration | None = "7d",
+        retention_bytes: int | str | None = None,
+        keep: Keep = "needed",
+        drop_settled: bool = False,
+        exist_ok: bool = False,
+    ) -> TopicInfo:
+        """Make a topic. `retention=None` keeps messages however old; `exist_ok` takes one that is there."""
+        self._guard.check()
+        settings = TopicSettings(
+            storage=storage,
+            retention_ms=0 if retention is None else duration_ms(retention, name="retention"),
+            retention_bytes=0
+            if retention_bytes is None
+            else size_bytes(retention_bytes, name="retention_bytes"),
+            keep=keep,
+            drop_settled=_flag(drop_settled, "drop_settled"),
+        )
+        return await self._endpoint.create_topic(check_topic(name), settings, partitions, exist_ok)
+
+    async def topics(self, *, internal: bool = False) -> list[TopicInfo]:
+        """All topics; with `internal` also those that belong to groups (dead letters, retries)."""
+        self._guard.check()
+        return [info for info in await self._endpoint.topics() if internal or not info.internal]
+
+    async def topic(self, name: str) -> TopicInfo:
+        self._guard.check()
+        return await self._explained(name, self._endpoint.topic(name))
+
+    async def alter_topic(
+        self,
+        name: str,
+        *,
+        retention: Duration | None = None,
+        retention_bytes: int | str | None = None,
+        keep: Keep | None = None,
+        drop_settled: bool | None = None,
+    ) -> TopicInfo:
+        """Change what is given; None leaves it. 0 means no limit."""
+        before = await self.topic(name)
+        asked: dict[str, Any] = {
+            "retention_ms": None if retention is None else duration_ms(retention, name="retention"),
+            "retention_bytes": None
+            if retention_bytes is None
+            else size_bytes(retention_bytes, name="retention_bytes"),
+            "keep": keep,
+            "drop_settled": None if drop_settled is None else _flag(drop_settled, "drop_settled"),
+        }
+        changes = {setting: value for setting, value in asked.items() if value is not None}
+        return await self._endpoint.alter_topic(name, replace(before.settings, **changes))
+
+    async def delete_topic(self, name: str) -> None:
+        self._guard.check()
+        await self._explained(name, self._endpoint.delete_topic(check_topic(name)))
+
+    async def purge(self, name: str) -> int:
+        """Drop all messages of a topic, for every group; returns how many there were."""
+        self._guard.check()
+        return await self._explained(name, self._endpoint.purge(name))
+
+    async def route(self, topic: str) -> Route:
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.route(topic))
+
+    # ---- groups ----
+
+    async def create_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        mode: Mode | None = None,
+        order: str | None = None,
+        start: Position | None = None,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        exhausted: str | None = None,
+    ) -> GroupInfo:
+        """Make a group before its first consumer does, for instance to fix where it starts."""
+        self._guard.check()
+        wish = group_wish(mode, order, start, lease, max_attempts, exhausted)
+        return await self._explained(topic, self._endpoint.create_group(topic, check_group(group), wish))
+
+    async def groups(self, topic: str) -> list[GroupInfo]:
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.groups(topic))
+
+    async def alter_group(
+        self,
+        topic: str,
+        group: str,
+        *,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        exhausted: str | None = None,
+    ) -> GroupInfo:
+        """Change what is given; None leaves it. Where a group stands is changed by `reset`."""
+        self._guard.check()
+        wish = group_wish(None, None, None, lease, max_attempts, exhausted)
+        return await self._explained(topic, self._endpoint.alter_group(topic, group, wish))
+
+    async def pause(self, topic: str, group: str) -> GroupInfo:
+        """Hand out nothing more to the group until `resume`."""
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.pause(topic, group, True))
+
+    async def resume(self, topic: str, group: str) -> GroupInfo:
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.pause(topic, group, False))
+
+    async def delete_group(self, topic: str, group: str, *, force: bool = False) -> None:
+        """Forget a group and its progress; one with live members only if forced."""
+        self._guard.check()
+        await self._explained(topic, self._endpoint.delete_group(topic, group, force))
+
+    async def lag(self, topic: str, group: str) -> Lag:
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.lag(topic, group))
+
+    async def reset(self, topic: str, group: str, *, to: Position, force: bool = False) -> GroupInfo:
+        """Move a group to "earliest", "latest", a time or {partition: offset}; a live one only if forced."""
+        self._guard.check()
+        return await self._explained(
+            topic, self._endpoint.reset(topic, group, as_start(to, name="to"), force)
+        )
+
+    # ---- dead letters ----
+
+    async def dead_letters(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
+        """Messages the group gave up on, oldest first."""
+        self._guard.check()
+        if type(limit) is not int or limit < 1:
+            raise InvalidSetting(f"limit={limit!r}: a whole number from 1 up")
+        found = await self._explained(topic, self._endpoint.dead_letters(topic, group, limit))
+        return [letter for part in found for letter in _letters(part)][:limit]
+
+    async def redrive(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
+        """Hand dead letters back to that group alone; returns how many."""
+        self._guard.check()
+        offsets = None if ids is None else await self._offsets(topic, group, ids)
+        return await self._explained(topic, self._endpoint.redrive(topic, group, offsets))
+
+    async def discard_dead_letters(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
+        """Throw dead letters away; returns how many."""
+        self._guard.check()
+        offsets = None if ids is None else await self._offsets(topic, group, ids)
+        return await self._explained(topic, self._endpoint.discard(topic, group, offsets))
+
+    async def _offsets(self, topic: str, group: str, ids: Iterable[str]) -> list[int]:
+        if isinstance(ids, str | bytes):
+            raise InvalidSetting(f"ids is a list of message ids, such as [{ids!r}]")
+        wanted = set(ids)
+        letters = await self.dead_letters(topic, group, limit=_EVERY_LETTER)
+        unknown = wanted - {letter.id for letter in letters}
+        if unknown:
+            named = ", ".join(repr(id) for id in sorted(map(str, unknown))[:5])
+            raise CatalogError(
+                f"group {group!r} of topic {topic!r} has no dead letter with the id {named}: "
+                "dead_letters() lists those it has; nothing was changed",
+                ids=sorted(map(str, unknown)),
+            )
+        return sorted(letter._position for letter in letters if letter.id in wanted)
+
+    # ---- help ----
+
+    async def _explained(self, topic: str, call: Awaitable[T]) -> T:
+        """The call's answer; where it does not know the topic, say what was probably meant."""
+        try:
+            return await call
+        except UnknownTopic as error:
+            names = [info.name for info in await self._endpoint.topics() if not info.internal]
+            if topic in names:
+                raise
+            close = get_close_matches(str(topic), names, n=3, cutoff=0.6)
+            meant = (
+                f"did you mean {' or '.join(map(repr, close))}? Otherwise"
+                if close
+                else "topics are not made by"
+            )
+            hint = "make it first:" if close else "themselves, make it first:"
+            raise UnknownTopic(
+                f"there is no topic {topic!r}: {meant} {hint} await mq.create_topic({topic!r})",
+                topic=topic,
+                close=close,
+            ) from error
+
+
+def group_wish(
+    mode: Mode | None,
+    order: str | None,
+    start: Position | None,
+    lease: Duration | None,
+    max_attempts: int | None,
+    exhausted: str | None,
+) -> GroupWish:
+    wish = GroupWish(
+        mode=mode,
+        order=order,
+        start=None if start is None else as_start(start),
+        lease_ms=None if lease is None else duration_ms(lease, name="lease"),
+        max_attempts=max_attempts,
+        exhausted=exhausted,
+    )
+    wish.over(GroupSettings())  # refuses what no group can have
+    return wish
+
+
+def _letters(part: DeadLetters) -> list[DeadLetter]:
+    browsed = Browsed(part.topic, part.partition, part.partition_id)
+    found: list[DeadLetter] = []
+    for batch in part.batches:
+        kept = [r for r in records(batch.data) if any(first <= r.offset <= last for first, last in part.open)]
+        own = [dict(record.headers) for record in kept]
+        found += [
+            _letter(message, headers) for message, headers in zip(unpack(kept, browsed), own, strict=True)
+        ]
+    return found
+
+
+def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
+    def text(name: str) -> str:
+        return (headers.get(_DEAD[name]) or b"").decode(errors="replace")
+
+    return DeadLetter(
+        topic=message.topic,
+        partition=message.partition,
+        offset=message.offset,
+        id=message.id,
+        key=message.key,
+        value=message.value,
+        headers=message.headers,
+        timestamp=message.timestamp,
+        reason=text("reason"),
+        attempts=int(text("attempts") or 0),
+        dead_at=int(text("dead-at") or 0),
+        _position=message._position,
+    )
+
+
+def _flag(value: object, name: str) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InvalidSetting(f"{name}={value!r}: choose True or False")

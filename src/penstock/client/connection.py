@@ -1,0 +1,293 @@
+"""The connection: where everything starts.
+
+Owns the endpoint, the heartbeat, and the producers and consumers made from it; closing it closes them.
+Decides nothing about messages. Must never be used from another process or event loop than its own (`guard`),
+and must let go of everything however its block is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
+from datetime import datetime
+from types import TracebackType
+from typing import Any, Self
+
+from ..broker.embedded import open_endpoint
+from ..broker.endpoint import Endpoint
+from ..clock import Clock, SystemClock
+from ..config import DEFAULTS
+from ..errors import InvalidSetting, UsageError
+from ..model.batch import COMPRESSIONS
+from ..model.names import check_group, check_topic
+from ..model.settings import Mode
+from ..units import Duration, Moment, duration_ms, size_bytes
+from .accumulator import Batching
+from .admin import Admin, group_wish
+from .consumer import AckMode, Consumer, ConsumerSettings
+from .fetching import Window
+from .guard import Guard
+from .heartbeat import Heartbeat
+from .message import Message, Receipt, Received, Value
+from .producer import Producer
+from .reading import Position, Reading, as_start
+from .url import Address, parse
+
+__all__ = ["Connecting", "Connection", "connect"]
+
+log = logging.getLogger("penstock.connection")
+
+
+def connect(url: str, *, client_id: str | None = None, clock: Clock | None = None) -> Connecting:
+    """Connect to a store: `async with connect(url) as mq`, or `mq = await connect(url)`.
+
+    `clock` is for tests that move time.
+    """
+    address = parse(url)
+    if client_id is not None and (not isinstance(client_id, str) or not client_id):
+        raise InvalidSetting(f"client_id={client_id!r}: a name such as 'billing-1'")
+    clock = clock or SystemClock()
+    return Connecting(lambda: _open(address, client_id, clock))
+
+
+class Connecting:
+    """A connection about to be opened."""
+
+    __slots__ = ("_connection", "_open")
+
+    def __init__(self, opening: Callable[[], Awaitable[Connection]]) -> None:
+        self._open = opening
+        self._connection: Connection | None = None
+
+    def __await__(self) -> Generator[Any, None, Connection]:
+        return self._opened().__await__()
+
+    async def _opened(self) -> Connection:
+        if self._connection is not None:
+            raise UsageError("this was awaited already: call connect() once for each connection")
+        self._connection = await self._open()
+        return self._connection
+
+    async def __aenter__(self) -> Connection:
+        return await self._opened()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._connection is not None
+        await self._connection.__aexit__(kind, error, trace)
+
+
+async def _open(address: Address, client_id: str | None, clock: Clock) -> Connection:
+    return Connection(await open_endpoint(address.path, memory=address.name, clock=clock), client_id, clock)
+
+
+class Connection(Admin):
+    def __init__(self, endpoint: Endpoint, client_id: str | None = None, clock: Clock | None = None) -> None:
+        self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._endpoint = endpoint
+        self._guard = Guard()
+        self._heartbeat = Heartbeat(endpoint, self._guard, clock or SystemClock())
+        self._shared: dict[str, Producer] = {}  # by topic, for `send`
+        self._producers: list[Producer] = []
+        self._consumers: list[Consumer] = []
+        self._closing: asyncio.Task[None] | None = None
+
+    # ---- sending ----
+
+    async def send(
+        self,
+        topic: str,
+        value: Value,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        id: str | None = None,
+        source: str | None = None,
+        expires: Duration | datetime | None = None,
+        slot: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
+    ) -> Receipt:
+        """Send a message and wait until it is stored. Concurrent sends share batches."""
+        return await self._sender(topic).send(
+            value,
+            key=key,
+            headers=headers,
+            id=id,
+            source=source,
+            expires=expires,
+            slot=slot,
+            delay=delay,
+            at=at,
+            timeout=timeout,
+        )
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[Message],
+        *,
+        slot: int | None = None,
+        timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
+    ) -> list[Receipt]:
+        """Send messages and wait until all are stored. If one is wrong, none is sent."""
+        return await self._sender(topic).send_many(messages, slot=slot, timeout=timeout)
+
+    def producer(
+        self,
+        topic: str,
+        *,
+        linger: Duration = 0,
+        compression: str = "lz4",
+        confirm: bool = True,
+        timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
+        batch_messages: int = DEFAULTS.batch_messages,
+        batch_bytes: int | str = DEFAULTS.batch_bytes,
+        buffer_bytes: int | str = DEFAULTS.buffer_bytes,
+    ) -> Producer:
+        """A producer of its own: posts without waiting, gathers, compresses. `confirm=False` is one-way."""
+        self._guard.check()
+        if compression not in COMPRESSIONS:
+            raise InvalidSetting(f"compression={compression!r}: choose one of {', '.join(COMPRESSIONS)}")
+        batching = Batching(
+            linger_ms=duration_ms(linger, name="linger"),
+            compression=compression,
+            confirm=confirm,
+            batch_messages=_within("batch_messages", batch_messages, DEFAULTS.max_batch_messages),
+            batch_bytes=_within(
+                "batch_bytes", size_bytes(batch_bytes, name="batch_bytes"), DEFAULTS.max_batch_bytes
+            ),
+        )
+        producer = Producer(
+            self._endpoint,
+            self._guard,
+            check_topic(topic),
+            self.route,
+            batching,
+            timeout_ms=duration_ms(timeout, name="timeout"),
+            buffer_bytes=_within("buffer_bytes", size_bytes(buffer_bytes, name="buffer_bytes"), 2**62),
+        )
+        self._producers = [*(p for p in self._producers if not p.closed), producer]
+        return producer
+
+    def _sender(self, topic: str) -> Producer:
+        self._guard.check()
+        found = self._shared.get(topic) if isinstance(topic, str) else None
+        if found is None:
+            found = Producer(self._endpoint, self._guard, check_topic(topic), self.route, Batching())
+            self._shared[topic] = found
+        return found
+
+    # ---- receiving ----
+
+    def consumer(
+        self,
+        topic: str,
+        group: str,
+        *,
+        mode: Mode | None = None,
+        order: str | None = None,
+        start: Position | None = None,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        exhausted: str | None = None,
+        ack: AckMode = "manual",
+        window: int = DEFAULTS.window_messages,
+        window_bytes: int | str = DEFAULTS.window_bytes,
+        max_handling: Duration = DEFAULTS.max_handling_ms / 1000,
+        member: str | None = None,
+    ) -> Consumer:
+        """A member of a group. Settings left out are whatever the group has; a new group takes defaults."""
+        self._guard.check()
+        settings = ConsumerSettings(
+            topic=topic,
+            group=check_group(group),
+            member=_member(member, self.client_id),
+            client=self.client_id,
+            wish=group_wish(mode, order, start, lease, max_attempts, exhausted),
+            ack=ack,
+            window=Window(window, size_bytes(window_bytes, name="window_bytes")),
+            max_handling_ms=duration_ms(max_handling, name="max_handling"),
+        )
+        consumer = Consumer(self._endpoint, self._guard, self._heartbeat, settings, self._explained)
+        self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
+        return consumer
+
+    async def read(
+        self,
+        topic: str,
+        *,
+        start: Position = "earliest",
+        end: Position | None = None,
+        partition: int | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[Received, None]:
+        """Browse: no group, no ack. Up to `end` (None: what is there now), or for ever with `follow`."""
+        if follow and end is not None:
+            raise InvalidSetting("follow=True reads for ever: leave out end=, or follow=")
+        first, last = as_start(start), None if end is None else as_start(end, name="end")
+        route = await self.route(topic)
+        reading = Reading(
+            self._endpoint, self._guard, route, start=first, end=last, partition=partition, follow=follow
+        )
+        messages = reading.messages()
+        try:
+            async for message in messages:
+                yield message
+        finally:
+            await messages.aclose()
+
+    # ---- life ----
+
+    @property
+    def closed(self) -> bool:
+        return self._closing is not None
+
+    async def close(self) -> None:
+        """Close what was made from this connection, then the connection. Once more is harmless."""
+        if self._closing is None:
+            self._guard.check()
+            self._closing = self._guard.loop.create_task(self._close())
+        self._guard.check_loop()
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        try:
+            leaving = [consumer.close(handled=False) for consumer in self._consumers]
+            flushing = [producer.close() for producer in [*self._producers, *self._shared.values()]]
+            for outcome in await asyncio.gather(*leaving, *flushing, return_exceptions=True):
+                if isinstance(outcome, Exception):
+                    log.error("while the connection was closed: %r", outcome)
+        finally:
+            self._guard.closed = True
+            await asyncio.to_thread(self._heartbeat.stop)
+            await self._endpoint.close()
+
+    async def __aenter__(self) -> Self:
+        self._guard.check()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+def _member(member: str | None, client_id: str) -> str:
+    if member is None:
+        return f"{client_id}-{secrets.token_hex(3)}"
+    if not isinstance(member, str) or not 0 < len(member) <= 120:
+        raise InvalidSetting(f"member={member!r}: a name of 1 to 120 characters, such as 'billing-1'")
+    return member
+
+
+def _within(name: str, value: int, limit: int) -> int:
+    if type(value) is int and 1 <= value <= limit:
+        return value
+    raise InvalidSetting(f"{name}={value!r}: a whole number from 1 to {limit}")

@@ -1,0 +1,300 @@
+"""The consumer: hands messages of one group to the user, and settles what the user decides.
+
+Decides the life of a membership: subscribe, keep the window filled, and on leaving settle or release
+everything it holds. A release counts for nothing, so whoever leaves harms nobody; failures that should count
+are told with `retry`. Must never hand out a message twice, or one whose lease has passed, and never ack a
+message in mode "after" whose handling raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal, Protocol, Self, TypeVar
+
+from ..broker.endpoint import Beat, Endpoint, GroupInfo
+from ..config import DEFAULTS
+from ..errors import ClosedError, InvalidSetting, PenstockError, UsageError
+from ..model.settings import GroupWish
+from ..units import Duration, duration_ms
+from .fetching import Fetcher, Window
+from .guard import Guard
+from .hands import Hands, HeldDelivery
+from .heartbeat import Heart, Heartbeat
+from .message import Received
+from .settling import Run, Settler
+
+__all__ = ["AckMode", "Consumer", "ConsumerSettings", "runs_of"]
+
+log = logging.getLogger("penstock.consumer")
+
+AckMode = Literal["manual", "after", "on_delivery"]
+T = TypeVar("T")
+
+_LEAVE_SECONDS = 10.0  # leaving waits no longer than this for the store
+_ITERATION_ON_DELIVERY = 100  # `async for` asks for so many that are settled on delivery
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    topic: str
+    group: str
+    member: str
+    client: str
+    wish: GroupWish
+    ack: AckMode = "manual"
+    window: Window = field(default_factory=Window)
+    max_handling_ms: int = DEFAULTS.max_handling_ms
+
+    def __post_init__(self) -> None:
+        if self.ack not in ("manual", "after", "on_delivery"):
+            raise InvalidSetting(f"ack={self.ack!r}: choose 'manual', 'after' or 'on_delivery'")
+        for name, value in (("window", self.window.messages), ("window_bytes", self.window.bytes)):
+            if type(value) is not int or value < 1:
+                raise InvalidSetting(f"{name}={value!r}: a whole number from 1 up")
+
+
+class Explain(Protocol):
+    """Makes errors about a topic more helpful."""
+
+    async def __call__(self, topic: str, call: Awaitable[T]) -> T: ...
+
+
+class Consumer:
+    """Made by `Connection.consumer`; use it as `async with`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        guard: Guard,
+        heartbeat: Heartbeat,
+        settings: ConsumerSettings,
+        explain: Explain,
+    ) -> None:
+        self._endpoint, self._guard, self._heartbeat = endpoint, guard, heartbeat
+        self._settings, self._explain = settings, explain
+        self._who = Beat(settings.topic, settings.group, settings.member, settings.client, ())
+        self._hands = Hands()
+        self._settler = Settler(endpoint, guard, self._hands, self._who, DEFAULTS.lease_ms)
+        self._heart = Heart(self._who, self._hands, DEFAULTS.lease_ms, settings.max_handling_ms)
+        self._fetcher = Fetcher(
+            endpoint, self._who, self._hands, self._settler, settings.window,
+            on_delivery=settings.ack == "on_delivery", lease_changed=self._lease_changed,
+        )  # fmt: skip
+        self._fetching: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._previous: list[Received] = []  # mode "after": acked when more is asked for
+        self._failure: BaseException | None = None  # of such an ack
+
+    @property
+    def topic(self) -> str:
+        return self._settings.topic
+
+    @property
+    def group(self) -> str:
+        return self._settings.group
+
+    @property
+    def member(self) -> str:
+        return self._settings.member
+
+    @property
+    def in_hand(self) -> int:
+        """Messages held by this consumer: waiting here, or handed out and not settled."""
+        return self._hands.messages
+
+    # ---- messages ----
+
+    async def poll(self, max_messages: int = 500, wait: Duration = 5) -> list[Received]:
+        """The next messages, at most `max_messages`; waits up to `wait` for the first one."""
+        if type(max_messages) is not int or max_messages < 1:
+            raise InvalidSetting(f"max_messages={max_messages!r}: a whole number from 1 up")
+        wait_ms = duration_ms(wait, name="wait")
+        self._check()
+        self._ack_previous()
+        found = self._fetcher.take(max_messages) or await self._wait_for(max_messages, wait_ms)
+        if self._settings.ack == "after":
+            self._previous = found
+        return found
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        if self._closing is not None:
+            raise StopAsyncIteration
+        self._check()
+        self._ack_previous()
+        found = self._fetcher.take(1)
+        while not found:
+            found = await self._wait_for(1, None)
+            if self._closing is not None:
+                raise StopAsyncIteration
+        if self._settings.ack == "after":
+            self._previous = found
+        return found[0]
+
+    async def _wait_for(self, limit: int, wait_ms: int | None) -> list[Received]:
+        """Wait for messages; an empty list when the time is over, or the consumer is closed meanwhile."""
+        loop = self._guard.loop
+        deadline = None if wait_ms is None else loop.time() + wait_ms / 1000
+        fetcher = self._fetcher
+        while self._closing is None:
+            if fetcher.failure is not None:
+                raise fetcher.failure
+            fetcher.want(_ITERATION_ON_DELIVERY if wait_ms is None else limit)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await fetcher.arrived.wait()
+            except TimeoutError:
+                return fetcher.take(limit)
+            if self._closing is None and (found := fetcher.take(limit)):
+                return found
+        return []
+
+    # ---- settling ----
+
+    async def ack(self, messages: Iterable[Received] = (), *, up_to: Received | None = None) -> None:
+        """Ack these messages, or all that were handed out of that message's partition up to it."""
+        if isinstance(messages, Received):
+            messages = (messages,)
+        runs = runs_of(messages)
+        if up_to is not None:
+            runs += self._runs_up_to(up_to)
+        if any(delivery.settler is not self._settler for delivery, _, _ in runs):
+            raise UsageError(
+                "these messages came from another consumer: ack them there, or with message.ack()"
+            )
+        await self._settler.settle(runs, "ack")
+
+    def _runs_up_to(self, message: Received) -> list[Run]:
+        at = _delivery_of(message)
+        runs: list[Run] = []
+        for delivery in self._hands:
+            if delivery.partition_id == at.partition_id:
+                stop = min(message._position - delivery.first + 1, delivery.handed)
+                runs += [(delivery, *run) for run in delivery.open_runs(0, max(0, stop))]
+        return runs or runs_of([message])
+
+    def _ack_previous(self) -> None:
+        """Mode "after": put the acks on their way; they need not be stored before handling goes on."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if not self._previous:
+            return
+        runs = [(d, *run) for d, start, stop in runs_of(self._previous) for run in d.open_runs(start, stop)]
+        self._previous = []
+        waiting = self._settler.submit(runs, "ack")
+        if waiting is not None:
+            waiting.done.add_done_callback(self._previous_acked)
+
+    def _previous_acked(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled():
+            self._failure = done.exception()
+
+    # ---- life ----
+
+    @property
+    def closed(self) -> bool:
+        return self._closing is not None
+
+    def _check(self) -> None:
+        self._guard.check()
+        if self._closing is not None:
+            raise ClosedError("this consumer is closed: make a new one with mq.consumer()")
+        if self._fetching is None:
+            raise UsageError("enter the consumer first: async with mq.consumer(…) as consumer")
+
+    def _lease_changed(self, lease_ms: int) -> None:
+        self._settler.lease_ms = self._heart.lease_ms = lease_ms
+
+    async def __aenter__(self) -> Self:
+        self._guard.check()
+        if self._fetching is not None or self._closing is not None:
+            raise UsageError("a consumer is entered once: make a new one with mq.consumer()")
+        who = self._who
+        subscribing = self._endpoint.subscribe(
+            who.topic, who.group, self._settings.wish, who.member, who.client
+        )
+        info: GroupInfo = await self._explain(who.topic, subscribing)
+        self._lease_changed(info.settings.lease_ms)
+        self._heartbeat.add(self._heart)
+        self._fetching = self._guard.loop.create_task(self._fetcher.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(handled=error is None)
+
+    async def close(self, *, handled: bool = True) -> None:
+        """Leave the group: ack what mode "after" has outstanding if `handled`, release the rest."""
+        if self._fetching is None:
+            return
+        if self._closing is None:
+            self._closing = self._guard.loop.create_task(self._close(handled))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, handled: bool) -> None:
+        self._fetcher.arrived.set()  # whoever waits for messages goes on
+        try:
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._stop_fetching()
+                await self._let_go(handled)
+        except (PenstockError, TimeoutError) as error:
+            log.warning("member %s left in a hurry, its leases will run out: %r", self.member, error)
+        finally:
+            self._settler.closed = True
+            self._heartbeat.remove(self._heart)
+        with contextlib.suppress(PenstockError, TimeoutError):  # its time in the group runs out by itself
+            async with asyncio.timeout(_LEAVE_SECONDS):
+                await self._endpoint.unsubscribe(self._who.topic, self._who.group, self._who.member)
+
+    async def _stop_fetching(self) -> None:
+        assert self._fetching is not None
+        self._fetching.cancel()
+        await asyncio.wait((self._fetching,))
+        if self._fetcher.failure is None:
+            await self._fetcher.take_back()
+        dropped = self._fetcher.clear()
+        if dropped and self._settings.ack == "on_delivery":
+            log.warning("%d messages were settled on delivery and never handed out", dropped)
+
+    async def _let_go(self, handled: bool) -> None:
+        if handled:
+            self._ack_previous()
+        runs: list[Run] = [(d, *run) for d in self._hands for run in d.open_runs()]
+        self._settler.submit(runs, "release")
+        await self._settler.drained()
+
+
+def runs_of(messages: Iterable[Received]) -> list[Run]:
+    """Received messages as ranges of their deliveries. The hot path of `ack`: no work for neighbours."""
+    runs: list[Run] = []
+    current: Any = None
+    first = following = -1
+    for message in messages:
+        if message._position == following and message._delivery is current:
+            following += 1
+            continue
+        if current is not None:
+            runs.append((current, first - current.first, following - current.first))
+        current = _delivery_of(message)
+        first = message._position
+        following = first + 1
+    if current is not None:
+        runs.append((current, first - current.first, following - current.first))
+    return runs
+
+
+def _delivery_of(message: Received) -> HeldDelivery:
+    if not isinstance(message, Received):
+        raise UsageError(f"only received messages can be settled, not {type(message).__name__}")
+    if not isinstance(message._delivery, HeldDelivery):
+        raise UsageError("this message was read, not delivered: there is nothing to settle")
+    return message._delivery

@@ -1,0 +1,28 @@
+"""The store contract on SQLite: a file, and memory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("penstock.testing.store_contract")
+
+from penstock.store import open_memory, open_sqlite
+from penstock.store.contract import Store
+from penstock.testing.store_contract import MovableClock, StoreContract
+
+
+class TestSqliteFile(StoreContract):
+    def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_sqlite(tmp_path / "store.db", clock)
+
+    def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_sqlite(tmp_path / "store.db", clock)
+
+
+class TestSqliteMemory(StoreContract):
+    """All threads share one connection. There is no second process: what needs one is skipped."""
+
+    def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_memory("", clock)
