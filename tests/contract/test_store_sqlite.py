@@ -4,10 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
-pytest.register_assert_rewrite("penstock.testing.store_contract")
-
 from penstock.store import open_memory, open_sqlite
 from penstock.store.contract import Store
 from penstock.testing.store_contract import MovableClock, StoreContract
@@ -22,7 +18,10 @@ class TestSqliteFile(StoreContract):
 
 
 class TestSqliteMemory(StoreContract):
-    """All threads share one connection. There is no second process: what needs one is skipped."""
+    """There is no second process: whoever opens the same name gets the same store."""
 
     def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
-        return open_memory("", clock)
+        return open_memory(str(tmp_path), clock)
+
+    def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_memory(str(tmp_path), clock)

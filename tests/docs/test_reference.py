@@ -16,7 +16,7 @@ import penstock
 from penstock import errors
 from penstock.cli.root import app
 from penstock.config import DEFAULTS, Limits
-from penstock.model.slot import TEST_VECTORS
+from penstock.model.slot import TEST_VECTORS, slot_of
 from penstock.units import format_bytes, format_duration
 from tests.docs.pages import PAGES, ROOT, blocks, code_spans, headings, links, page_id, table
 
@@ -61,6 +61,10 @@ def test_the_test_vectors_are_the_code() -> None:
     assert [cells[1].strip("`") for cells in shown if cells[1]] == [
         key_of(cells[0]).decode() for cells in shown if cells[1]
     ]
+
+
+def test_a_few_keys_lie_together_as_the_page_says() -> None:
+    assert all(slot_of(b"customer-%d" % number) < 512 for number in range(20))
 
 
 def key_of(cell: str) -> bytes:

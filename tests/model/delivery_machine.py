@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, cycle
 from typing import Any, ClassVar, Protocol, cast
 
 from hypothesis import strategies as st
@@ -167,6 +167,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.movers: list[Mover] = []
         self.dead_log: dict[int, tuple[int, Span]] = {}  # identity → (generation, what was appended)
         self.tokens = count(1)
+        self.budgets = cycle([8, 2, 8, 1, 20, 5])  # of healing members
         self.stamps = count(10**6, 10**4)  # apart from each other and from the tokens
         self.committed = 0
         self.counts: dict[int, tuple[int, int]] = {}
@@ -192,20 +193,24 @@ class DeliveryMachine(RuleBasedStateMachine):
     def append(self, messages: int) -> None:
         self._append(messages)
 
-    @step(ms=st.sampled_from([1, 250, LEASE_MS - 1, LEASE_MS, 2 * LEASE_MS, MOVER_MS]))
+    @step(ms=st.sampled_from([LEASE_MS, 250, LEASE_MS - 1, LEASE_MS, 2 * LEASE_MS, MOVER_MS]))
     def time_passes(self, ms: int) -> None:
         self.backend.advance(ms)
 
     # ---- polls ----
 
-    @step(
-        who=WHO,
-        messages=st.integers(0, 12),
-        known=st.sampled_from([True, True, True, False]),
-        lost=st.sampled_from([False, False, False, True]),
-        acks_before_dying=st.booleans(),
-    )
-    def poll(self, who: int, messages: int, known: bool, lost: bool, acks_before_dying: bool) -> None:
+    @step(who=WHO, messages=st.integers(0, 12), acks_before_dying=st.booleans())
+    def poll(self, who: int, messages: int, acks_before_dying: bool) -> None:
+        self._ask_for_more(who, messages, True, False, acks_before_dying)
+
+    @step(who=WHO, messages=st.integers(0, 12), known=st.booleans(), lost=st.booleans())
+    def poll_in_trouble(self, who: int, messages: int, known: bool, lost: bool) -> None:
+        """Nobody knows where the dead letters are, or the reply is lost."""
+        self._ask_for_more(who, messages, known, lost, False)
+
+    def _ask_for_more(
+        self, who: int, messages: int, known: bool, lost: bool, acks_before_dying: bool
+    ) -> None:
         able = [m for m in self.members if m.may_ask and m.unanswered is None]
         if not able:
             return
@@ -310,7 +315,7 @@ class DeliveryMachine(RuleBasedStateMachine):
             member.done(hand, set(chosen) - stay)
 
     @precondition(lambda self: self.past)
-    @step(which=st.integers(0, 30), mask=MASK, kinds=KINDS, delay=DELAY, stamped=st.booleans())
+    @step(which=st.integers(0, 9), mask=MASK, kinds=KINDS, delay=DELAY, stamped=st.booleans())
     def settle_late(self, which: int, mask: int, kinds: list[Kind], delay: int, stamped: bool) -> None:
         """A settlement that was long on its way, of any grant there ever was."""
         hand = self.past[-1 - which % len(self.past)]
@@ -336,29 +341,20 @@ class DeliveryMachine(RuleBasedStateMachine):
         self._to_movers(reply.leaving)
         return set(offsets(reply.unplaced))
 
-    @step(who=WHO, mask=MASK)
-    def extend_some(self, who: int, mask: int) -> None:
-        if busy := self._busy(who):
-            self._extend(busy[1], pick(mask, busy[1].offsets))
+    @step(who=WHO, mask=MASK, late=st.sampled_from([False, False, True]))
+    def extend(self, who: int, mask: int, late: bool) -> None:
+        if late and self.past:
+            self._extend(self.past[-1 - who % len(self.past)], mask)
+        elif busy := self._busy(who):
+            self._extend(busy[1], mask)
 
-    @step(who=WHO)
-    def extend_all(self, who: int) -> None:
-        if busy := self._busy(who):
-            self._extend(busy[1], busy[1].offsets)
-
-    @precondition(lambda self: self.past)
-    @step(which=st.integers(0, 30))
-    def extend_late(self, which: int) -> None:
-        hand = self.past[-1 - which % len(self.past)]
-        self._extend(hand, hand.offsets)
-
-    def _extend(self, hand: Hand, chosen: Iterable[int]) -> None:
-        spans = spans_of(chosen)
+    def _extend(self, hand: Hand, mask: int) -> None:
+        spans = spans_of(pick(mask, hand.offsets))
         if hand.generation != self.generation:
-            return self._refused(lambda: self.backend.extend(hand.generation, hand.token, spans))
-        lost = self.backend.extend(hand.generation, hand.token, spans)
-        self.naive.extended(self.backend.now(), hand.token, spans, lost)
-        return None
+            self._refused(lambda: self.backend.extend(hand.generation, hand.token, spans))
+        else:
+            lost = self.backend.extend(hand.generation, hand.token, spans)
+            self.naive.extended(self.backend.now(), hand.token, spans, lost)
 
     def _refused(self, verb: Callable[[], object]) -> None:
         try:
@@ -369,11 +365,12 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     # ---- faults ----
 
-    @step(who=WHO)
-    def crash(self, who: int) -> None:
+    @step(who=WHO, ms=st.sampled_from([0, LEASE_MS]))
+    def crash(self, who: int, ms: int) -> None:
         self.everybody[who % len(self.everybody)].forget()
+        self.backend.advance(ms)
 
-    @precondition(lambda self: self.generation < 3)
+    @precondition(lambda self: self.generation < 2 and self.naive.cursor > 10)
     @step(offset=st.integers(0, 30))
     def reset(self, offset: int) -> None:
         self.backend.reset(offset)
@@ -381,6 +378,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.generation += 1
         self.committed, self.counts = self.naive.cursor, {}
 
+    @precondition(lambda self: self.naive.max_attempts > 1)
     @step(attempts=st.integers(1, 4))
     def alter_limit(self, attempts: int) -> None:
         self.backend.limit(attempts)
@@ -407,10 +405,10 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def _finish(self, mover: Mover) -> None:
         if mover.generation != self.generation:
-            return self._refused(lambda: self.backend.finish_move(mover.generation, mover.moving))
-        self.backend.finish_move(mover.generation, mover.moving)
-        self.naive.moved(mover.moving.token)
-        return None
+            self._refused(lambda: self.backend.finish_move(mover.generation, mover.moving))
+        else:
+            self.backend.finish_move(mover.generation, mover.moving)
+            self.naive.moved(mover.moving.token)
 
     # ---- what holds after every step ----
 
@@ -502,7 +500,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         """Everybody asks twice, settles all, and a lease of time passes."""
         for member in (*self.members, *self.members):
             if member.may_ask:
-                ask = self._ask(member, 8, self.stamp())
+                ask = self._ask(member, next(self.budgets), self.stamp())
                 self._receive(member, ask, self._poll(ask), acks_before_dying=False)
         for member in self.members:
             for hand in member.hands:

@@ -105,4 +105,4 @@ class SqliteMachine(DeliveryMachine):
 
 
 TestSqliteMachine = pytest.mark.timeout(120)(SqliteMachine.TestCase)
-TestSqliteMachine.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestSqliteMachine.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)

@@ -27,6 +27,7 @@ from penstock.model.delivery import (
     covered,
     extend,
     poll,
+    seize,
     settle,
 )
 
@@ -56,6 +57,10 @@ class Partition:
         due = [row for row in self.deliveries if row.visible_at <= self.now]
         ask = Ask(member, next(self._tokens), messages, self.end, empty_handed, on_delivery, dead)
         return self._apply(poll(self.cursor, due, self.now, ask, self.terms))
+
+    def seize(self, *wanted: Span) -> Change:
+        ask = Ask("operator", next(self._tokens), 1, self.end)
+        return self._apply(seize(self.cursor, self.deliveries, wanted, self.now, ask, self.terms))
 
     def settle(self, token: int, *settlements: Settlement) -> Change:
         return self._apply(settle(self.held(token), settlements, self.now, self.terms, self.cursor))
@@ -416,7 +421,7 @@ def test_a_member_with_something_in_hand_gets_nothing_new_while_a_suspect_waits(
     partition.poll(8)
     partition.now = LEASE
     before = partition.deliveries
-    assert partition.poll(empty_handed=False) == Change(cursor=8)
+    assert partition.poll(empty_handed=False) == Change(cursor=8, draining=True)
     assert partition.deliveries == before
     assert spans(partition.poll(empty_handed=True).granted) == [(0, 3)]
 
@@ -436,7 +441,9 @@ def test_a_suspect_is_not_put_with_a_retry_of_the_same_poll() -> None:
     partition.poll(4, member="dies")
     partition.settle(token, Settlement(Kind.RETRY, 0, 3))
     partition.now = LEASE
-    assert spans(partition.poll().granted) == [(0, 3)]  # and neither the suspects nor anything new
+    change = partition.poll()
+    assert spans(change.granted) == [(0, 3)]  # and neither the suspects nor anything new
+    assert change.draining
 
 
 def test_a_suspect_nobody_could_take_alone_goes_out_with_others_and_its_expiry_counts_for_nothing() -> None:
@@ -663,6 +670,38 @@ def test_a_limit_lowered_below_what_has_failed_lets_the_whole_range_leave(held: 
     partition.terms = replace(TERMS, max_attempts=1)
     assert spans(partition.poll().leaving) == [(0, 3)]
     assert spans(partition.deliveries) == [(0, 3)]
+
+
+# ---- seize: exactly these ---------------------------------------------------------------------------
+
+
+def test_seize_takes_what_is_named_and_what_it_passes_waits_its_turn() -> None:
+    partition = Partition(end=10)
+    change = partition.seize((2, 3), (6, 6))
+    assert spans(change.granted) == [(2, 3), (6, 6)]
+    assert partition.cursor == 7
+    waiting = [(d.first, d.last) for d in partition.deliveries if d.token == NOBODY]
+    assert waiting == [(0, 1), (4, 5)]
+    assert spans(partition.poll(20).granted) == [(0, 1), (4, 5), (7, 9)]
+
+
+def test_seize_does_not_wait_for_a_retry_but_leaves_live_leases_alone() -> None:
+    partition = Partition(end=3)
+    token = token_of(partition.poll())
+    partition.settle(token, Settlement(Kind.RETRY, 1, 1, visible_at=60_000))
+    change = partition.seize((0, 9))
+    assert [(d.first, d.last, d.attempt) for d in change.granted] == [(1, 1, 2)]
+    assert change.missing == ((0, 0), (2, 2))
+
+
+def test_seize_takes_what_expired_and_resumes_what_its_mover_left() -> None:
+    partition = Partition(end=2)
+    token = token_of(partition.poll())
+    partition.settle(token, Settlement(Kind.MOVE, 0, 0, stamp=ELSEWHERE))
+    partition.now = TERMS.mover_ms
+    change = partition.seize((0, 1))
+    assert (spans(change.leaving), spans(change.granted)) == ([(0, 0)], [(1, 1)])
+    assert spans(partition.deliveries) == [(0, 0), (1, 1)]
 
 
 # ---- cutting ----------------------------------------------------------------------------------------

@@ -31,8 +31,7 @@ class DeadLetterOffice:
         self._deliveries = deliveries
 
     def letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
-        self._catalog.group(topic, group)  # raises if there is no such group
-        letters = self._catalog.dead_letters(topic, group)
+        letters = self._box(topic, group)
         if letters is None:
             return []
         place = letters.route.ranges[0]
@@ -44,6 +43,11 @@ class DeadLetterOffice:
                 letters.name, place.partition, place.partition_id, tuple(spans), tuple(unique.values())
             )
         ]
+
+    def _box(self, topic: str, group: str) -> Topic | None:
+        """The group's dead-letter topic; None if it never had a dead letter."""
+        self._catalog.group(topic, group)  # raises if there is no such group
+        return self._catalog.dead_letters(topic, group)
 
     def _open(self, letters: Topic, limit: int) -> list[Span]:
         """Spans of letters still there, up to `limit` messages."""
@@ -61,7 +65,7 @@ class DeadLetterOffice:
 
     def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> tuple[int, list[Departure]]:
         """Stamp the letters for the group's retry topic; the mover does the rest."""
-        letters = self._catalog.dead_letters(topic, group)
+        letters = self._box(topic, group)
         if letters is None:
             return 0, []
         settings = self._store.catalog.group(topic, group).settings
@@ -80,7 +84,7 @@ class DeadLetterOffice:
         return sum(d.size for d in leaving), [Departure(reader, number, place, leaving)]
 
     def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
-        letters = self._catalog.dead_letters(topic, group)
+        letters = self._box(topic, group)
         if letters is None:
             return 0
         reader, place, taken, token = self._take(letters, offsets)

@@ -7,7 +7,7 @@ answer (no terminal) and nothing was said beforehand, the answer is no.
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import typer
 
@@ -15,15 +15,15 @@ from .exits import AbortedError
 from .frame import Run
 from .show import json_line
 
-__all__ = ["DryRun", "Yes", "agreed"]
+__all__ = ["DryRun", "Losses", "Yes", "agreed"]
+
+Losses: TypeAlias = dict[str, int | str]
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be lost; change nothing.")]
 
 
-def agreed(
-    run: Run, what: str, losses: dict[str, int | str], *, yes: bool, dry_run: bool, counted: str
-) -> bool:
+def agreed(run: Run, what: str, losses: Losses, *, yes: bool, dry_run: bool, counted: str) -> bool:
     """Whether to go on. `what` is the deed ("delete topic 'orders'"), `counted` says what is lost."""
     if dry_run:
         if run.json:

@@ -27,7 +27,7 @@ _LONG_S = 30.0
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "consume")(consume)
+    command(app, "consume", rich_help_panel="Messages")(consume)
 
 
 async def consume(
@@ -37,7 +37,7 @@ async def consume(
     count: Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after so many.")] = None,
     wait: Annotated[
         str | None,
-        typer.Option("--wait", "-w", help='Stop when nothing came for so long, such as "5s".', show_default=False),
+        typer.Option("--wait", "-w", help='Stop when nothing came for so long, such as "5s".'),
     ] = None,
     no_ack: Annotated[
         bool, typer.Option("--no-ack", help="Hand them all back at the end, as if nothing had been taken.")
@@ -47,7 +47,7 @@ async def consume(
     lease: Lease = None,
     max_attempts: MaxAttempts = None,
 ) -> None:
-    """Take messages as a member of a group, print each, then ack it. Runs until Ctrl-C unless told otherwise."""
+    """Take messages as a member of a group: print each, then ack it. Stops at Ctrl-C, or when told."""
     printer = Printer(format, as_json=run.json)
     idle_s = None if wait is None else seconds(wait, name="--wait")
     if no_ack and (count or 0) > _HELD:

@@ -8,7 +8,7 @@ import typer
 
 from ..errors import UsageError
 from . import show
-from .ask import DryRun, Yes, agreed
+from .ask import DryRun, Losses, Yes, agreed
 from .frame import Run, command, family
 from .values import Group, Topic
 
@@ -21,7 +21,7 @@ app = family("dead", "List, inspect, redrive and discard dead letters.")
 
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--id", help="Only the dead letter with this id; repeatable. Default: all.", show_default=False),
+    typer.Option("--id", help="Only the one with this id; repeatable. Default: all.", show_default=False),
 ]
 _EVERY = 2**31 - 1
 _VALUE_WIDTH = 60
@@ -64,9 +64,7 @@ async def show_letters(run: Run, topic: Topic, group: Group, id: Ids = None) -> 
 
 
 @command(app, "redrive")
-async def redrive(
-    run: Run, topic: Topic, group: Group, id: Ids = None, dry_run: DryRun = False
-) -> None:
+async def redrive(run: Run, topic: Topic, group: Group, id: Ids = None, dry_run: DryRun = False) -> None:
     """Hand dead letters back to that group alone; they are handled again."""
     async with run.connect() as mq:
         if dry_run:
@@ -87,7 +85,7 @@ async def discard(
     """Throw dead letters away."""
     async with run.connect() as mq:
         doomed = len(await _chosen(mq, topic, group, id))
-        losses: dict[str, int | str] = {"topic": topic, "group": group, "dead_letters": doomed}
+        losses: Losses = {"topic": topic, "group": group, "dead_letters": doomed}
         what = f"discard dead letters of group {group!r}"
         counted = f"{_letters(doomed)} will be lost"
         if not agreed(run, what, losses, yes=yes, dry_run=dry_run, counted=counted):

@@ -89,7 +89,8 @@ def worded(error: Exception) -> str:
     if isinstance(error, UnknownTopic) and "topic" in details:
         names = " or ".join(details.get("close", ()))
         meant = f"did you mean {names}? Otherwise make it" if names else "make it"
-        return f"there is no topic {details['topic']!r}: {meant} with `penstock topic create {details['topic']}`"
+        name = details["topic"]
+        return f"there is no topic {name!r}: {meant} with `penstock topic create {name}`"
     for call, typed in _CALLS:
         text = text.replace(call, typed)
     return text

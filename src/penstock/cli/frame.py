@@ -39,12 +39,8 @@ Url = Annotated[
         rich_help_panel=_SHARED,
     ),
 ]
-Json = Annotated[
-    bool, typer.Option("--json", help="JSON for scripts; errors too.", rich_help_panel=_SHARED)
-]
-Debug = Annotated[
-    bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=_SHARED)
-]
+Json = Annotated[bool, typer.Option("--json", help="JSON for scripts; errors too.", rich_help_panel=_SHARED)]
+Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=_SHARED)]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -173,6 +169,4 @@ def _set_signature(framed: Callable[..., None], function: Callable[..., Any]) ->
 
 def _run(options: dict[str, Any]) -> Run:
     chosen = options["url"] or os.environ.get("PENSTOCK_URL")
-    return Run(
-        url=chosen or DEFAULT_URL, chosen=bool(chosen), json=options["json"], debug=options["debug"]
-    )
+    return Run(url=chosen or DEFAULT_URL, chosen=bool(chosen), json=options["json"], debug=options["debug"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import show
-from .ask import DryRun, Yes, agreed
+from .ask import DryRun, Losses, Yes, agreed
 from .frame import Run, command, family
 from .values import Group, Place, Topic, duration, place
 
@@ -140,7 +140,7 @@ async def reset(
     async with run.connect() as mq:
         await find_group(mq, topic, group)
         before = (await mq.lag(topic, group)).total
-        losses = {"topic": topic, "group": group, "to": to, "behind": before.messages}
+        losses: Losses = {"topic": topic, "group": group, "to": to, "behind": before.messages}
         counted = f"its position is lost ({show.count(before.messages)} messages are waiting for it now)"
         if not agreed(
             run, f"reset group {group!r} to {to}", losses, yes=yes, dry_run=dry_run, counted=counted
@@ -163,8 +163,9 @@ async def delete(
         await find_group(mq, topic, group)
         waiting = (await mq.lag(topic, group)).total.messages
         dead = len(await mq.dead_letters(topic, group))
-        losses = {"topic": topic, "group": group, "behind": waiting, "dead_letters": dead}
-        counted = f"its progress ({show.count(waiting)} messages waiting) and {dead} dead letters will be lost"
+        losses: Losses = {"topic": topic, "group": group, "behind": waiting, "dead_letters": dead}
+        behind = f"its progress ({show.count(waiting)} messages waiting)"
+        counted = f"{behind} and {show.count(dead)} dead letters will be lost"
         if not agreed(run, f"delete group {group!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         await mq.delete_group(topic, group, force=force)

@@ -5,7 +5,6 @@ A threshold that is crossed is exit code 3, and the line on stderr says which gr
 
 from __future__ import annotations
 
-import asyncio
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +16,9 @@ from .frame import Run, command
 from .values import Topic, seconds
 
 if TYPE_CHECKING:
-    from penstock import Connection, Lag, PartitionLag
     from rich.console import RenderableType
+
+    from penstock import Connection, Lag, PartitionLag
 
 __all__ = ["lag_table", "register"]
 
@@ -26,14 +26,15 @@ _COLUMNS = ("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in")
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "lag")(lag)
+    command(app, "lag", rich_help_panel="Running")(lag)
 
 
 async def lag(
     run: Run,
     topic: Topic,
     group: Annotated[
-        str | None, typer.Argument(metavar="[GROUP]", help="Only this group, by partition.", show_default=False)
+        str | None,
+        typer.Argument(help="Only this group, by partition.", show_default=False),
     ] = None,
     max_age: Annotated[
         str | None,
@@ -65,7 +66,9 @@ async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
 
 
 async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_s: float) -> None:
-    """Never returns by itself. On a terminal a table that stays in its place; else one sample after another."""
+    """Never returns by itself. On a terminal a table that stays in place; else sample after sample."""
+    import asyncio
+
     if run.json or not sys.stdout.isatty():
         while True:
             lags = await _lags(mq, topic, group)
@@ -131,11 +134,13 @@ def _fields(lag: Lag) -> dict[str, Any]:
         "topic": lag.topic,
         "group": lag.group,
         **_numbers(lag.total),
-        "partitions": [
-            {"topic": p.topic, "partition": p.partition, "committed": p.committed, "end": p.end, **_numbers(p)}
-            for p in lag.partitions
-        ],
+        "partitions": [{**_edges(part), **_numbers(part)} for part in lag.partitions],
     }
+
+
+def _edges(part: PartitionLag) -> dict[str, Any]:
+    names = ("topic", "partition", "committed", "end")
+    return {name: getattr(part, name) for name in names}
 
 
 def _numbers(part: PartitionLag) -> dict[str, Any]:
@@ -155,11 +160,10 @@ def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
     """Which groups are over which limit; empty if none is."""
     found = []
     for lag in lags:
-        if oldest_ms is not None and lag.total.oldest_age_ms > oldest_ms:
-            found.append(
-                f"group {lag.group}: the oldest waiting message is {format_duration(lag.total.oldest_age_ms)} "
-                f"old (limit {format_duration(oldest_ms)})"
-            )
+        age_ms = lag.total.oldest_age_ms
+        if oldest_ms is not None and age_ms > oldest_ms:
+            old = f"the oldest waiting message is {format_duration(age_ms)} old"
+            found.append(f"group {lag.group}: {old} (limit {format_duration(oldest_ms)})")
         if most is not None and lag.total.messages > most:
             found.append(
                 f"group {lag.group}: {show.count(lag.total.messages)} messages are waiting "

@@ -22,7 +22,7 @@ _AT_ONCE = 500
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "read")(read)
+    command(app, "read", rich_help_panel="Messages")(read)
 
 
 async def read(

@@ -15,27 +15,29 @@ from .frame import Debug, Json, Url, note_options
 
 __all__ = ["app", "run"]
 
-_EPILOG = """\
-**Exit codes**: 0 done · 1 an error of Penstock · 2 wrong usage · 3 a threshold was crossed (`lag`) ·
-4 refused, or answered no · 130 interrupted.
-
-**New here?** `penstock demo` shows what it does, in half a minute.
-"""
+_EPILOG = (
+    "[bold]Exit codes[/bold]  0 done · 1 an error of Penstock · 2 wrong usage · "
+    "3 a threshold was crossed (lag) · 4 refused, or answered no · 130 interrupted\n\n"
+    "[bold]New here?[/bold]   [cyan]penstock demo[/cyan] shows what it does, in half a minute"
+)
 
 app = typer.Typer(
     name="penstock",
     help="Penstock, a message queue for teams that already run a database and write Python.",
     epilog=_EPILOG,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for part in (topics.app, groups.app, dead.app):
-    app.add_typer(part)
-for part in (send, consume, read, lag, worker, demo, doctor):
-    part.register(app)
+for family in (topics.app, groups.app, dead.app):
+    app.add_typer(family, rich_help_panel="Topics, groups and dead letters")
+for register in (
+    send.register, consume.register, read.register, lag.register,
+    worker.register, doctor.register, demo.register,
+):  # fmt: skip
+    register(app)
 
 
 def _show_version(wanted: bool) -> None:

@@ -32,7 +32,7 @@ _SHOWN = {"topic", "partition", "offset", "timestamp", "attempt"}  # what `read 
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "send")(send)
+    command(app, "send", rich_help_panel="Messages")(send)
 
 
 async def send(
@@ -42,7 +42,7 @@ async def send(
         str | None,
         typer.Argument(help="The message. - or nothing: each line of standard input.", show_default=False),
     ] = None,
-    key: Annotated[str | None, typer.Option("--key", "-k", help="Messages of one key keep their order.")] = None,
+    key: Annotated[str | None, typer.Option("--key", "-k", help="Equal keys keep their order.")] = None,
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; repeatable.")
     ] = None,
@@ -157,9 +157,7 @@ def _messages(lines: list[bytes], read: Reading, before: int, sent: int) -> list
     return found
 
 
-async def _send_chunk(
-    mq: Connection, topic: str, messages: list[Message], before: int, sent: int
-) -> None:
+async def _send_chunk(mq: Connection, topic: str, messages: list[Message], before: int, sent: int) -> None:
     try:
         await mq.send_many(topic, messages)
     except UsageError as error:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from . import show
-from .ask import DryRun, Yes, agreed
+from .ask import DryRun, Losses, Yes, agreed
 from .frame import Run, command, family
 from .values import Topic, duration
 
@@ -94,7 +94,7 @@ async def show_topic(run: Run, topic: Topic) -> None:
     out = show.console()
     out.print(show.table(("setting", "value"), _lines(info), title=f"topic {info.name}"))
     if lags:
-        rows = [(lag.group, show.count(lag.total.messages), show.age(lag.total.oldest_age_ms)) for lag in lags]
+        rows = [(g.group, show.count(g.total.messages), show.age(g.total.oldest_age_ms)) for g in lags]
         out.print(show.table(("group", "behind", "oldest"), rows, numbers=("behind", "oldest")))
 
 
@@ -124,11 +124,9 @@ async def delete(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fal
     """Delete a topic with its messages, its groups and their dead letters."""
     async with run.connect() as mq:
         info = await mq.topic(topic)
-        losses = {"topic": topic, "messages": info.messages, "groups": len(info.groups)}
+        losses: Losses = {"topic": topic, "messages": info.messages, "groups": len(info.groups)}
         counted = f"{show.count(info.messages)} messages and {_groups(info)} will be lost"
-        if not agreed(
-            run, f"delete topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted
-        ):
+        if not agreed(run, f"delete topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         await mq.delete_topic(topic)
     _done(run, "deleted", losses, f"deleted topic {topic} ({show.count(info.messages)} messages)")
@@ -139,7 +137,7 @@ async def purge(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fals
     """Throw away all messages of a topic; the topic and its groups stay."""
     async with run.connect() as mq:
         info = await mq.topic(topic)
-        losses = {"topic": topic, "messages": info.messages}
+        losses: Losses = {"topic": topic, "messages": info.messages}
         counted = f"{show.count(info.messages)} messages will be lost, for {_groups(info)}"
         if not agreed(run, f"purge topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return

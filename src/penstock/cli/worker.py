@@ -14,14 +14,16 @@ __all__ = ["register"]
 
 
 def register(app: typer.Typer) -> None:
-    command(app, "worker")(worker)
+    command(app, "worker", rich_help_panel="Running")(worker)
 
 
 def worker(
     run: Run,
     app: Annotated[
         str,
-        typer.Argument(metavar="MODULE:APP", help="Where the penstock.App is, such as orders:app.", show_default=False),
+        typer.Argument(
+            metavar="MODULE:APP", help="Where the App is, such as orders:app.", show_default=False
+        ),
     ],
 ) -> None:
     """Run the handlers of a penstock.App. Modules of this folder can be imported. Ctrl-C drains and stops."""

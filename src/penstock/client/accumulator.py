@@ -72,6 +72,7 @@ class Accumulator:
         self._awake = False  # it comes in this turn of the loop
         self._flushing = False
         self._in_flight: dict[InFlight, asyncio.Task[None]] = {}  # oldest first
+        self._left = 0  # batches so far
         self._refused: list[InFlight] = []
         self._broken: InFlight | None = None  # the first batch that failed
         self._uncertain = False  # a failed or refused batch may have been, or may yet be, stored
@@ -110,9 +111,13 @@ class Accumulator:
     def _may_leave(self) -> bool:
         if not self._pending or self._broken is not None:
             return False
-        if self._full:
-            return len(self._in_flight) < self._batching.in_flight_batches
-        return not self._in_flight
+        if not self._in_flight:
+            return True
+        return self._full and len(self._in_flight) < self._batching.in_flight_batches and self._remembered()
+
+    def _remembered(self) -> bool:
+        """Whether the store will still know the oldest batch under way, should it be repeated (I3)."""
+        return self._left - next(iter(self._in_flight)).number < DEFAULTS.remembered_batches
 
     def _wake_soon(self) -> None:
         """Once what else is posted in this turn of the loop is here too."""
@@ -150,13 +155,14 @@ class Accumulator:
             return
         if self._batching.confirm:
             data = builder.build(self._producer_id, self._epoch, self._sequence)
-            batch = InFlight(self.where, parcels, data, self._sequence, self._unresolved)
+            batch = InFlight(self._left, self.where, parcels, data, self._sequence, self._unresolved)
             self._sequence = next_sequence(self._sequence, builder.count)
             task = self._loop.create_task(self._deliver(batch))
         else:
-            batch = InFlight(self.where, parcels, builder.build(), -1, self._unresolved)
+            batch = InFlight(self._left, self.where, parcels, builder.build(), -1, self._unresolved)
             task = self._loop.create_task(self._fire(batch))
         self._in_flight[batch] = task
+        self._left += 1
         self._owner.batch_left(self.where)
 
     def _gather(self) -> tuple[list[Parcel], BatchBuilder]:
@@ -267,7 +273,7 @@ class Accumulator:
         finally:
             del self._in_flight[batch]
             for parcel in batch.parcels:
-                parcel.call.done_with(parcel)
+                parcel.call.forgotten(parcel)
         self._pump()
 
 

@@ -8,7 +8,6 @@ of it may have been stored, or may yet be: its sequence is then never used for a
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +32,6 @@ from .parcel import Parcel
 __all__ = ["Failed", "InFlight", "Refused", "append_until", "pause"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
-_numbers = itertools.count()
 
 
 @dataclass(slots=True)
@@ -64,6 +62,7 @@ class InFlight:
 
     def __init__(
         self,
+        number: int,
         where: Range,
         parcels: list[Parcel],
         data: bytes,
@@ -71,7 +70,7 @@ class InFlight:
         before: Callable[[InFlight], asyncio.Task[None] | None],
     ) -> None:
         self.where, self.parcels, self.data, self.sequence = where, parcels, data, sequence
-        self.number = next(_numbers)
+        self.number = number  # in the order they left this partition's accumulator
         self.deadline = max(parcel.call.deadline for parcel in parcels)
         self.before = before  # the unresolved batch right before it, as a task
         self.tries = 0

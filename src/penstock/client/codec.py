@@ -16,7 +16,7 @@ from ..config import DEFAULTS
 from ..errors import InvalidMessage, MessageTooLarge
 from ..model.batch import Headers, Record
 from ..model.names import HEADER_PREFIX
-from ..units import Duration, duration_ms, format_bytes, moment_ms
+from ..units import Duration, duration_ms, moment_ms
 from .message import NO_HEADERS, Delivered, Message, Received
 
 __all__ = ["Entry", "Packed", "as_key", "pack", "pack_all", "unpack"]
@@ -112,7 +112,7 @@ def _entry(message: Message, now_ms: int) -> tuple[Entry, int]:
         size += sum(len(name) + len(content or b"") for name, content in headers)
     if size > DEFAULTS.max_message_bytes:
         raise MessageTooLarge(
-            f"the message has {format_bytes(size)}, the limit is {format_bytes(DEFAULTS.max_message_bytes)}: "
+            f"the message has {size:,} bytes, the limit is {DEFAULTS.max_message_bytes:,}: "
             "split it, or store it elsewhere and send where it is",
             size=size,
             limit=DEFAULTS.max_message_bytes,
@@ -135,7 +135,7 @@ def as_key(key: object) -> bytes:
     found = _text_or_bytes(key, "key")
     if len(found) > DEFAULTS.max_key_bytes:
         raise MessageTooLarge(
-            f"the key has {format_bytes(len(found))}, the limit is {format_bytes(DEFAULTS.max_key_bytes)}: "
+            f"the key has {len(found):,} bytes, the limit is {DEFAULTS.max_key_bytes:,}: "
             "use a hash of it, or a shorter name",
             size=len(found),
             limit=DEFAULTS.max_key_bytes,

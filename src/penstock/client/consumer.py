@@ -88,6 +88,7 @@ class Consumer:
         self._fetching: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._previous: list[Received] = []  # mode "after": acked when more is asked for
+        self._acking: asyncio.Future[None] | None = None  # such acks on their way
         self._failure: BaseException | None = None  # of such an ack
 
     @property
@@ -190,7 +191,8 @@ class Consumer:
         runs = [(d, *run) for d, start, stop in runs_of(self._previous) for run in d.open_runs(start, stop)]
         self._previous = []
         waiting = self._settler.submit(runs, "ack")
-        if waiting is not None:
+        if waiting is not None and waiting.done is not self._acking:
+            self._acking = waiting.done
             waiting.done.add_done_callback(self._previous_acked)
 
     def _previous_acked(self, done: asyncio.Future[None]) -> None:

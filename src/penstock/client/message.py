@@ -116,13 +116,17 @@ class Received(Message, frozen=True, eq=False, gc=False):
         """Done with. Returns when it is stored; once more is harmless."""
         await self._delivery.settle(self._position, "ack")
 
-    async def retry(self, delay: Duration | None = None, *, at: Moment | None = None) -> None:
+    async def retry(
+        self, delay: Duration | None = None, *, at: Moment | None = None, reason: str = ""
+    ) -> None:
         """It failed: to be delivered again after `delay`, or at a moment. Counts as an attempt."""
         if delay is not None and at is not None:
             raise InvalidSetting("retry takes delay= or at=, not both")
         at_ms = None if at is None else moment_ms(at, name="at")
         delay_ms = 0 if delay is None else duration_ms(delay, name="delay")
-        await self._delivery.settle(self._position, "retry", delay_ms=delay_ms, at_ms=at_ms)
+        await self._delivery.settle(
+            self._position, "retry", delay_ms=delay_ms, at_ms=at_ms, reason=str(reason)
+        )
 
     async def release(self, delay: Duration = 0) -> None:
         """Not taken: hand it back without counting an attempt."""

@@ -51,13 +51,17 @@ class Call:
             self._receipts = found
         else:
             self._receipts.extend(zip(parcel.indexes, found, strict=True))
-        self.done_with(parcel)
+        self._done_with(parcel)
 
     def failed(self, parcel: Parcel, error: PenstockError) -> None:
         self._error = self._error or error
-        self.done_with(parcel)
+        self._done_with(parcel)
 
-    def done_with(self, parcel: Parcel) -> None:
+    def forgotten(self, parcel: Parcel) -> None:
+        """One-way: it was tried, and nobody waits to hear."""
+        self._resolved(len(parcel.entries), parcel.size)
+
+    def _done_with(self, parcel: Parcel) -> None:
         count = len(parcel.entries)
         self._missing -= count
         if not self._missing and not self.future.done():

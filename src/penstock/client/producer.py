@@ -32,6 +32,8 @@ __all__ = ["Producer", "check_slot", "refuse_delay"]
 
 log = logging.getLogger("penstock.producer")
 
+_MANY = 10_000  # failed posts that are kept before those somebody has seen are sorted out
+
 
 class Producer:
     """Made by `Connection.producer`; use it as `async with`."""
@@ -54,6 +56,7 @@ class Producer:
         self._room = Room(buffer_bytes)
         self._router = Router(lambda: find_route(topic), self._open_accumulator)
         self._unresolved = 0  # messages
+        self._posts = 0
         self._idle: asyncio.Future[None] | None = None
         self._unawaited: set[asyncio.Future[Receipt]] = set()  # posted futures: unresolved, or failed
         self._never: asyncio.Future[Any] = guard.loop.create_future()  # one-way: nobody waits or goes away
@@ -116,6 +119,9 @@ class Producer:
         if not future.done():
             self._unawaited.add(future)
             future.add_done_callback(self._posted_resolved)
+        self._posts += 1
+        if self._posts % self._batching.batch_messages == 0:
+            await asyncio.sleep(0)  # whoever posts in a tight loop lets full batches leave
         return future
 
     async def _submit(
@@ -188,8 +194,10 @@ class Producer:
             self._idle.set_result(None)
 
     def _posted_resolved(self, future: asyncio.Future[Receipt]) -> None:
-        if future.cancelled() or not getattr(future, "_log_traceback", False):
+        if future.cancelled() or not _unseen(future):
             self._unawaited.discard(future)  # stored; a failed one stays until somebody has looked at it
+        elif len(self._unawaited) > _MANY:
+            self._unawaited = {other for other in self._unawaited if not other.done() or _unseen(other)}
 
     # ---- life ----
 
@@ -230,7 +238,7 @@ class Producer:
     def _failures(self) -> list[Exception]:
         found: list[Exception] = []
         for future in self._unawaited:
-            if future.done() and not future.cancelled() and getattr(future, "_log_traceback", True):
+            if future.done() and not future.cancelled() and _unseen(future):
                 error = future.exception()
                 if isinstance(error, Exception) and not any(error is known for known in found):
                     found.append(error)
@@ -251,6 +259,11 @@ class Producer:
             if error is None:
                 raise
             error.add_note(f"besides, posts to topic {self.topic!r} failed: {failure!r}")
+
+
+def _unseen(future: asyncio.Future[Receipt]) -> bool:
+    """It failed, and nobody awaited it: asyncio keeps this to complain about it."""
+    return bool(getattr(future, "_log_traceback", False))
 
 
 async def _in_time(waiting: Awaitable[None], deadline: float) -> None:

@@ -66,7 +66,11 @@ class Log(Protocol):
         """
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
-        """Batches from the one that contains `offset` on; at least one if there is any."""
+        """Batches from the one that contains `offset` on; at least one if there is any.
+
+        Below what is kept it begins with the first batch that is. What was trimmed but not swept yet is
+        still read: `bounds` tell where the log starts. UnknownPartition if the log is gone.
+        """
 
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
         """What is kept of each partition. UnknownPartition for one that is gone."""
@@ -110,7 +114,7 @@ class Catalog(Protocol):
         """Forget the topic and its groups; returns its partitions, whose logs `drop_log` removes."""
 
     def dropped(self) -> list[int]:
-        """Partitions of deleted topics whose logs are still there."""
+        """Partitions of deleted topics, and of topics never finished, whose logs are still there."""
 
     def drop_log(self, partition_id: int) -> None:
         """Remove an emptied log."""
@@ -150,15 +154,20 @@ class Progress(Protocol):
         What lies below `log_start` is gone, and passed over. `waited_ms` is how long the first new
         message has waited, for the measures.
 
-        A repeated poll with the same token returns the same deliveries (I6). A first hand-out may be
-        unflushed; a redelivery, a stamp, and a hand-out that settles at once are flushed (I8).
-        GenerationChanged if the group was reset since `group` was read.
+        A repeated poll with the same token returns the same deliveries under a new lease (I6). A first
+        hand-out may be unflushed; a redelivery, a stamp, and a hand-out that settles at once are flushed
+        (I8). GenerationChanged once the progress is of a newer generation than `group`: from `rewind`, or
+        from the first verb of the reset group on. UnknownGroup if the group and its progress are gone.
         """
 
     def settle(
         self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
     ) -> Settled:
-        """Settle what `token` holds. What is settled already is no error (I7)."""
+        """Settle what `token` holds. What is settled already is no error (I7).
+
+        What is not settled and not held by `token` comes back as lost: it is in other hands, waits, or
+        was handed out by a poll that a crash forgot (I8).
+        """
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Renew leases; returns the spans that are lost."""
@@ -167,10 +176,16 @@ class Progress(Protocol):
         """Take exactly these offsets, as far as they are unsettled and in nobody's hands; flushed."""
 
     def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
-        """Measures without a scan. `open_spans`: list up to so many unsettled ranges below the cursor."""
+        """Measures without a scan. `open_spans`: list up to so many unsettled ranges below the cursor.
+
+        What lies below the start of the log no longer counts.
+        """
 
     def committed(self, group_id: int, partition_id: int) -> int | None:
-        """The lowest unsettled offset; None if the group never polled the partition."""
+        """The lowest unsettled offset; None if the group never polled the partition in its generation.
+
+        Then its start counts (`start_of`). UnknownGroup if there is progress but no group any more.
+        """
 
     def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
         """Bring progress to the group's generation and start now, flushed."""
@@ -196,10 +211,14 @@ class Duties(Protocol):
 
 
 class Watcher(Protocol):
-    """Tells whether others have committed. For one thread."""
+    """Tells whether anybody has committed: other processes, and this store's own threads too.
+
+    A hint that may come without cause, but never fails to come: whoever looks after `changed` said so
+    sees what was committed. For one thread. Its owner closes it, before the store.
+    """
 
     def changed(self) -> tuple[bool, bool]:
-        """Since the last call, by any other connection: (log or catalog, progress)."""
+        """Since the last call: (log, catalog or duties; progress). The first call says yes to both."""
 
     def close(self) -> None: ...
 

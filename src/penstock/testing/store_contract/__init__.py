@@ -1,7 +1,5 @@
-"""The conformance suite of the store contract. A store that passes it can carry Penstock.
+"""The conformance suite of the store contract. A store that passes it can carry Penstock (R7).
 
-    import pytest
-    pytest.register_assert_rewrite("penstock.testing.store_contract")  # before the import: better messages
     from penstock.testing.store_contract import StoreContract
 
     class TestMyStore(StoreContract):
@@ -17,11 +15,43 @@ tests are the promises. `harness` says what else a store that is not built on `S
 
 from __future__ import annotations
 
-from .appending import AppendContract
-from .harness import MovableClock, StoreHarness
+import pytest
+
+_PARTS = (
+    "appending",
+    "concurrency",
+    "groups",
+    "harness",
+    "polling",
+    "reading",
+    "retention",
+    "settling",
+    "topics",
+)
+for _part in _PARTS:  # before they are imported, so that a failing assert says why
+    pytest.register_assert_rewrite(f"{__name__}.{_part}")
+
+from .appending import AppendContract  # noqa: E402
+from .concurrency import ConcurrencyContract  # noqa: E402
+from .groups import GroupContract  # noqa: E402
+from .harness import MovableClock, StoreHarness  # noqa: E402
+from .polling import PollContract  # noqa: E402
+from .reading import ReadContract  # noqa: E402
+from .retention import RetentionContract  # noqa: E402
+from .settling import SettleContract  # noqa: E402
+from .topics import TopicContract  # noqa: E402
 
 __all__ = ["MovableClock", "StoreContract", "StoreHarness"]
 
 
-class StoreContract(AppendContract):
+class StoreContract(
+    AppendContract,
+    ReadContract,
+    RetentionContract,
+    ConcurrencyContract,
+    TopicContract,
+    GroupContract,
+    PollContract,
+    SettleContract,
+):
     """All of it."""

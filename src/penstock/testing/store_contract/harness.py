@@ -163,7 +163,7 @@ def refused(result: Appended | PenstockError, kind: type[E]) -> E:
 
 def read_all(store: Store, partition_id: int) -> list[StoredBatch]:
     """All that is kept, checked: offsets are dense, and those in the batches are the same."""
-    offset, found = store.log.bounds([partition_id])[partition_id].start, []
+    offset, found = store.log.bounds([partition_id])[partition_id].start, list[StoredBatch]()
     while batches := store.log.read(partition_id, offset, max_messages=7, max_bytes=5_000):
         for piece in batches:
             assert piece.base_offset <= offset if not found else piece.base_offset == offset

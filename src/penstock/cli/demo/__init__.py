@@ -1,0 +1,62 @@
+"""`penstock demo`: the queue at work, crashes included, in half a minute.
+
+Everything happens in a folder that is fresh each time and kept afterwards, so that one can look at its queue.
+A folder that the demo did not make is never touched.
+"""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...errors import StoreUnavailable
+from .. import exits
+from ..frame import Run, command
+
+__all__ = ["register"]
+
+_MARK = ".gitignore"  # keeps the folder out of repositories, and says who made it
+_MARK_TEXT = "# made by `penstock demo`, which empties this folder each time\n*\n"
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "demo", rich_help_panel="Running")(demo)
+
+
+async def demo(
+    run: Run,
+    fast: Annotated[bool, typer.Option("--fast", help="Fewer messages.")] = False,
+    folder: Annotated[Path, typer.Option(help="Where it happens.")] = Path("penstock-demo"),
+) -> None:
+    """See it work: 100,000 messages, a consumer killed in the middle, a poisonous message."""
+    from .acts import Scale, play
+
+    _fresh(folder)
+    figures = await play(folder, Scale.fast() if fast else Scale(), quiet=run.json)
+    if run.json:
+        from ..show import json_line
+
+        json_line(figures.fields())
+    if not figures.well:
+        raise typer.Exit(exits.FAILED)
+
+
+def _fresh(folder: Path) -> None:
+    """An empty folder; never at the cost of something that is not the demo's."""
+    mark = folder / _MARK
+    try:
+        if folder.exists():
+            if not mark.is_file() or mark.read_text() != _MARK_TEXT:
+                raise StoreUnavailable(
+                    f"{folder} is there and was not made by the demo: move it away, or name another --folder"
+                )
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True)
+        mark.write_text(_MARK_TEXT)
+    except OSError as error:
+        raise StoreUnavailable(
+            f"{folder} cannot be made here ({error.strerror}): name another --folder"
+        ) from None

@@ -1,0 +1,239 @@
+"""The story, act by act: send, consume, kill, poison, summary.
+
+Every number shown is measured: sends by their receipts, handling by the ledgers of the processes, lag by the
+queue. The demo fails if anything was lost, or if a message died that should not have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import penstock
+
+from ...errors import PenstockError
+from ...units import format_bytes
+from .cast import LEDGER, Actor, Cast
+from .figures import Figures
+from .ledger import Place, audit
+from .member import DIED, POISON
+from .stage import Stage
+
+__all__ = ["Scale", "play"]
+
+_ORDERS, _PAYMENTS = "orders", "payments"
+_GROUPS = ("billing", "search")
+_LOOK_S = 0.1
+_PATIENCE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How much happens, and how fast."""
+
+    messages: int = 100_000
+    watch_s: float = 5.0  # about how long handling takes
+    lease: str = "2s"  # of the groups in the second act
+    payments: int = 12
+    poison_lease: str = "500ms"
+
+    @staticmethod
+    def fast() -> Scale:
+        return Scale(messages=4_000, watch_s=1.5, lease="500ms", payments=6, poison_lease="300ms")
+
+    def pause(self, processes: int) -> str:
+        """What each handler waits per message, so that the whole takes about `watch_s`."""
+        return f"pause={self.watch_s * processes / self.messages:.9f}"
+
+
+async def play(folder: Path, scale: Scale, *, quiet: bool) -> Figures:
+    began = time.perf_counter()
+    url = f"sqlite:///{folder / 'demo.db'}"
+    play = _Play(folder, scale, Stage(quiet=quiet), Figures(url=url))
+    async with penstock.connect(url) as mq, Cast(url, folder) as cast:
+        await play.send(mq)
+        await play.consume_and_kill(mq, cast)
+        await play.poison(mq, cast)
+    play.figures.seconds = time.perf_counter() - began
+    play.summary()
+    return play.figures
+
+
+class _Play:
+    def __init__(self, folder: Path, scale: Scale, stage: Stage, figures: Figures) -> None:
+        self.folder, self.scale, self.stage, self.figures = folder, scale, stage, figures
+        self.sent: set[Place] = set()
+
+    # ---- 1 ----
+
+    async def send(self, mq: penstock.Connection) -> None:
+        say, count = self.stage.say, self.scale.messages
+        self.stage.heading("1  A topic, and messages in it")
+        await mq.create_topic(_ORDERS, partitions=4)
+        orders = [penstock.Message(b'{"order": %d, "amount": %d}' % (n, n * 7 % 500)) for n in range(count)]
+        before = time.perf_counter()
+        parts = [orders[at : at + 5000] for at in range(0, count, 5000)]
+        receipts = await asyncio.gather(*(mq.send_many(_ORDERS, part) for part in parts))
+        seconds = time.perf_counter() - before
+        self.sent = {(r.partition, r.offset) for part in receipts for r in part}
+        self.figures.sent, self.figures.sent_per_s = len(self.sent), len(self.sent) / seconds
+        say(f"The queue is a file: {self.figures.url}. No server runs.")
+        say(
+            f"Sent **{len(self.sent):,} messages** to topic {_ORDERS} in {seconds:.2f} s: "
+            f"**{self.figures.sent_per_s:,.0f} a second**, each confirmed only once it was flushed to disk."
+        )
+
+    # ---- 2 and 3 ----
+
+    async def consume_and_kill(self, mq: penstock.Connection, cast: Cast) -> None:
+        say, scale = self.stage.say, self.scale
+        self.stage.heading("2  Two groups, each gets every message")
+        for group in _GROUPS:
+            await mq.create_group(_ORDERS, group, lease=scale.lease)
+        billing = [await cast.start(_ORDERS, "billing", f"billing-{n}", scale.pause(2)) for n in (1, 2)]
+        search = await cast.start(_ORDERS, "search", "search-1", scale.pause(1))
+        say("Three processes: billing-1 and billing-2 share group billing, search-1 is group search.")
+        await self._until(mq, lambda lags: _due_to_die(lags, billing[0], scale.messages))
+        await billing[0].kill()
+        killed = time.perf_counter()
+        self.stage.heading("3  kill -9 in the middle")
+        say(f"**Killed billing-1** (process {billing[0].pid}) while it had messages in its hands.")
+        await self._until(mq, lambda lags: all(lag.total.messages == 0 for lag in lags))
+        seconds = time.perf_counter() - killed
+        for actor in (billing[1], search):
+            actor.refuse_failure()
+            await actor.stop()
+        say(
+            f"When its lease of {scale.lease} ended, billing-2 took over what it had held. "
+            f"{seconds:.1f} s after the kill everything was handled:"
+        )
+        self._report_handling(billing, search)
+
+    async def _until(self, mq: penstock.Connection, done: Callable[[Sequence[penstock.Lag]], bool]) -> None:
+        give_up = time.monotonic() + _PATIENCE_S
+        with self.stage.watching():
+            while True:
+                lags = [await mq.lag(_ORDERS, group) for group in _GROUPS]
+                finished = done(lags)
+                self.stage.lag(lags, self.scale.messages, last=finished)
+                if finished:
+                    return
+                if time.monotonic() > give_up:
+                    raise PenstockError(f"the demo's consumers did not finish within {_PATIENCE_S:.0f} s")
+                await asyncio.sleep(_LOOK_S)
+
+    def _report_handling(self, billing: list[Actor], search: Actor) -> None:
+        figures = self.figures
+        figures.billing = audit(self.sent, [actor.ledger for actor in billing])
+        figures.search = audit(self.sent, [search.ledger])
+        rows = [("group", "handled", "lost", "delivered again", "handled twice")]
+        rows += [
+            (name, f"{a.handled:,} of {a.sent:,}", f"{a.lost:,}", f"{a.again:,}", f"{a.twice:,}")
+            for name, a in (("billing", figures.billing), ("search", figures.search))
+        ]
+        self.stage.columns(rows)
+        self.stage.say(
+            "Counted from what the handlers wrote down, not from what the queue says.", style="dim"
+        )
+
+    # ---- 4 ----
+
+    async def poison(self, mq: penstock.Connection, cast: Cast) -> None:
+        say, scale, figures = self.stage.say, self.scale, self.figures
+        self.stage.heading("4  A message that kills whoever touches it")
+        await mq.create_topic(_PAYMENTS, partitions=1)
+        await mq.create_group(_PAYMENTS, "charge", lease=scale.poison_lease, max_attempts=2)
+        poisonous = scale.payments // 2
+        payments = [
+            penstock.Message(b"payment=%d %s" % (n, POISON if n == poisonous else b"amount=10"))
+            for n in range(scale.payments)
+        ]
+        receipts = await mq.send_many(_PAYMENTS, payments)
+        sent = {(r.partition, r.offset) for r in receipts}
+        say(f"{len(sent)} payments. One makes its process exit on the spot; it is restarted each time.")
+        actors = await self._restart_until_done(mq, cast)
+        letters = await mq.dead_letters(_PAYMENTS, "charge")
+        neighbours = {(r.partition, r.offset) for n, r in enumerate(receipts) if n != poisonous}
+        figures.deaths = sum(actor.exit_code == DIED for actor in actors)
+        figures.neighbours = audit(neighbours, [actor.ledger for actor in actors])
+        figures.dead = len(letters)
+        figures.dead_is_poison = [POISON in letter.value for letter in letters] == [True]
+        self._report_poison(letters)
+        await self._fix(mq, cast, receipts[poisonous], actors)
+
+    async def _restart_until_done(self, mq: penstock.Connection, cast: Cast) -> list[Actor]:
+        """What a supervisor does: start the consumer again each time it dies."""
+        give_up, actors = time.monotonic() + _PATIENCE_S, list[Actor]()
+        while (await mq.lag(_PAYMENTS, "charge")).total.messages:
+            if not actors or actors[-1].exit_code is not None:
+                actors.append(await cast.start(_PAYMENTS, "charge", f"charge-{len(actors) + 1}", "fragile"))
+            if time.monotonic() > give_up:
+                raise PenstockError(f"the poisonous message was not isolated within {_PATIENCE_S:.0f} s")
+            actors[-1].refuse_failure()
+            await asyncio.sleep(_LOOK_S)
+        await actors[-1].stop()
+        return actors
+
+    def _report_poison(self, letters: list[penstock.DeadLetter]) -> None:
+        say, figures = self.stage.say, self.figures
+        say(
+            f"The process **died {figures.deaths} times**. What it held was handed out in smaller and smaller "
+            "parts, until the suspect was alone."
+        )
+        neighbours = figures.neighbours
+        say(
+            f"In the dead letters: **{figures.dead} message**. "
+            f"Its neighbours handled: **{neighbours.handled} of {neighbours.sent}**."
+        )
+        for letter in letters:
+            rows = {"id": letter.id, "value": letter.value.decode(errors="replace"),
+                    "attempts": str(letter.attempts), "reason": letter.reason}  # fmt: skip
+            self.stage.table(list(rows.items()))
+
+    async def _fix(
+        self, mq: penstock.Connection, cast: Cast, poison: penstock.Receipt, before: list[Actor]
+    ) -> None:
+        self.figures.redriven = await mq.redrive(_PAYMENTS, "charge")
+        fixed = await cast.start(_PAYMENTS, "charge", "charge-fixed", "fixed")
+        give_up = time.monotonic() + _PATIENCE_S
+        while (await mq.lag(_PAYMENTS, "charge")).total.messages and time.monotonic() < give_up:
+            fixed.refuse_failure()
+            await asyncio.sleep(_LOOK_S)
+        await fixed.stop()
+        place = {(poison.partition, poison.offset)}
+        self.figures.redriven_handled = audit(place, [fixed.ledger]).handled
+        self.stage.say(
+            f"Then the handler is fixed and the dead letter redriven, to that group alone: "
+            f"**{self.figures.redriven_handled} of {self.figures.redriven} handled**."
+        )
+
+    # ---- 5 ----
+
+    def summary(self) -> None:
+        figures, stage = self.figures, self.stage
+        stage.heading("5  What is left")
+        written = sorted(
+            path for path in self.folder.iterdir() if path.stat().st_size and path.name[0] != "."
+        )
+        queue = [path for path in written if path.suffix != LEDGER]
+        ledgers = [path.stat().st_size for path in written if path.suffix == LEDGER]
+        rows = [(str(path), format_bytes(path.stat().st_size)) for path in queue]
+        rows.append((f"{len(ledgers)} ledgers of handlers", format_bytes(sum(ledgers))))
+        stage.table(rows)
+        if figures.well:
+            stage.say(f"**{figures.lost:,} messages lost.** It took {figures.seconds:.1f} s.", style="green")
+        else:
+            stage.say(f"**{figures.lost:,} messages lost**, or not where they belong: please report it.")
+        stage.heading("Try next")
+        for words in ("lag orders", "read orders --limit 3", "group show payments charge"):
+            stage.say(f"penstock -u {figures.url} {words}")
+
+
+def _due_to_die(lags: Sequence[penstock.Lag], victim: Actor, total: int) -> bool:
+    """In the middle: the victim is at work, and a good part is done."""
+    victim.refuse_failure()
+    behind = lags[0].total.messages
+    return victim.handled_some and behind <= total * 0.6

@@ -1,0 +1,65 @@
+"""One consumer process of the demo: `python -m penstock.cli.demo.member URL TOPIC GROUP NAME LEDGER …`.
+
+Handles a message (a pause, so that one can watch), writes it into its ledger, and only then acks it. A
+poisonous message kills the process on the spot, as a bug in C code or the kernel's memory killer would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import penstock
+
+from .ledger import Ledger
+
+__all__ = ["DIED", "POISON", "command"]
+
+POISON = b"amount=NaN"
+DIED = 13  # exit code of a process that met the poison
+_AT_ONCE = 500
+
+
+def command(url: str, topic: str, group: str, name: str, ledger: Path, *options: str) -> list[str]:
+    """The command line that starts such a process. Options: pause=SECONDS, fragile."""
+    return [sys.executable, "-m", __spec__.name if __name__ == "__main__" else __name__,
+            url, topic, group, name, str(ledger), *options]  # fmt: skip
+
+
+async def consume(url: str, topic: str, group: str, name: str, ledger: Ledger, options: list[str]) -> None:
+    pause_s = next((float(o.removeprefix("pause=")) for o in options if o.startswith("pause=")), 0.0)
+    async with (
+        penstock.connect(url, client_id=name) as mq,
+        mq.consumer(topic, group, member=name) as consumer,
+    ):
+        if "fragile" in options or "fixed" in options:
+            await _one_by_one(consumer, ledger, fragile="fragile" in options)
+        while True:
+            messages = await consumer.poll(_AT_ONCE)
+            await asyncio.sleep(pause_s * len(messages))
+            ledger.note(messages)
+            await consumer.ack(messages)
+
+
+async def _one_by_one(consumer: penstock.Consumer, ledger: Ledger, *, fragile: bool) -> None:
+    async for message in consumer:
+        if fragile and POISON in message.value:
+            os._exit(DIED)
+        ledger.note([message])
+        await message.ack()
+
+
+async def main(arguments: list[str]) -> None:
+    url, topic, group, name, ledger, *options = arguments
+    work = asyncio.create_task(consume(url, topic, group, name, Ledger(Path(ledger)), options))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    await asyncio.wait([work])
+    if not work.cancelled():
+        work.result()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1:]))

@@ -1,0 +1,97 @@
+"""`penstock doctor`: is this queue well? A line for each check, with what to do about it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+import typer
+
+from ..errors import PenstockError
+from . import exits, show
+from .frame import Run, command
+
+if TYPE_CHECKING:
+    from .checks import Finding
+
+__all__ = ["register"]
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "doctor", rich_help_panel="Running")(doctor)
+
+
+async def doctor(run: Run) -> None:
+    """Check Python, SQLite, the files, the disk and the groups. Exit code 1 if something fails."""
+    found = _examine(run)
+    if not any(finding.state == "fail" for finding in found):
+        found += await _groups(run)
+    failed = any(finding.state == "fail" for finding in found)
+    if run.json:
+        show.json_line({"url": run.url, "ok": not failed, "checks": [_fields(f) for f in found]})
+    else:
+        _print(run, found)
+    if failed:
+        raise typer.Exit(exits.FAILED)
+
+
+def _examine(run: Run) -> list[Finding]:
+    from .checks import CHECKS, Examination, Finding, check_versions, findings
+
+    found = list(check_versions(None))
+    path = run.file
+    if path is None:
+        return [*found, Finding("file", "ok", "this queue is in memory: there is nothing else to check")]
+    if not path.exists():
+        advice = "name the right one with --url or PENSTOCK_URL, or make it: penstock topic create NAME"
+        return [*found, Finding("file", "fail", f"there is no queue {path.absolute()}", advice)]
+    exam = Examination(path)
+    with _progress(run, len(CHECKS)) as begin:
+        for name, check in CHECKS:
+            begin(name)
+            found += findings(name, check, exam)
+    return found
+
+
+async def _groups(run: Run) -> list[Finding]:
+    from .checks import Finding, check_groups
+
+    if run.file is None:
+        return []
+    try:
+        async with run.connect() as mq:
+            return await check_groups(mq)
+    except PenstockError as error:
+        return [Finding("groups", "fail", f"could not be checked: {error}")]
+
+
+def _progress(run: Run, steps: int) -> AbstractContextManager[Callable[[str], None]]:
+    if run.json or not (sys.stdout.isatty() and sys.stderr.isatty()):
+        return nullcontext(lambda name: None)
+    from .progress import checking
+
+    return checking(steps)
+
+
+def _fields(finding: Finding) -> dict[str, str]:
+    fields = {"check": finding.check, "state": finding.state, "message": finding.message}
+    return {**fields, "advice": finding.advice} if finding.advice else fields
+
+
+def _print(run: Run, found: list[Finding]) -> None:
+    from rich.text import Text
+
+    out = show.console()
+    width = max(len(finding.check) for finding in found)
+    out.print(Text.assemble("the queue ", (run.url, "bold")))
+    for finding in found:
+        state = (f"{finding.state:<4}", _STYLES[finding.state])
+        out.print(Text.assemble("  ", state, f"  {finding.check:<{width}}  {finding.message}"))
+        if finding.advice:
+            out.print(Text.assemble(" " * (width + 10), ("→ ", "dim"), (finding.advice, "italic")))
+    counts = {state: sum(f.state == state for f in found) for state in ("ok", "warn", "fail")}
+    out.print(Text(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"))

@@ -1,0 +1,282 @@
+"""The app: handlers and the topics they are for, run together.
+
+    app = penstock.App("sqlite:///orders.db")
+
+    @app.subscribe("orders", group="billing")
+    async def bill(order: Order, message): ...
+
+    app.run()                       # or `penstock worker module:app`, `async with app`, app.lifespan
+
+Decides the life of the workers: all consumers are opened before the first handler runs, so that a mistyped
+topic stops the app at once; a worker whose store fails is opened anew; what can never work ends the app with
+its error. Must never make anything but groups, and must never stop because of what a handler does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from ..errors import CatalogError, ClosedError, SchemaMismatch, StoreCorrupt, UsageError
+from ..model.retry import Backoff
+from ..model.settings import Mode
+from ..units import Duration, duration_ms
+from .app_intake import Intake
+from .app_subscription import AckMode, Batch, Subscription, make_subscription, window_for
+from .app_worker import ErrorHook, Worker
+from .appending import pause
+from .connection import Connection, connect
+from .message import Message, Receipt, Received, Value
+from .reading import Position
+
+__all__ = ["App"]
+
+log = logging.getLogger("penstock.app")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_HOPELESS = (UsageError, CatalogError, StoreCorrupt, SchemaMismatch)  # waiting does not help
+
+
+class App:
+    """Handlers, and what runs them. `options` are those of `penstock.connect`; a connection has its own."""
+
+    def __init__(self, url: str | Connection, *, grace: Duration = 30, **options: Any) -> None:
+        if options and not isinstance(url, str):
+            raise UsageError(f"{', '.join(options)}: options are for an address; this connection has its own")
+        self._url, self._options = url, options
+        self._grace_s = duration_ms(grace, name="grace") / 1000
+        self._subscriptions: list[Subscription] = []
+        self._on_error: ErrorHook | None = None
+        self._fraction: Callable[[], float] = random.random
+        self._connection: Connection | None = None
+        self._runs: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+    # ---- what is to be handled ----
+
+    def subscribe(
+        self,
+        topic: str,
+        group: str,
+        *,
+        mode: Mode | None = None,
+        concurrency: int = 8,
+        batch: Batch | int | tuple[Any, ...] | None = None,
+        timeout: Duration | None = None,
+        retry: Backoff = Backoff(1, 2, "10m"),  # noqa: B008 — frozen
+        window: int | None = None,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        start: Position | None = None,
+        ack: AckMode = "after",
+    ) -> Callable[[F], F]:
+        """Register a handler: returns → ack, raises → retry, RetryLater → then, Dead → dead letters.
+
+        Its parameters are the body, decoded by annotation, and `message`. With `batch` it takes lists of
+        them as one unit of work; it may settle some of the messages itself, and the rest follow its ending.
+        A plain function runs in a thread. `timeout` cancels a coroutine function and counts as a failure;
+        a plain function cannot be cancelled. `ack="on_delivery"`: at most once, failures are only told;
+        `ack="manual"`: the handler settles; if it raises, what it left is retried.
+        """
+        scope = _caller_names()
+
+        def register(function: F) -> F:
+            settings: dict[str, Any] = {"mode": mode, "lease": lease, "max_attempts": max_attempts}
+            subscription = make_subscription(
+                function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
+                timeout=timeout, retry=retry, ack=ack, window=window, start=start, **settings,
+            )  # fmt: skip
+            if self.running:
+                raise UsageError("the app runs already: register handlers before it starts")
+            self._subscriptions.append(subscription)
+            return function
+
+        return register
+
+    def on_error(self, hook: F) -> F:
+        """Register a function (async or plain) to be told of failures: it gets the error and the messages."""
+        self._on_error = hook
+        return hook
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        return tuple(self._subscriptions)
+
+    # ---- sending ----
+
+    @property
+    def connection(self) -> Connection:
+        """The connection the app runs on."""
+        if self._connection is None:
+            raise UsageError("the app is not running: it is connected between start() and stop()")
+        return self._connection
+
+    async def send(self, topic: str, value: Value, **options: Any) -> Receipt:
+        """As `Connection.send`."""
+        return await self.connection.send(topic, value, **options)
+
+    async def send_many(self, topic: str, messages: list[Message], **options: Any) -> list[Receipt]:
+        """As `Connection.send_many`."""
+        return await self.connection.send_many(topic, messages, **options)
+
+    # ---- life ----
+
+    @property
+    def running(self) -> bool:
+        return self._connection is not None
+
+    async def start(self) -> None:
+        """Connect, open every consumer, and start. What is wrong is raised here, and nothing runs then."""
+        if self.running:
+            raise UsageError("the app runs already")
+        self._stopping = asyncio.Event()
+        self._connection = (
+            await connect(self._url, **self._options) if isinstance(self._url, str) else self._url
+        )
+        try:
+            workers = await self._open_all(self._connection)
+        except BaseException:
+            await self._disconnect()
+            raise
+        for worker in workers:
+            worker.start()
+        self._runs = [asyncio.create_task(self._keep_running(worker)) for worker in workers]
+
+    async def stop(self, grace: Duration | None = None) -> None:
+        """Take no more messages, let handlers end, at most for the grace; hand back the rest; disconnect."""
+        if not self.running:
+            return
+        if grace is not None:
+            self._grace_s = duration_ms(grace, name="grace") / 1000
+        self._stopping.set()
+        try:
+            await asyncio.gather(*self._runs, return_exceptions=True)
+        finally:
+            await self._disconnect()
+
+    async def wait(self) -> None:
+        """Wait until the app is stopped; raises what ended it, if it was that."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait((stopping, *self._runs), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        for run in self._runs:
+            if run in done and not run.cancelled() and (error := run.exception()) is not None:
+                raise error
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @asynccontextmanager
+    async def lifespan(self, web: object = None) -> AsyncIterator[dict[str, Any]]:
+        """`FastAPI(lifespan=app.lifespan)`: runs with the web app; `request.state.penstock` is the connection."""
+        async with self:
+            yield {"penstock": self.connection}
+
+    def run(self) -> None:
+        """Run until SIGINT or SIGTERM; a second one does not wait for handlers."""
+        from .app_run import run
+
+        run(self)
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        self._runs = []
+        if connection is not None and connection is not self._url:
+            await connection.close()
+
+    # ---- workers ----
+
+    async def _open_all(self, connection: Connection, *, by_hand: bool = False) -> list[Worker]:
+        workers: list[Worker] = []
+        try:
+            for subscription in self._subscriptions:
+                workers.append(await self._open(connection, subscription, by_hand=by_hand))
+        except BaseException:
+            await asyncio.gather(*(worker.stop(0) for worker in workers))
+            raise
+        return workers
+
+    async def _open(
+        self, connection: Connection, subscription: Subscription, *, by_hand: bool = False
+    ) -> Worker:
+        from ..sync import for_thread
+
+        consumer = connection.consumer(
+            subscription.topic,
+            subscription.group,
+            ack="on_delivery" if subscription.ack == "on_delivery" else "manual",
+            window=window_for(subscription, None),
+            **subscription.consumer,
+        )
+        intake = Intake(await consumer.__aenter__())
+        if by_hand:
+            intake.by_hand()
+        loop = asyncio.get_running_loop()
+
+        def as_plain(message: Received) -> Any:
+            return for_thread(loop, message)
+
+        return Worker(
+            subscription, intake, for_thread=as_plain, on_error=self._on_error, fraction=self._fraction
+        )
+
+    async def _keep_running(self, worker: Worker) -> None:
+        """One subscription, until the app stops: with new consumers where the store failed."""
+        tries = 0
+        while True:
+            error = await self._until_ended(worker)
+            await worker.stop(self._grace_s)
+            if error is None:
+                return
+            while True:
+                if isinstance(error, _HOPELESS):
+                    log.error("%s cannot go on: %r", worker.subscription.name, error)
+                    raise error
+                tries = 1 if worker.handled else tries + 1
+                log.warning(
+                    "%s starts again after an error: %r", worker.subscription.name, error, exc_info=error
+                )
+                if await self._stops_within(pause(tries) * 10):
+                    return
+                try:
+                    worker = await self._open(self.connection, worker.subscription)
+                    break
+                except Exception as failure:
+                    error = failure
+            worker.start()
+
+    async def _until_ended(self, worker: Worker) -> BaseException | None:
+        failing = asyncio.create_task(worker.failed())
+        stopping = asyncio.create_task(self._stopping.wait())
+        done, waiting = await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return failing.result() if failing in done else None
+
+    async def _stops_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def _caller_names() -> Mapping[str, Any]:
+    """The names where `subscribe` is called, for annotations of types that are local to a function."""
+    return dict(sys._getframe(2).f_locals)

@@ -1,0 +1,220 @@
+"""The same client for programs without asyncio: the same names, without `await`.
+
+    with penstock.sync.connect("sqlite:///orders.db") as mq:
+        mq.send("orders", b"…", key="42")
+        with mq.consumer("orders", group="billing") as consumer:
+            for message in consumer:
+                message.ack()
+
+Decides nothing about messages: every call runs the asynchronous one in the connection's own event loop, in a
+thread of its own, and waits for it. The classes are made from the asynchronous ones, so they cannot differ:
+coroutines become blocking calls, async iterators plain ones, `async with` plain `with`, and futures those of
+concurrent.futures. They may be used from several threads.
+
+Must never leave a call behind: whoever interrupts one (Ctrl-C) cancels it. Must never block an event loop: a
+call from within a running one is refused, and so is one in a child process after fork.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncGenerator, Callable, Iterator
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
+
+from .client.app_portal import LoopThread, Portal, PostFuture, Pump, refuse_running_loop
+from .client.connection import Connection as AsyncConnection
+from .client.connection import connect as _connect
+from .client.consumer import Consumer as AsyncConsumer
+from .client.message import Received as AsyncReceived
+from .client.producer import Producer as AsyncProducer
+from .clock import Clock
+
+__all__ = ["Connection", "Consumer", "PostFuture", "Producer", "Received", "connect"]
+
+C = TypeVar("C", bound="type[Facade]")
+
+
+class Facade:
+    """Stands for an asynchronous object. Plain attributes are read as they are."""
+
+    __slots__ = ("_portal", "_target")
+    __wraps__: ClassVar[type]
+
+    def __init__(self, portal: Portal, target: Any) -> None:
+        self._portal = portal
+        self._target = target
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._target, name)
+
+    def __repr__(self) -> str:
+        return repr(self._target)
+
+    def __eq__(self, other: object) -> bool:
+        return self._target is other._target if isinstance(other, Facade) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(id(self._target))
+
+
+class _Block(Facade):
+    """What is used with `with`."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Self:
+        self._portal.call(self._target.__aenter__)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._portal.call(self._target.__aexit__, kind, error, trace)
+
+
+# ---- making them ----
+
+_FACADES: dict[type, type[Facade]] = {}
+
+
+def _like(target: type) -> Callable[[C], C]:
+    """Give a facade every public member of the asynchronous class, in its blocking form."""
+
+    def fill(facade: C) -> C:
+        for name, member in inspect.getmembers(target):
+            if not name.startswith("_") and name not in vars(facade):
+                setattr(facade, name, _member(name, member))
+        facade.__wraps__ = target
+        facade.__doc__ = facade.__doc__ or target.__doc__
+        _FACADES[target] = facade
+        return facade
+
+    return fill
+
+
+def _member(name: str, member: Any) -> Any:
+    if inspect.isasyncgenfunction(member):
+        return _iterating(member)
+    if inspect.isfunction(member):
+        return _blocking(member)
+    return property(lambda self: getattr(self._target, name), doc=getattr(member, "__doc__", None))
+
+
+def _blocking(function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(self: Facade, *args: Any, **kwargs: Any) -> Any:
+        self._portal.check()
+        given = {name: _bare(value) for name, value in kwargs.items()}
+        return self._portal.call(function, self._target, *map(_bare, args), **given)
+
+    return call
+
+
+def _iterating(function: Callable[..., AsyncGenerator[Any, None]]) -> Callable[..., Iterator[Any]]:
+    @functools.wraps(function)
+    def iterate(self: Facade, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        pump = Pump(functools.partial(function, self._target, *args, **kwargs))
+        try:
+            while items := self._portal.call(pump.take):
+                yield from items
+        finally:
+            self._portal.soon(pump.stop)
+
+    return iterate
+
+
+def _bare(value: Any) -> Any:
+    """An argument as the asynchronous client takes it."""
+    if isinstance(value, Facade):
+        return value._target
+    if isinstance(value, Iterator) or (
+        isinstance(value, list | tuple) and any(isinstance(item, Facade) for item in value)
+    ):
+        return [_bare(item) for item in value]  # an iterator may block: it must not run in the loop
+    return value
+
+
+def _wrapped(portal: Portal, value: Any) -> Any:
+    """What a call returned, in its blocking form."""
+    facade = _FACADES.get(type(value))
+    if facade is not None:
+        return facade(portal, value)
+    if type(value) is list and value and type(value[0]) in _FACADES:
+        return [_FACADES[type(item)](portal, item) for item in value]
+    return PostFuture(value) if isinstance(value, asyncio.Future) else value
+
+
+# ---- what there is ----
+
+
+@_like(AsyncReceived)
+class Received(Facade):
+    __slots__ = ()
+
+
+@_like(AsyncProducer)
+class Producer(_Block):
+    __slots__ = ()
+
+
+@_like(AsyncConsumer)
+class Consumer(_Block):
+    __slots__ = ()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Received:
+        async def step() -> AsyncReceived | None:
+            return await anext(self._target, None)  # type: ignore[no-any-return]
+
+        found: Received | None = self._portal.call(step)
+        if found is None:
+            raise StopIteration
+        return found
+
+
+@_like(AsyncConnection)
+class Connection(_Block):
+    """Has an event loop of its own, in a thread of its own."""
+
+    __slots__ = ()
+    _portal: LoopThread
+
+    def close(self) -> None:
+        """Close what was made from this connection, then the connection. Once more is harmless."""
+        if self._portal.closed:
+            return
+        self._portal.check()
+        try:
+            self._portal.call(self._target.close)
+        finally:
+            self._portal.end()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def connect(url: str, *, client_id: str | None = None, clock: Clock | None = None) -> Connection:
+    """Connect to a store: `with penstock.sync.connect(url) as mq`, or call `close()` in the end."""
+    refuse_running_loop()
+    connecting = _connect(url, client_id=client_id, clock=clock)
+    loop = LoopThread(_wrapped)
+    try:
+        connection: Connection = loop.call(connecting._opened)
+    except BaseException:
+        loop.end()
+        raise
+    return connection
+
+
+def for_thread(loop: asyncio.AbstractEventLoop, message: AsyncReceived) -> Received:
+    """A message as a handler in a thread gets it: settling it goes through the app's loop."""
+    return Received(Portal(loop, _wrapped), message)

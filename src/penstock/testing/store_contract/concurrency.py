@@ -1,0 +1,273 @@
+"""Many at once: threads, and stores that know nothing of each other, on the same data (I1, R2, R21)."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter
+from collections.abc import Callable
+from itertools import count
+
+from ...errors import StoreError, TopicExists, UnknownTopic
+from ...model.settings import TopicSettings
+from ...store.contract import Append, Appended, Group, Store
+from .harness import (
+    StoreHarness,
+    acks,
+    append,
+    ask,
+    batch,
+    in_threads,
+    partitions,
+    read_all,
+    spans,
+    stored,
+    values,
+)
+
+__all__ = ["ConcurrencyContract"]
+
+WRITERS = 4
+ROUNDS = 25
+_Answer = tuple[int, int, Appended]  # producer, number of its batch, what it was told
+
+
+class ConcurrencyContract(StoreHarness):
+    # ---- append ----
+
+    def test_many_writers_give_dense_offsets_and_no_batch_twice(
+        self, store: Store, place: int, other: Store
+    ) -> None:
+        """Two threads through each of two stores; each batch is sent by two of them at the same time."""
+
+        def write(through: Store, producers: tuple[int, int], step: threading.Barrier) -> list[_Answer]:
+            done = []
+            for number in range(ROUNDS):
+                step.wait(30)  # a producer that runs far ahead of its twin makes the twin's repeats too old
+                calls = [
+                    Append(place, batch(2, producer=who, sequence=2 * number, value=b"%d:%d" % (who, number)))
+                    for who in producers
+                ]
+                for who, result in zip(producers, through.log.append(calls), strict=True):
+                    done.append((who, number, stored(result)))
+            return done
+
+        left, right = threading.Barrier(2), threading.Barrier(2)
+        results = in_threads(
+            lambda: write(store, (1, 2), left),
+            lambda: write(other, (2, 1), left),
+            lambda: write(other, (3, 4), right),
+            lambda: write(store, (4, 3), right),
+        )
+        answers = [answer for done in results for answer in done]
+        kept = read_all(store, place)
+        assert len(kept) == WRITERS * ROUNDS
+        assert len(set(values(kept))) == 2 * WRITERS * ROUNDS
+        offsets: dict[tuple[int, int], set[int]] = {}
+        for who, number, done in answers:
+            offsets.setdefault((who, number), set()).add(done.base_offset)
+        assert all(len(found) == 1 for found in offsets.values())  # both were told the same place
+        assert Counter(done.duplicate for _, _, done in answers) == {False: 100, True: 100}
+        for who in range(1, WRITERS + 1):
+            in_order = [min(offsets[who, number]) for number in range(ROUNDS)]
+            assert in_order == sorted(in_order)
+
+    def test_a_reader_never_sees_a_hole_that_fills_later(
+        self, store: Store, place: int, other: Store
+    ) -> None:
+        """The offset pitfall: whoever reads on from the last offset it saw misses nothing."""
+        writing = threading.Event()
+        total = WRITERS * ROUNDS * 3
+
+        def write(through: Store) -> None:
+            for _ in range(ROUNDS):
+                append(through, place, batch(1), batch(2))
+
+        def follow(through: Store) -> list[int]:
+            last, found = 0, []
+            while last < total:
+                ended = writing.is_set()
+                batches = through.log.read(place, last, max_messages=50, max_bytes=10**6)
+                assert batches or not ended, f"the log ends at {last}, after all was written"
+                for piece in batches:
+                    assert piece.base_offset == last, "something is missing, and may appear later"
+                    last = piece.last_offset + 1
+                    found.append(piece.base_offset)
+            return found
+
+        def write_all() -> list[int]:
+            in_threads(*(lambda through=through: write(through) for through in (store, other, store, other)))
+            writing.set()
+            return []
+
+        _, one, two = in_threads(write_all, lambda: follow(store), lambda: follow(other))
+        assert one == two == [piece.base_offset for piece in read_all(store, place)]
+
+    def test_ends_are_never_ahead_of_what_can_be_read(self, store: Store, place: int, other: Store) -> None:
+        def write() -> None:
+            for _ in range(ROUNDS * 2):
+                append(store, place, batch(2))
+
+        def look() -> None:
+            end = 0
+            while end < ROUNDS * 4:
+                end = other.log.bounds([place])[place].end
+                assert other.log.news().ends[place] >= end
+                if end:
+                    assert other.log.read(place, end - 1, max_messages=1, max_bytes=1), (
+                        "told of, but not there"
+                    )
+
+        in_threads(write, look)
+
+    def test_appends_to_several_partitions_do_not_lock_each_other_out(
+        self, store: Store, other: Store
+    ) -> None:
+        """I1: locks are taken in one order, whatever the order of the call."""
+        places = partitions(store.catalog.create_topic("wide", TopicSettings(), 4))
+
+        def write(through: Store, seed: int) -> None:
+            draw = random.Random(seed)
+            for _ in range(15):
+                order = draw.sample(places, len(places))
+                for result in through.log.append([Append(place, batch()) for place in order]):
+                    stored(result)
+
+        in_threads(
+            *(lambda s=s, through=through: write(through, s) for s, through in enumerate([store, other] * 2))
+        )
+        assert {b.end for b in store.log.bounds(places).values()} == {60}
+
+    def test_a_failing_writer_harms_no_other(self, store: Store, place: int, other: Store) -> None:
+        def fail() -> int:
+            failed = 0
+            for _ in range(10):
+                with self.failing_commits(other):
+                    try:
+                        append(other, place, batch(3))
+                    except StoreError:
+                        failed += 1
+            return failed
+
+        def write() -> int:
+            return sum(1 for _ in range(20) if append(store, place, batch(2)))
+
+        if other is store:
+            return  # it cannot fail for one of two alone
+        assert in_threads(fail, write) == [10, 20]
+        assert len(read_all(store, place)) == 20
+
+    # ---- deliveries ----
+
+    def test_a_message_is_in_one_hand_at_a_time(
+        self, store: Store, place: int, group: Group, other: Store
+    ) -> None:
+        append(store, place, *(batch(10) for _ in range(30)))
+        tokens = count(1)
+
+        def consume(through: Store, member: str) -> list[int]:
+            mine: list[int] = []
+            while True:
+                token = next(tokens)
+                granted = through.progress.poll(group, place, ask(token, 300, messages=7, member=member))
+                if not granted.deliveries:
+                    return mine
+                for first, last in spans(granted):
+                    mine += range(first, last + 1)
+                done = through.progress.settle(group, place, token, acks(*spans(granted)))
+                assert done.lost == ()
+
+        hands = [(store, "ann"), (other, "bob"), (store, "cat"), (other, "dan")]
+        found = in_threads(*(lambda t=t, m=m: consume(t, m) for t, m in hands))
+        assert sorted(offset for mine in found for offset in mine) == list(range(300))
+        assert store.progress.committed(group.id, place) == 300
+
+    def test_the_first_poll_of_many_makes_one_beginning(
+        self, store: Store, place: int, group: Group, other: Store
+    ) -> None:
+        append(store, place, batch(40))
+        calls = [
+            lambda number=number, through=through: through.progress.poll(
+                group, place, ask(number + 1, 40, messages=10, member=f"m{number}")
+            )
+            for number, through in enumerate([store, other] * 2)
+        ]
+        granted = in_threads(*calls)
+        assert sorted(span for one in granted for span in spans(one)) == [
+            (0, 9),
+            (10, 19),
+            (20, 29),
+            (30, 39),
+        ]
+
+    # ---- catalog ----
+
+    def test_of_many_who_create_a_topic_one_does(self, store: Store, other: Store) -> None:
+        def create(through: Store, name: str) -> bool:
+            try:
+                through.catalog.create_topic(name, TopicSettings(), 2)
+            except TopicExists:
+                return False
+            return True
+
+        for name in ("a", "b", "c"):
+            made = in_threads(*(lambda t=t, n=name: create(t, n) for t in (store, other, store, other)))
+            assert sum(made) == 1
+        assert [topic.name for topic in store.catalog.topics()] == ["a", "b", "c"]
+        ids = [place for topic in store.catalog.topics() for place in partitions(topic)]
+        assert len(ids) == len(set(ids)) == 6
+
+    def test_a_topic_is_there_as_a_whole_or_not_at_all(self, store: Store, other: Store) -> None:
+        ended = threading.Event()
+
+        def come_and_go() -> None:
+            for _ in range(10):
+                store.catalog.create_topic("flighty", TopicSettings(), 2)
+                store.catalog.delete_topic("flighty")
+            ended.set()
+
+        def look(read: Callable[[], object]) -> None:
+            while not ended.is_set():
+                try:
+                    read()
+                except UnknownTopic:
+                    pass
+
+        in_threads(
+            come_and_go,
+            lambda: look(lambda: other.catalog.topic("flighty")),
+            lambda: look(other.catalog.topics),
+            lambda: look(lambda: other.catalog.groups("flighty")),
+        )
+
+    def test_every_change_of_the_catalog_counts(self, store: Store, other: Store) -> None:
+        before = store.catalog.version()
+
+        def create(through: Store, prefix: str) -> None:
+            for number in range(5):
+                through.catalog.create_topic(f"{prefix}{number}", TopicSettings(), 1)
+
+        in_threads(lambda: create(store, "a"), lambda: create(other, "b"), lambda: create(store, "c"))
+        assert store.catalog.version() == other.catalog.version() >= before + 15
+
+    # ---- reads beside retention ----
+
+    def test_looking_for_a_time_ends_while_the_log_is_swept(
+        self, store: Store, place: int, other: Store
+    ) -> None:
+        append(store, place, *(batch(3) for _ in range(400)))
+        ended = threading.Event()
+
+        def sweep() -> None:
+            for below in range(0, 1200, 60):
+                store.log.trim(place, below)
+                while store.log.sweep(place, rows=8):
+                    pass
+            ended.set()
+
+        def look() -> None:
+            while not ended.is_set():
+                assert 0 <= other.log.offset_at(place, 1) <= 1200
+                assert other.log.offset_at(place, 2**60) == 1200
+
+        in_threads(sweep, look, look)

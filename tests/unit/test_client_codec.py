@@ -1,0 +1,175 @@
+"""Messages into records and back: what is taken, what is refused, what is shown."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
+from penstock.client.codec import Packed, pack, pack_all, unpack
+from penstock.client.reading import Browsed
+from penstock.config import DEFAULTS
+from penstock.model.batch import BatchBuilder, records
+
+NOW = 1_700_000_000_000
+PLACE = Browsed("orders", 3, 7)
+
+
+def through(packed: Packed, now_ms: int = 0) -> list[Received]:
+    builder = BatchBuilder()
+    assert builder.extend(NOW, packed.entries) == len(packed.entries)
+    return unpack(records(builder.build()), PLACE, now_ms)
+
+
+def test_a_plain_message() -> None:
+    (got,) = through(pack(Message(b"hello"), NOW))
+    assert (got.value, got.key, dict(got.headers), got.source, got.expires) == (
+        b"hello",
+        None,
+        {},
+        None,
+        None,
+    )
+    assert (got.topic, got.partition, got.offset, got.timestamp) == ("orders", 3, 0, NOW)
+    assert got.id == "7-0"
+    assert "7-0" in repr(got)
+
+
+def test_a_full_message() -> None:
+    message = Message(
+        bytearray(b"v"), "Zürich", {"a": "ä", "b": b"\xff"}, "o-42", "web", timedelta(seconds=5)
+    )
+    (got,) = through(pack(message, NOW))
+    assert (got.value, got.key, got.id, got.source) == (b"v", "Zürich".encode(), "o-42", "web")
+    assert got.headers == {"a": "ä".encode(), "b": b"\xff"}
+    assert got.expires == datetime.fromtimestamp(NOW / 1000 + 5, UTC)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            st.binary(max_size=50) | st.binary(max_size=9).map(memoryview),
+            st.none() | st.text(max_size=9) | st.binary(max_size=9),
+            st.none()
+            | st.dictionaries(st.text("abc", min_size=1, max_size=4), st.text() | st.binary(), max_size=4),
+            st.none() | st.text("xyz", min_size=1),
+        ),
+        min_size=1,
+        max_size=30,
+    )
+)
+def test_what_goes_in_comes_out(messages: list[Message]) -> None:
+    packed = pack_all(messages, NOW)
+    got = through(packed)
+    assert [m.value for m in got] == [bytes(m.value) for m in messages]
+    for place, (sent, back) in enumerate(zip(messages, got, strict=True)):
+        key = sent.key.encode() if isinstance(sent.key, str) else sent.key
+        assert back.key == key
+        assert back.id == (sent.id or f"7-{place}")
+        assert set(back.headers) == set(sent.headers or {})
+    assert packed.keyed == any(m.key is not None for m in messages)
+    assert (packed.ids is None) == all(m.id is None for m in messages)
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        (Message("text"), r"\.encode\(\)"),  # type: ignore[arg-type]
+        (Message({"a": 1}), "json.dumps"),  # type: ignore[arg-type]
+        (Message(None), "value must be bytes"),  # type: ignore[arg-type]
+        (Message(b"", key=42), "key must be str or bytes"),  # type: ignore[arg-type]
+        (Message(b"", key="\ud800"), "UTF-8"),
+        (Message(b"", headers=[("a", "b")]), "headers must be a dict"),  # type: ignore[arg-type]
+        (Message(b"", headers={"a": 1}), "header 'a'"),  # type: ignore[dict-item]
+        (Message(b"", headers={1: "a"}), "header names must be str"),  # type: ignore[dict-item]
+        (Message(b"", headers={"": "a"}), "not empty"),
+        (Message(b"", headers={"penstock-id": "a"}), "reserved"),
+        (Message(b"", id=42), "id must be str"),  # type: ignore[arg-type]
+        (Message(b"", id=""), "id must be str"),
+        (Message(b"", source=b"web"), "source must be str"),  # type: ignore[arg-type]
+        (Message(b"", timestamp=-1), "timestamp"),
+        (Message(b"", timestamp=1.5), "timestamp"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_messages_are_refused(message: Message, says: str) -> None:
+    with pytest.raises(InvalidMessage, match=says):
+        pack(message, NOW)
+    with pytest.raises(InvalidMessage, match=rf"messages\[1\]: .*{says}"):
+        pack_all([Message(b"fine"), message], NOW)
+
+
+def test_a_list_of_something_else_is_refused() -> None:
+    with pytest.raises(InvalidMessage, match=r"messages\[1\] is bytes: wrap it"):
+        pack_all([Message(b""), b"raw"], NOW)  # type: ignore[list-item]
+
+
+def test_a_wrong_expiry_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="expires"):
+        pack(Message(b"", expires="soon"), NOW)
+    with pytest.raises(InvalidSetting, match="time zone"):
+        pack(Message(b"", expires=datetime(2030, 1, 1)), NOW)
+
+
+def test_limits() -> None:
+    most = DEFAULTS.max_message_bytes
+    assert pack_all([Message(bytes(most))], NOW).size == most
+    for too_large in (
+        Message(bytes(most + 1)),
+        Message(bytes(most), key="k"),
+        Message(bytes(most), headers={"h": ""}),
+        Message(b"", key="k" * (DEFAULTS.max_key_bytes + 1)),
+        Message(b"", headers={str(n): "" for n in range(DEFAULTS.max_headers + 1)}),
+    ):
+        with pytest.raises(MessageTooLarge):
+            pack_all([Message(b"fine"), too_large], NOW)
+        with pytest.raises(MessageTooLarge):
+            pack(too_large, NOW)
+    assert pack(Message(b"", headers={str(n): "" for n in range(DEFAULTS.max_headers)}), NOW)
+
+
+def test_a_received_message_can_be_sent_on_and_keeps_its_id() -> None:
+    received = through(pack_all([Message(b"a", key="k", headers={"h": "v"}), Message(b"b", id="mine")], NOW))
+    again = through(pack_all(received, NOW))
+    assert [(m.value, m.key, m.id, dict(m.headers)) for m in again] == [
+        (b"a", b"k", "7-0", {"h": b"v"}),
+        (b"b", None, "mine", {}),
+    ]
+
+
+def test_expired_messages_are_left_out_when_asked() -> None:
+    packed = pack_all([Message(b"a", expires=5), Message(b"b"), Message(b"c", expires=10)], NOW)
+    assert [m.value for m in through(packed, NOW + 5_000)] == [b"b", b"c"]
+    assert [m.value for m in through(packed, NOW + 4_999)] == [b"a", b"b", b"c"]
+    assert [m.value for m in through(packed)] == [b"a", b"b", b"c"]
+
+
+def moved(**own: Any) -> Received:
+    headers = [("penstock-" + name.replace("_", "-"), str(value).encode()) for name, value in own.items()]
+    builder = BatchBuilder()
+    builder.append(NOW, b"k", b"v", [*headers, ("mine", b"1")])
+    (got,) = unpack(records(builder.build()), PLACE)
+    return got
+
+
+def test_a_moved_message_shows_where_it_was_first_stored() -> None:
+    got = moved(
+        id="2-9", topic="carts", partition=1, offset=9, timestamp=5, reason="bad", attempts=3, dead_at=8
+    )
+    assert (got.topic, got.partition, got.offset, got.timestamp, got.id) == ("carts", 1, 9, 5, "2-9")
+    assert got.headers == {"mine": b"1"}
+    assert got._position == 0  # where settling finds it
+
+
+def test_damaged_headers_of_ours_do_no_harm() -> None:
+    got = moved(topic="carts", partition="x", offset="", expires="never")
+    assert (got.topic, got.partition, got.offset, got.expires) == ("carts", -1, 0, None)
+
+
+def test_receipts_derive_their_id() -> None:
+    assert Receipt("orders", 0, 5, _partition_id=3).id == "3-5"
+    assert Receipt("orders", 0, 5, _id="mine", _partition_id=3).id == "mine"
