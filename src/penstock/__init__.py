@@ -11,8 +11,11 @@ async with penstock.connect("sqlite:///orders.db") as mq:
 from __future__ import annotations
 
 from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, TopicInfo
+from .client.app import App
+from .client.app_subscription import Batch
 from .client.connection import Connection, connect
 from .client.consumer import Consumer
+from .client.handler import Dead, RetryLater
 from .client.message import DeadLetter, Message, Receipt, Received
 from .client.producer import Producer
 from .errors import (
@@ -56,13 +59,16 @@ from .model.retry import Backoff
 from .model.route import Range, Route
 
 __all__ = [
+    "App",
     "AppendError",
     "Backoff",
+    "Batch",
     "CatalogError",
     "ClosedError",
     "Connection",
     "Consumer",
     "CorruptBatch",
+    "Dead",
     "DeadLetter",
     "DecodeError",
     "DeliveryError",
@@ -89,6 +95,7 @@ __all__ = [
     "Range",
     "Receipt",
     "Received",
+    "RetryLater",
     "Route",
     "SchemaMismatch",
     "SendTimeout",

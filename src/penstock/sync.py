@@ -171,7 +171,7 @@ class Consumer(_Block):
 
     def __next__(self) -> Received:
         async def step() -> AsyncReceived | None:
-            return await anext(self._target, None)  # type: ignore[no-any-return]
+            return await anext(self._target, None)
 
         found: Received | None = self._portal.call(step)
         if found is None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import shlex
 from collections.abc import Iterator
 from dataclasses import fields
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -127,12 +130,23 @@ def test_names_in_the_text_exist(page: Path) -> None:
 
 def has_name(owner: Any, path: list[str]) -> bool:
     for name in path:
-        if name in getattr(owner, "__annotations__", {}) or name in getattr(owner, "__struct_fields__", ()):
+        if isinstance(owner, type) and name in instance_names(owner):
             return True
+        if not hasattr(owner, name) and isinstance(owner, ModuleType):
+            try:
+                import_module(f"{owner.__name__}.{name}")
+            except ModuleNotFoundError:
+                return False
         if not hasattr(owner, name):
             return False
         owner = getattr(owner, name)
     return True
+
+
+def instance_names(owner: type) -> set[str]:
+    """Fields, and what a method assigns to `self`."""
+    assigned = re.findall(r"\bself\.([a-z]\w*)(?:: [^=\n]+)? =", inspect.getsource(owner))
+    return {*assigned, *getattr(owner, "__struct_fields__", ()), *getattr(owner, "__annotations__", {})}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)

@@ -294,11 +294,11 @@ class DeliveryMachine(RuleBasedStateMachine):
         held = [(member, hand) for member in self.everybody for hand in member.hands]
         return held[who % len(held)] if held else None
 
-    @step(who=WHO)
-    def ack_all(self, who: int) -> None:
+    @step(who=WHO, kind=st.sampled_from([Kind.ACK, Kind.ACK, Kind.RETRY]))
+    def settle_all(self, who: int, kind: Kind) -> None:
         if busy := self._busy(who):
             member, hand = busy
-            self._settle(hand, [Settlement(Kind.ACK, *span) for span in spans_of(hand.offsets)])
+            self._settle(hand, self._settlements(sorted(hand.offsets), [kind], 0, stamped=True))
             member.done(hand, set(hand.offsets))
 
     @step(who=WHO, mask=MASK, kinds=KINDS, delay=DELAY, stamped=st.booleans(), again=st.booleans())
@@ -379,10 +379,11 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.committed, self.counts = self.naive.cursor, {}
 
     @precondition(lambda self: self.naive.max_attempts > 1)
-    @step(attempts=st.integers(1, 4))
-    def alter_limit(self, attempts: int) -> None:
+    @step(attempts=st.integers(1, 4), ms=st.sampled_from([0, LEASE_MS]))
+    def alter_limit(self, attempts: int, ms: int) -> None:
         self.backend.limit(attempts)
         self.naive.max_attempts = attempts
+        self.backend.advance(ms)
 
     # ---- movers (I12) ----
 

@@ -113,4 +113,4 @@ class PureMachine(DeliveryMachine):
 
 
 TestPureMachine = pytest.mark.timeout(120)(PureMachine.TestCase)
-TestPureMachine.settings = settings(max_examples=600, stateful_step_count=50, deadline=None)
+TestPureMachine.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -330,7 +331,7 @@ async def test_a_producer_the_store_forgot_begins_anew(mq: Connection, endpoint:
 FAULTS = st.sampled_from(["fine", "fine", "busy", "away", "lost"])
 
 
-@settings(max_examples=60)
+@settings(max_examples=200)
 @given(st.lists(FAULTS, max_size=40), st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 4))
 def test_whatever_fails_on_the_way_each_message_is_stored_once_and_in_order(
     faults: list[str], keys: list[int], batch_messages: int
@@ -357,7 +358,8 @@ def test_whatever_fails_on_the_way_each_message_is_stored_once_and_in_order(
             assert endpoint.values(partition_id)[receipt.offset] == b"%d" % number
         return endpoint
 
-    endpoint = asyncio.run(scenario())
+    with patch("penstock.client.appending._FIRST_PAUSE", 0.0):
+        endpoint = asyncio.run(scenario())
     assert sorted(map(int, endpoint.values())) == list(range(len(keys)))
     for partition_id in endpoint.partitions:
         stored = list(map(int, endpoint.values(partition_id)))

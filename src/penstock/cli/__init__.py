@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from io import TextIOWrapper
 
 __all__ = ["main"]
 
@@ -16,4 +17,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Run a command and leave with its exit code."""
     from .root import run
 
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not end us
     sys.exit(run(sys.argv[1:] if argv is None else argv))

@@ -25,6 +25,7 @@ from ..store.schema import VERSION
 from ..store.session import Lane
 from ..store.sqlite import SqliteDialect
 from ..units import format_bytes
+from .show import messages
 
 if TYPE_CHECKING:
     from penstock import Connection
@@ -199,7 +200,7 @@ async def check_groups(mq: Connection) -> list[Finding]:
                 idle.append((topic.name, group.name, waiting))
     found = [Finding("members", "ok", f"{members} live in {groups} groups")]
     for topic_name, name, waiting in idle:
-        said = f"group {name} of topic {topic_name} has no members and holds {waiting:,} messages"
+        said = f"group {name} of topic {topic_name} has no members and holds {messages(waiting)}"
         advice = f"start its consumer, or `penstock group delete {topic_name} {name}`"
         found.append(Finding("idle group", "warn", said, advice))
     return found

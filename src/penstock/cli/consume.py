@@ -89,6 +89,5 @@ async def _take(
 
 
 def _summary(printed: int, topic: str, group: str, no_ack: bool) -> str:
-    plural = "" if printed == 1 else "s"
     deed = "handed back" if no_ack else "acked"
-    return f"{show.count(printed)} message{plural} of {topic} printed and {deed} for group {group}"
+    return f"{show.messages(printed)} of {topic} printed and {deed} for group {group}"

@@ -75,7 +75,7 @@ async def redrive(run: Run, topic: Topic, group: Group, id: Ids = None, dry_run:
     if run.json:
         show.json_line({"topic": topic, "group": group, "redriven": moved, "dry_run": dry_run})
     else:
-        typer.echo(f"{verb} {_letters(moved)} back to group {group}")
+        typer.echo(f"{verb} {show.dead_letters(moved)} back to group {group}")
 
 
 @command(app, "discard")
@@ -87,14 +87,14 @@ async def discard(
         doomed = len(await _chosen(mq, topic, group, id))
         losses: Losses = {"topic": topic, "group": group, "dead_letters": doomed}
         what = f"discard dead letters of group {group!r}"
-        counted = f"{_letters(doomed)} will be lost"
+        counted = f"{show.dead_letters(doomed)} will be lost"
         if not agreed(run, what, losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         gone = await mq.discard_dead_letters(topic, group, ids=id or None)
     if run.json:
         show.json_line({"topic": topic, "group": group, "discarded": gone})
     else:
-        typer.echo(f"discarded {_letters(gone)} of group {group}")
+        typer.echo(f"discarded {show.dead_letters(gone)} of group {group}")
 
 
 async def _chosen(mq: Connection, topic: str, group: str, ids: list[str] | None) -> list[DeadLetter]:
@@ -107,10 +107,6 @@ async def _chosen(mq: Connection, topic: str, group: str, ids: list[str] | None)
             f"`penstock dead list {topic} {group}` lists those it has"
         )
     return [letter for letter in letters if letter.id in ids]
-
-
-def _letters(number: int) -> str:
-    return f"{show.count(number)} dead letter{'' if number == 1 else 's'}"
 
 
 def _row(letter: DeadLetter) -> tuple[str, ...]:

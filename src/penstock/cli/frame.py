@@ -149,7 +149,13 @@ def _call(function: Callable[..., Any], run: Run, values: dict[str, Any]) -> Non
 def _run_loop(work: Coroutine[Any, Any, None]) -> None:
     import asyncio
 
-    asyncio.run(work)
+    def unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        if not isinstance(context.get("exception"), KeyboardInterrupt):
+            loop.default_exception_handler(context)
+
+    with asyncio.Runner() as runner:
+        runner.get_loop().set_exception_handler(unless_interrupted)  # a second Ctrl-C ends quietly too
+        runner.run(work)
 
 
 def _set_signature(framed: Callable[..., None], function: Callable[..., Any]) -> None:

@@ -141,7 +141,7 @@ async def reset(
         await find_group(mq, topic, group)
         before = (await mq.lag(topic, group)).total
         losses: Losses = {"topic": topic, "group": group, "to": to, "behind": before.messages}
-        counted = f"its position is lost ({show.count(before.messages)} messages are waiting for it now)"
+        counted = f"its position is lost ({show.messages(before.messages, 'is', 'are')} waiting for it now)"
         if not agreed(
             run, f"reset group {group!r} to {to}", losses, yes=yes, dry_run=dry_run, counted=counted
         ):
@@ -151,7 +151,8 @@ async def reset(
     if run.json:
         show.json_line({"reset": True, **losses, "behind": after.messages})
     else:
-        typer.echo(f"reset group {group} to {to}: {show.count(after.messages)} messages are waiting for it")
+        waiting = show.messages(after.messages, "is", "are")
+        typer.echo(f"reset group {group} to {to}: {waiting} waiting for it")
 
 
 @command(app, "delete")
@@ -164,8 +165,8 @@ async def delete(
         waiting = (await mq.lag(topic, group)).total.messages
         dead = len(await mq.dead_letters(topic, group))
         losses: Losses = {"topic": topic, "group": group, "behind": waiting, "dead_letters": dead}
-        behind = f"its progress ({show.count(waiting)} messages waiting)"
-        counted = f"{behind} and {show.count(dead)} dead letters will be lost"
+        behind = f"its progress ({show.messages(waiting)} waiting)"
+        counted = f"{behind} and {show.dead_letters(dead)} will be lost"
         if not agreed(run, f"delete group {group!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         await mq.delete_group(topic, group, force=force)

@@ -126,7 +126,7 @@ def _cells(part: PartitionLag) -> tuple[str, ...]:
 def _eta(part: PartitionLag) -> str:
     if part.messages == 0:
         return "–"
-    return "never, so" if part.drain_eta_s is None else format_duration(round(part.drain_eta_s * 1000))
+    return "never" if part.drain_eta_s is None else format_duration(round(part.drain_eta_s * 1000))
 
 
 def _fields(lag: Lag) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
             found.append(f"group {lag.group}: {old} (limit {format_duration(oldest_ms)})")
         if most is not None and lag.total.messages > most:
             found.append(
-                f"group {lag.group}: {show.count(lag.total.messages)} messages are waiting "
+                f"group {lag.group}: {show.messages(lag.total.messages, 'is', 'are')} waiting "
                 f"(limit {show.count(most)})"
             )
     return "; ".join(found)

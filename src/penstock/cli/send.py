@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+_PART = 1000  # messages sent in one call
 _KNOWN = {"value", "value_base64", "key", "key_base64", "headers", "id"}
 _SHOWN = {"topic", "partition", "offset", "timestamp", "attempt"}  # what `read --json` adds
 
@@ -99,7 +100,10 @@ def _jsonl(key: str | None, named: Mapping[str, str] | None) -> Reading:
         value, own_key = _content(found, "value"), _content(found, "key")
         if value is None:
             raise InvalidMessage('"value" is missing')
-        both = {**(named or {}), **(found.get("headers") or {})}
+        own_headers = found.get("headers") or {}
+        if not isinstance(own_headers, dict):
+            raise InvalidMessage('"headers" must be an object, such as {"source": "web"}')
+        both = {**(named or {}), **own_headers}
         return Message(value, own_key if own_key is not None else key, both or None, found.get("id"))
 
     return read
@@ -158,16 +162,22 @@ def _messages(lines: list[bytes], read: Reading, before: int, sent: int) -> list
 
 
 async def _send_chunk(mq: Connection, topic: str, messages: list[Message], before: int, sent: int) -> None:
-    try:
-        await mq.send_many(topic, messages)
-    except UsageError as error:
-        if "index" in error.details:
-            raise _at_line(error, before + error.details["index"] + 1, sent) from None
-        raise
+    """In parts, all at once: messages without a key go from partition to partition, a part each (R22)."""
+    import asyncio
+
+    parts = [messages[at : at + _PART] for at in range(0, len(messages), _PART)]
+    sending = [mq.send_many(topic, part) for part in parts]
+    outcomes = await asyncio.gather(*sending, return_exceptions=True)
+    sent += sum(len(outcome) for outcome in outcomes if isinstance(outcome, list))
+    for at, outcome in enumerate(outcomes):
+        if isinstance(outcome, UsageError) and "index" in outcome.details:
+            raise _at_line(outcome, before + at * _PART + outcome.details["index"] + 1, sent)
+        if isinstance(outcome, BaseException):
+            raise outcome
 
 
 def _at_line(error: PenstockError, line: int, sent: int) -> PenstockError:
-    kept = f"; {show.count(sent)} messages before it were sent" if sent else "; nothing was sent"
+    kept = f"; {show.messages(sent, 'was', 'were')} sent" if sent else "; nothing was sent"
     reason = str(error).partition("]: ")[2] or str(error)
     return type(error)(f"line {line}: {reason}{kept}", line=line, sent=sent)
 
@@ -177,7 +187,7 @@ def _say_sent(run: Run, topic: str, sent: int, seconds: float) -> None:
     if run.json:
         show.json_line({"topic": topic, "sent": sent, "seconds": round(seconds, 3), "per_s": round(per_s)})
     else:
-        typer.echo(f"sent {show.count(sent)} messages to {topic} in {seconds:.2f} s ({show.rate(per_s)})")
+        typer.echo(f"sent {show.messages(sent)} to {topic} in {seconds:.2f} s ({show.rate(per_s)})")
 
 
 def _progress(run: Run, size: int | None) -> AbstractContextManager[Callable[[int, int], None]]:

@@ -22,9 +22,11 @@ __all__ = [
     "age",
     "console",
     "count",
+    "dead_letters",
     "encoded",
     "json_line",
     "message_fields",
+    "messages",
     "moment",
     "nothing",
     "rate",
@@ -38,8 +40,12 @@ _PIPE_WIDTH = 4000  # no terminal: never cut a cell
 def console(*, stderr: bool = False) -> Console:
     from rich.console import Console
 
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the frame knows what to do; Rich would exit with 1
+
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
+    return PipeConsole(
         stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, soft_wrap=False
     )
 
@@ -91,7 +97,19 @@ def count(number: int) -> str:
     return f"{number:,}"
 
 
+def messages(number: int, one: str = "", many: str = "") -> str:
+    """ "1 message", "3,000 messages"; with words that must agree: "1 message is", "2 messages are"."""
+    noun, verb = ("message", one) if number == 1 else ("messages", many)
+    return f"{count(number)} {noun} {verb}".rstrip()
+
+
+def dead_letters(number: int) -> str:
+    return f"{count(number)} dead letter{'' if number == 1 else 's'}"
+
+
 def rate(per_s: float) -> str:
+    if 0 < per_s < 0.05:
+        return "<0.1/s"
     return f"{per_s:,.0f}/s" if per_s >= 10 or per_s == 0 else f"{per_s:.1f}/s"
 
 

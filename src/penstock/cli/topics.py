@@ -125,11 +125,11 @@ async def delete(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fal
     async with run.connect() as mq:
         info = await mq.topic(topic)
         losses: Losses = {"topic": topic, "messages": info.messages, "groups": len(info.groups)}
-        counted = f"{show.count(info.messages)} messages and {_groups(info)} will be lost"
+        counted = f"{show.messages(info.messages)} and {_groups(info)} will be lost"
         if not agreed(run, f"delete topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         await mq.delete_topic(topic)
-    _done(run, "deleted", losses, f"deleted topic {topic} ({show.count(info.messages)} messages)")
+    _done(run, "deleted", losses, f"deleted topic {topic} ({show.messages(info.messages)})")
 
 
 @command(app, "purge")
@@ -138,12 +138,12 @@ async def purge(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fals
     async with run.connect() as mq:
         info = await mq.topic(topic)
         losses: Losses = {"topic": topic, "messages": info.messages}
-        counted = f"{show.count(info.messages)} messages will be lost, for {_groups(info)}"
+        counted = f"{show.messages(info.messages)} will be lost, for {_groups(info)}"
         if not agreed(run, f"purge topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         gone = await mq.purge(topic)
     losses["messages"] = gone
-    _done(run, "purged", losses, f"purged topic {topic}: {show.count(gone)} messages are gone")
+    _done(run, "purged", losses, f"purged topic {topic}: {show.messages(gone, 'is', 'are')} gone")
 
 
 def _settings(

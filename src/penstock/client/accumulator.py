@@ -95,11 +95,9 @@ class Accumulator:
         self._pump()
 
     def stop(self) -> list[asyncio.Task[None]]:
-        """Give up; returns the tasks to wait for."""
+        """Give up; returns the tasks to end."""
         if self._wake is not None:
             self._wake.cancel()
-        for task in self._in_flight.values():
-            task.cancel()
         while self._pending:
             self._pop().failed(ClosedError("the producer was closed before the message left"))
         return list(self._in_flight.values())

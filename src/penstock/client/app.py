@@ -23,11 +23,12 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ..errors import CatalogError, ClosedError, SchemaMismatch, StoreCorrupt, UsageError
+from ..errors import CatalogError, SchemaMismatch, StoreCorrupt, UsageError
 from ..model.retry import Backoff
 from ..model.settings import Mode
 from ..units import Duration, duration_ms
 from .app_intake import Intake
+from .app_run import find, run
 from .app_subscription import AckMode, Batch, Subscription, make_subscription, window_for
 from .app_worker import ErrorHook, Worker
 from .appending import pause
@@ -35,7 +36,7 @@ from .connection import Connection, connect
 from .message import Message, Receipt, Received, Value
 from .reading import Position
 
-__all__ = ["App"]
+__all__ = ["App", "load_app"]
 
 log = logging.getLogger("penstock.app")
 
@@ -56,6 +57,7 @@ class App:
         self._on_error: ErrorHook | None = None
         self._fraction: Callable[[], float] = random.random
         self._connection: Connection | None = None
+        self._workers: list[Worker] = []
         self._runs: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
 
@@ -145,21 +147,26 @@ class App:
         except BaseException:
             await self._disconnect()
             raise
+        self._workers = workers
         for worker in workers:
             worker.start()
-        self._runs = [asyncio.create_task(self._keep_running(worker)) for worker in workers]
+        self._runs = [asyncio.create_task(self._keep_running(at)) for at in range(len(workers))]
 
     async def stop(self, grace: Duration | None = None) -> None:
-        """Take no more messages, let handlers end, at most for the grace; hand back the rest; disconnect."""
+        """Take no more messages, let handlers end, at most for the grace; hand back the rest; disconnect.
+
+        Once more, with `grace=0`, hands back at once.
+        """
         if not self.running:
             return
         if grace is not None:
             self._grace_s = duration_ms(grace, name="grace") / 1000
+            if self._stopping.is_set() and not self._grace_s:
+                for worker in self._workers:
+                    worker.hurry()
         self._stopping.set()
-        try:
-            await asyncio.gather(*self._runs, return_exceptions=True)
-        finally:
-            await self._disconnect()
+        await asyncio.gather(*self._runs, return_exceptions=True)
+        await self._disconnect()
 
     async def wait(self) -> None:
         """Wait until the app is stopped; raises what ended it, if it was that."""
@@ -168,8 +175,8 @@ class App:
             done, _ = await asyncio.wait((stopping, *self._runs), return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopping.cancel()
-        for run in self._runs:
-            if run in done and not run.cancelled() and (error := run.exception()) is not None:
+        for task in done:
+            if task is not stopping and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
     async def __aenter__(self) -> Self:
@@ -183,19 +190,17 @@ class App:
 
     @asynccontextmanager
     async def lifespan(self, web: object = None) -> AsyncIterator[dict[str, Any]]:
-        """`FastAPI(lifespan=app.lifespan)`: runs with the web app; `request.state.penstock` is the connection."""
+        """`FastAPI(lifespan=app.lifespan)`; `request.state.penstock` is then the connection."""
         async with self:
             yield {"penstock": self.connection}
 
     def run(self) -> None:
         """Run until SIGINT or SIGTERM; a second one does not wait for handlers."""
-        from .app_run import run
-
         run(self)
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
-        self._runs = []
+        self._runs, self._workers = [], []
         if connection is not None and connection is not self._url:
             await connection.close()
 
@@ -235,30 +240,38 @@ class App:
             subscription, intake, for_thread=as_plain, on_error=self._on_error, fraction=self._fraction
         )
 
-    async def _keep_running(self, worker: Worker) -> None:
-        """One subscription, until the app stops: with new consumers where the store failed."""
+    async def _keep_running(self, at: int) -> None:
+        """One subscription, until the app stops: with a new consumer whenever the store failed."""
         tries = 0
         while True:
+            worker = self._workers[at]
             error = await self._until_ended(worker)
             await worker.stop(self._grace_s)
-            if error is None:
-                return
-            while True:
-                if isinstance(error, _HOPELESS):
-                    log.error("%s cannot go on: %r", worker.subscription.name, error)
-                    raise error
-                tries = 1 if worker.handled else tries + 1
-                log.warning(
-                    "%s starts again after an error: %r", worker.subscription.name, error, exc_info=error
-                )
-                if await self._stops_within(pause(tries) * 10):
+            tries = 1 if worker.handled else tries + 1
+            while error is not None:
+                if not await self._may_repeat(worker.subscription, error, tries):
                     return
                 try:
-                    worker = await self._open(self.connection, worker.subscription)
-                    break
+                    self._workers[at] = await self._open(self.connection, worker.subscription)
+                    self._workers[at].start()
+                    error = None
                 except Exception as failure:
-                    error = failure
-            worker.start()
+                    error, tries = failure, tries + 1
+            if self._stopping.is_set():
+                return
+
+    async def _may_repeat(self, subscription: Subscription, error: BaseException, tries: int) -> bool:
+        """Wait a little after an error; False: the app stops. Raises what waiting does not help."""
+        if isinstance(error, _HOPELESS):
+            log.error("%s cannot go on: %r", subscription.name, error)
+            raise error
+        log.warning("%s starts again after an error: %r", subscription.name, error, exc_info=error)
+        try:
+            async with asyncio.timeout(10 * pause(tries)):
+                await self._stopping.wait()
+        except TimeoutError:
+            return True
+        return False
 
     async def _until_ended(self, worker: Worker) -> BaseException | None:
         failing = asyncio.create_task(worker.failed())
@@ -268,13 +281,11 @@ class App:
             task.cancel()
         return failing.result() if failing in done else None
 
-    async def _stops_within(self, seconds: float) -> bool:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._stopping.wait()
-        except TimeoutError:
-            return False
-        return True
+
+def load_app(target: str) -> App:
+    """The app that "module:app" names."""
+    app: App = find(target, App)
+    return app
 
 
 def _caller_names() -> Mapping[str, Any]:

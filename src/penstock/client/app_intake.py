@@ -19,12 +19,11 @@ from functools import partial
 from ..broker.endpoint import Verdict
 from ..config import DEFAULTS
 from .appending import pause
-from .consumer import Consumer, runs_of
-from .fetching import Window
-from .handler import Outcome
-from .hands import LOST, HeldDelivery
+from .consumer import Consumer
+from .handler import ACK, RELEASE, Outcome
+from .hands import LOST, HeldDelivery, Window
 from .message import Received
-from .settling import Run
+from .settling import Run, runs_of
 
 __all__ = ["Intake"]
 
@@ -70,7 +69,7 @@ class Intake:
             sent_ms = self._consumer._endpoint.now_ms()
             reply = await self._consumer._endpoint.poll(request)
             await fetcher._accept(reply, request.token, sent_ms)
-        return fetcher.take(limit)
+        return await self._consumer._take(limit)
 
     # ---- verdicts ----
 
@@ -86,7 +85,7 @@ class Intake:
 
     def _send_acks(self) -> None:
         messages, self._acks = self._acks, []
-        self._submit(_open_runs(messages), Outcome("ack"))
+        self._submit(_open_runs(messages), ACK)
         self._end()
 
     def _submit(self, runs: Sequence[Run], outcome: Outcome) -> None:
@@ -146,7 +145,7 @@ class Intake:
         """Take no more, and hand back everything that is not at work."""
         await self._consumer._stop_fetching()
         acked, self._acks = self._acks, []
-        self._submit(_open_runs(acked), Outcome("ack"))
+        self._submit(_open_runs(acked), ACK)
         busy: dict[HeldDelivery, list[tuple[int, int]]] = {}
         for delivery, start, stop in runs_of(at_work):
             busy.setdefault(delivery, []).append((start, stop))
@@ -154,7 +153,7 @@ class Intake:
         for delivery in self._consumer._hands:
             for free in _gaps(busy.get(delivery, []), len(delivery.state)):
                 runs += [(delivery, *run) for run in delivery.open_runs(*free)]
-        self._submit(runs, Outcome("release"))
+        self._submit(runs, RELEASE)
 
     async def close(self) -> None:
         """Wait for verdicts, within limits, then leave the group; what is left is handed back."""

@@ -1,8 +1,8 @@
 """The way from plain threads into an event loop: calls, futures and iterators.
 
-Decides how a blocking call ends: with the answer, with its error, or interrupted (Ctrl-C), and then the call is
-cancelled in the loop before the interruption goes on. Must never block an event loop, never wait for a loop of
-the parent process after fork, and never hold up a thread that only collects garbage.
+Decides how a blocking call ends: with the answer, with its error, or interrupted (Ctrl-C), and then the call
+is cancelled in the loop before the interruption goes on. Must never block an event loop, never wait for a
+loop of the parent process after fork, and never hold up a thread that only collects garbage.
 """
 
 from __future__ import annotations

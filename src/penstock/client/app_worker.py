@@ -23,6 +23,7 @@ from ..errors import DecodeError
 from .app_intake import Intake
 from .app_subscription import Subscription, window_for
 from .app_threads import HandlerThreads
+from .ending import end
 from .handler import ACK, RELEASE, Dead, RetryLater, outcome_of
 from .message import Received
 
@@ -87,8 +88,7 @@ class Worker:
         """Take no more; let what runs end, at most for the grace; hand everything else back."""
         self._stopping = True
         if self._feeder is not None:
-            self._feeder.cancel()
-            await asyncio.wait((self._feeder,))
+            await end((self._feeder,))
         try:
             if self.subscription.ack != "on_delivery":  # those are settled: to be handled now or never
                 self._ready.clear()
@@ -99,6 +99,11 @@ class Worker:
                 self._threads.close()
             await self.intake.close()
 
+    def hurry(self) -> None:
+        """Give up what runs, grace or not."""
+        for lane in self._lanes:
+            lane.cancel()
+
     async def _end_lanes(self, grace_s: float) -> None:
         self._arrived.set()
         running = set(self._lanes)
@@ -106,8 +111,7 @@ class Worker:
             _, running = await asyncio.wait(running, timeout=grace_s)
         if running:
             log.warning("%s: %d handlers were still running and are cancelled", self._name, len(running))
-            for lane in running:
-                lane.cancel()
+            self.hurry()
             _, running = await asyncio.wait(running, timeout=_LAST_SECONDS)
         if running:
             log.error("%s: %d handlers ignore that they were cancelled", self._name, len(running))
@@ -117,8 +121,21 @@ class Worker:
         return self.subscription.name
 
     @property
-    def busy(self) -> bool:
-        return bool(self._at_work or self._ready)
+    def progress(self) -> tuple[int, int]:
+        """Changes whenever something happened."""
+        return self.handled, self.intake.stored
+
+    async def quiet(self, seconds: float) -> bool:
+        """Wait until nothing is ready, at work or without an answer of the store; False: not in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._ready or self._at_work:
+                    self._hungry.clear()
+                    await self._hungry.wait()
+                await self.intake.settled()
+        except TimeoutError:
+            return False
+        return not self._ready and not self._at_work
 
     # ---- getting messages ----
 

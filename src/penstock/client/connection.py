@@ -29,8 +29,8 @@ from ..units import Duration, Moment, duration_ms, size_bytes
 from .accumulator import Batching
 from .admin import Admin, group_wish
 from .consumer import AckMode, Consumer, ConsumerSettings
-from .fetching import Window
 from .guard import Guard
+from .hands import Window
 from .heartbeat import Heartbeat
 from .message import Message, Receipt, Received, Value
 from .producer import Producer

@@ -14,19 +14,20 @@ import logging
 from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal, Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self, TypeVar
 
 from ..broker.endpoint import Beat, Endpoint, GroupInfo
 from ..config import DEFAULTS
 from ..errors import ClosedError, InvalidSetting, PenstockError, UsageError
 from ..model.settings import GroupWish
 from ..units import Duration, duration_ms
-from .fetching import Fetcher, Window
+from .ending import end
+from .fetching import Fetcher
 from .guard import Guard
-from .hands import Hands, HeldDelivery
+from .hands import Hands, Window
 from .heartbeat import Heart, Heartbeat
 from .message import Received
-from .settling import Run, Settler
+from .settling import Run, Settler, delivery_of, runs_of
 
 __all__ = ["AckMode", "Consumer", "ConsumerSettings", "runs_of"]
 
@@ -117,7 +118,7 @@ class Consumer:
         wait_ms = duration_ms(wait, name="wait")
         self._check()
         self._ack_previous()
-        found = self._fetcher.take(max_messages) or await self._wait_for(max_messages, wait_ms)
+        found = await self._take(max_messages) or await self._wait_for(max_messages, wait_ms)
         if self._settings.ack == "after":
             self._previous = found
         return found
@@ -130,7 +131,7 @@ class Consumer:
             raise StopAsyncIteration
         self._check()
         self._ack_previous()
-        found = self._fetcher.take(1)
+        found = await self._take(1)
         while not found:
             found = await self._wait_for(1, None)
             if self._closing is not None:
@@ -152,10 +153,16 @@ class Consumer:
                 async with asyncio.timeout_at(deadline):
                     await fetcher.arrived.wait()
             except TimeoutError:
-                return fetcher.take(limit)
-            if self._closing is None and (found := fetcher.take(limit)):
+                return await self._take(limit)
+            if self._closing is None and (found := await self._take(limit)):
                 return found
         return []
+
+    async def _take(self, limit: int) -> list[Received]:
+        """From the buffer. Where its leases have passed, ask first whether they can be renewed."""
+        if self._fetcher.stale:
+            await asyncio.to_thread(self._heartbeat.beat_for, self._heart)
+        return self._fetcher.take(limit)
 
     # ---- settling ----
 
@@ -163,7 +170,10 @@ class Consumer:
         """Ack these messages, or all that were handed out of that message's partition up to it."""
         if isinstance(messages, Received):
             messages = (messages,)
-        runs = runs_of(messages)
+        try:
+            runs = runs_of(messages)
+        except AttributeError:
+            raise UsageError("only received messages can be acked") from None
         if up_to is not None:
             runs += self._runs_up_to(up_to)
         if any(delivery.settler is not self._settler for delivery, _, _ in runs):
@@ -173,7 +183,7 @@ class Consumer:
         await self._settler.settle(runs, "ack")
 
     def _runs_up_to(self, message: Received) -> list[Run]:
-        at = _delivery_of(message)
+        at = delivery_of(message)
         runs: list[Run] = []
         for delivery in self._hands:
             if delivery.partition_id == at.partition_id:
@@ -259,8 +269,7 @@ class Consumer:
 
     async def _stop_fetching(self) -> None:
         assert self._fetching is not None
-        self._fetching.cancel()
-        await asyncio.wait((self._fetching,))
+        await end((self._fetching,))
         if self._fetcher.failure is None:
             await self._fetcher.take_back()
         dropped = self._fetcher.clear()
@@ -273,30 +282,3 @@ class Consumer:
         runs: list[Run] = [(d, *run) for d in self._hands for run in d.open_runs()]
         self._settler.submit(runs, "release")
         await self._settler.drained()
-
-
-def runs_of(messages: Iterable[Received]) -> list[Run]:
-    """Received messages as ranges of their deliveries. The hot path of `ack`: no work for neighbours."""
-    runs: list[Run] = []
-    current: Any = None
-    first = following = -1
-    for message in messages:
-        if message._position == following and message._delivery is current:
-            following += 1
-            continue
-        if current is not None:
-            runs.append((current, first - current.first, following - current.first))
-        current = _delivery_of(message)
-        first = message._position
-        following = first + 1
-    if current is not None:
-        runs.append((current, first - current.first, following - current.first))
-    return runs
-
-
-def _delivery_of(message: Received) -> HeldDelivery:
-    if not isinstance(message, Received):
-        raise UsageError(f"only received messages can be settled, not {type(message).__name__}")
-    if not isinstance(message._delivery, HeldDelivery):
-        raise UsageError("this message was read, not delivered: there is nothing to settle")
-    return message._delivery

@@ -16,7 +16,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
@@ -26,7 +26,7 @@ from ..model.batch import Record, records
 from ..store.contract import StoredBatch
 from .appending import pause
 from .codec import unpack
-from .hands import ACKED, LOST, Hands, HeldDelivery
+from .hands import ACKED, LOST, Hands, HeldDelivery, Window
 from .message import Received
 from .settling import Settler
 
@@ -36,12 +36,6 @@ log = logging.getLogger("penstock.consumer")
 
 _OVERHEAD_BYTES = 64  # what a message costs besides its value
 _FOREVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    messages: int = DEFAULTS.window_messages
-    bytes: int = DEFAULTS.window_bytes
 
 
 class Chunk:
@@ -131,7 +125,9 @@ class Fetcher:
             token=secrets.randbits(63) | 1,
             messages=self._wanted if self._on_delivery else max(1, window.messages - hands.messages),
             bytes=max(1, int(window.bytes - hands.bytes)),
-            wait_ms=DEFAULTS.poll_wait_ms,
+            wait_ms=min(
+                DEFAULTS.poll_wait_ms, self._settler.lease_ms // 2
+            ),  # the lease counts from now (I16)
             empty_handed=not hands.messages,
             on_delivery=self._on_delivery,
         )
@@ -253,8 +249,13 @@ class Fetcher:
 
     # ---- handing out ----
 
+    @property
+    def stale(self) -> bool:
+        """The lease on what comes next has passed, as far as is known here: the machine slept."""
+        return bool(self._chunks) and self._chunks[0].delivery.until <= self._endpoint.now_ms()
+
     def take(self, limit: int) -> list[Received]:
-        """Messages for the user; those whose lease has passed (a machine that slept) are not handed out."""
+        """Messages for the user, none whose lease has passed: those are dropped (I16)."""
         out: list[Received] = []
         now_ms = self._endpoint.now_ms()
         while self._chunks and len(out) < limit:

@@ -14,22 +14,32 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..broker.endpoint import Grant, Held, Lease
+from ..config import DEFAULTS
 from ..model.delivery import Span
 from .message import Kind
 
 if TYPE_CHECKING:
     from .settling import Settler
 
-__all__ = ["ACKED", "ACKING", "GIVEN", "GIVING", "LOST", "OPEN", "Hands", "HeldDelivery"]
+__all__ = ["ACKED", "ACKING", "GIVEN", "GIVING", "LOST", "OPEN", "Hands", "HeldDelivery", "Window"]
 
 OPEN, ACKING, ACKED, GIVING, GIVEN, LOST = range(6)  # GIVING: a retry, release or dead on its way
 
 _OPEN_RUN = re.compile(rb"\x00+")
 _HELD_RUN = re.compile(rb"[\x00\x01\x03]+")  # what is being settled is kept until it is
 _SAME_TIME_MS = 100  # hand-outs closer than this share an entry
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much a consumer may hold (R18)."""
+
+    messages: int = DEFAULTS.window_messages
+    bytes: int = DEFAULTS.window_bytes
 
 
 class HeldDelivery:

@@ -97,10 +97,10 @@ class Heartbeat:
             hearts = list(self._hearts)
         for heart in hearts:
             if everybody or heart.next_at <= time.monotonic():
-                heart.next_at = time.monotonic() + heart.lease_ms / 1000 / _BEATS_PER_LEASE
-                self._beat(heart)
+                self.beat_for(heart)
 
-    def _beat(self, heart: Heart) -> None:
+    def beat_for(self, heart: Heart) -> None:
+        heart.next_at = time.monotonic() + heart.lease_ms / 1000 / _BEATS_PER_LEASE
         sent_ms = self._endpoint.now_ms()
         held = heart.hands.held(sent_ms, heart.max_handling_ms)
         try:

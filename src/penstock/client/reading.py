@@ -22,6 +22,7 @@ from ..model.settings import Start
 from ..units import moment_ms
 from .appending import pause
 from .codec import unpack
+from .ending import end
 from .guard import Guard
 from .message import Kind, Received
 
@@ -142,9 +143,7 @@ class Reading:
                     raise found
                 yield found
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end(tasks)
 
     async def _partition(
         self, piece: Range, offset: int, end: int | None

@@ -17,6 +17,7 @@ from ..model.route import Range, Route
 from ..model.slot import slot_of
 from .accumulator import Accumulator
 from .appending import pause
+from .ending import end
 from .parcel import Parcel
 
 __all__ = ["Router"]
@@ -124,10 +125,8 @@ class Router:
             parcel.failed(failure)
 
     async def stop(self) -> None:
-        if self._loading is not None:
-            self._loading.cancel()
         tasks = [task for accumulator in self.accumulators for task in accumulator.stop()]
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(tasks if self._loading is None else [self._loading, *tasks])
 
 
 def _retrieved(task: asyncio.Task[None]) -> None:

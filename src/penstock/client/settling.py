@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..broker.endpoint import Beat, Endpoint, Held, Settle, Verdict
 from ..errors import ClosedError, LeaseLost, PenstockError, UsageError
@@ -21,9 +21,9 @@ from ..model.delivery import Span
 from .appending import pause
 from .guard import Guard
 from .hands import ACKED, ACKING, GIVEN, GIVING, LOST, OPEN, Hands, HeldDelivery
-from .message import Kind
+from .message import Kind, Received
 
-__all__ = ["Run", "Settler"]
+__all__ = ["Run", "Settler", "delivery_of", "runs_of"]
 
 log = logging.getLogger("penstock.consumer")
 
@@ -220,3 +220,28 @@ def _merged(spans: Iterable[Span]) -> list[Verdict]:
 def _retrieved(done: asyncio.Future[None]) -> None:
     if not done.cancelled():
         done.exception()
+
+
+def runs_of(messages: Iterable[Received]) -> list[Run]:
+    """Received messages as ranges of their deliveries. The hot path of `ack`: no work for neighbours."""
+    runs: list[Run] = []
+    current: Any = None
+    first = following = -1
+    for message in messages:
+        if message._position == following and message._delivery is current:
+            following += 1
+            continue
+        if current is not None:
+            runs.append((current, first - current.first, following - current.first))
+        current = delivery_of(message)
+        first = message._position
+        following = first + 1
+    if current is not None:
+        runs.append((current, first - current.first, following - current.first))
+    return runs
+
+
+def delivery_of(message: Received) -> HeldDelivery:
+    if not isinstance(message._delivery, HeldDelivery):
+        raise UsageError("this message was read, not delivered: there is nothing to settle")
+    return message._delivery

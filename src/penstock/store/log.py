@@ -63,11 +63,14 @@ class SqlLog:
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         log = log_table(partition_id)
         with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
-            rows = tx.all(_LAYOUT.format(log=log), offset, min(max_messages, _LAYOUT_ROWS) + 1)
-            wanted = _within(rows, offset, max_messages, max_bytes)
-            if wanted is None:
-                return []
-            return [StoredBatch(*row) for row in tx.all(_BATCHES.format(log=log), *wanted)]
+            while True:
+                rows = tx.all(_LAYOUT.format(log=log), offset, min(max_messages, _LAYOUT_ROWS) + 1)
+                wanted = _within(rows, offset, max_messages, max_bytes)
+                if wanted is None:
+                    return []
+                found = tx.all(_BATCHES.format(log=log), *wanted)
+                if found:  # else they were swept meanwhile, and there may be others behind them
+                    return [StoredBatch(*row) for row in found]
 
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
         ids = list(partition_ids)

@@ -56,9 +56,9 @@ class SqlProgress:
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
         def decide(locked: Locked) -> Granted:
+            locked.skip_to(log_start)
             if again := locked.deliveries("AND token = ? ORDER BY first_offset", ask.token):
                 return locked.hand_out_again(again, group.settings.lease_ms)
-            locked.skip_to(log_start)
             due = locked.due(_DUE_ROWS)
             before = locked.row.cursor
             change = delivery.poll(before, due, locked.now, ask, group.terms)

@@ -169,6 +169,8 @@ class _Play:
         give_up, actors = time.monotonic() + _PATIENCE_S, list[Actor]()
         while (await mq.lag(_PAYMENTS, "charge")).total.messages:
             if not actors or actors[-1].exit_code is not None:
+                if actors:
+                    self.stage.say(f"{actors[-1].name} died (exit code {actors[-1].exit_code})", style="dim")
                 actors.append(await cast.start(_PAYMENTS, "charge", f"charge-{len(actors) + 1}", "fragile"))
             if time.monotonic() > give_up:
                 raise PenstockError(f"the poisonous message was not isolated within {_PATIENCE_S:.0f} s")
@@ -180,8 +182,8 @@ class _Play:
     def _report_poison(self, letters: list[penstock.DeadLetter]) -> None:
         say, figures = self.stage.say, self.figures
         say(
-            f"The process **died {figures.deaths} times**. What it held was handed out in smaller and smaller "
-            "parts, until the suspect was alone."
+            f"It **died {figures.deaths} times**. What it held was handed out in smaller and smaller parts, "
+            "until the suspect was alone."
         )
         neighbours = figures.neighbours
         say(

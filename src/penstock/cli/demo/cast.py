@@ -1,11 +1,15 @@
-"""The processes of the demo: started, watched, killed, and never left behind."""
+"""The processes of the demo: started, watched, killed, and never left behind.
+
+Each is a session of its own, so that Ctrl-C reaches the demo alone; it ends them. Should the demo itself be
+killed, they notice that their standard input ends.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 from pathlib import Path
-from subprocess import DEVNULL
+from subprocess import PIPE
 
 from ...errors import PenstockError
 from . import member
@@ -67,7 +71,7 @@ class Cast:
     async def start(self, topic: str, group: str, name: str, *options: str) -> Actor:
         ledger = self._folder / f"{name}{LEDGER}"
         line = member.command(self._url, topic, group, name, ledger, *options)
-        process = await asyncio.create_subprocess_exec(*line, stdin=DEVNULL)
+        process = await asyncio.create_subprocess_exec(*line, stdin=PIPE, start_new_session=True)
         actor = Actor(name, ledger, process)
         self._actors.append(actor)
         return actor

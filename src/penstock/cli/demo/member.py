@@ -55,7 +55,9 @@ async def _one_by_one(consumer: penstock.Consumer, ledger: Ledger, *, fragile: b
 async def main(arguments: list[str]) -> None:
     url, topic, group, name, ledger, *options = arguments
     work = asyncio.create_task(consume(url, topic, group, name, Ledger(Path(ledger)), options))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, work.cancel)
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, work.cancel)
+    loop.add_reader(sys.stdin.fileno(), os._exit, 0)  # nobody writes there: it ended, and the demo with it
     await asyncio.wait([work])
     if not work.cancelled():
         work.result()

@@ -98,7 +98,7 @@ def _lag_table(lags: Sequence[Lag], total: int) -> Table:
         done = total - lag.total.messages
         table.add_row(
             Text(lag.group, style="bold"),
-            ProgressBar(total=total, completed=done, width=40),
+            ProgressBar(total=total, completed=done, width=40, complete_style="cyan", finished_style="green"),
             Text(f"{lag.total.messages:,} behind", justify="right"),
             Text(f"{lag.total.drain_per_s:,.0f}/s", style="dim", justify="right"),
         )

@@ -20,26 +20,34 @@ import pytest
 _PARTS = (
     "appending",
     "concurrency",
+    "duties",
     "groups",
     "harness",
+    "measures",
     "polling",
     "reading",
     "retention",
     "settling",
     "topics",
+    "walk",
+    "watching",
 )
 for _part in _PARTS:  # before they are imported, so that a failing assert says why
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
 from .appending import AppendContract  # noqa: E402
 from .concurrency import ConcurrencyContract  # noqa: E402
+from .duties import DutyContract  # noqa: E402
 from .groups import GroupContract  # noqa: E402
 from .harness import MovableClock, StoreHarness  # noqa: E402
+from .measures import MeasureContract  # noqa: E402
 from .polling import PollContract  # noqa: E402
 from .reading import ReadContract  # noqa: E402
 from .retention import RetentionContract  # noqa: E402
 from .settling import SettleContract  # noqa: E402
 from .topics import TopicContract  # noqa: E402
+from .walk import WalkContract  # noqa: E402
+from .watching import WatchContract  # noqa: E402
 
 __all__ = ["MovableClock", "StoreContract", "StoreHarness"]
 
@@ -53,5 +61,9 @@ class StoreContract(
     GroupContract,
     PollContract,
     SettleContract,
+    MeasureContract,
+    WalkContract,
+    DutyContract,
+    WatchContract,
 ):
     """All of it."""

@@ -1,0 +1,116 @@
+"""`Duties`, and the members of a group: both are leases on the store's clock (I12, I16, R14)."""
+
+from __future__ import annotations
+
+from ...model.settings import GroupSettings
+from ...store.contract import Group, Member, Store
+from .harness import MovableClock, StoreHarness, in_threads
+
+__all__ = ["DutyContract"]
+
+
+class DutyContract(StoreHarness):
+    # ---- duties ----
+
+    def test_a_duty_has_one_holder(self, store: Store, other: Store, clock: MovableClock) -> None:
+        assert store.duties.acquire("retention", "ann", 1000)
+        clock.ms += 999
+        assert not other.duties.acquire("retention", "bob", 1000)
+        assert other.duties.acquire("expiry", "bob", 1000)
+
+    def test_its_holder_renews_it(self, store: Store, clock: MovableClock) -> None:
+        for _ in range(3):
+            assert store.duties.acquire("retention", "ann", 1000)
+            clock.ms += 900
+        assert not store.duties.acquire("retention", "bob", 1000)
+
+    def test_a_duty_whose_lease_ran_out_is_anybodys(self, store: Store, clock: MovableClock) -> None:
+        store.duties.acquire("retention", "ann", 1000)
+        clock.ms += 1000
+        assert store.duties.acquire("retention", "bob", 1000)
+        assert not store.duties.acquire("retention", "ann", 1000)
+
+    def test_a_released_duty_is_anybodys(self, store: Store) -> None:
+        store.duties.acquire("retention", "ann", 1000)
+        store.duties.release("retention", "bob")
+        assert not store.duties.acquire("retention", "bob", 1000)
+        store.duties.release("retention", "ann")
+        store.duties.release("retention", "ann")
+        assert store.duties.acquire("retention", "bob", 1000)
+
+    def test_a_late_release_does_not_end_the_lease_of_the_next(
+        self, store: Store, clock: MovableClock
+    ) -> None:
+        store.duties.acquire("retention", "ann", 1000)
+        clock.ms += 1000
+        store.duties.acquire("retention", "bob", 1000)
+        store.duties.release("retention", "ann")
+        assert not store.duties.acquire("retention", "cat", 1000)
+
+    def test_of_many_who_ask_at_once_one_gets_it(
+        self, store: Store, other: Store, clock: MovableClock
+    ) -> None:
+        """New ones, and ones whose lease has just run out."""
+        for turn in range(6):
+            duty = f"duty{turn % 3}"
+            calls = [
+                lambda through=through, name=f"{turn}.{n}", duty=duty: through.duties.acquire(
+                    duty, name, 1000
+                )
+                for n, through in enumerate([store, other] * 2)
+            ]
+            assert sum(in_threads(*calls)) == 1
+            clock.ms += 1000
+
+    # ---- members ----
+
+    def test_members_live_for_their_time(self, store: Store, group: Group, clock: MovableClock) -> None:
+        begin = clock.ms
+        store.progress.join(group.id, "ann", "host-1", 1000)
+        clock.ms += 400
+        store.progress.join(group.id, "bob", "host-2", 1000)
+        ann, bob = (
+            Member(group.id, "ann", "host-1", begin, begin + 1000),
+            Member(group.id, "bob", "host-2", begin + 400, begin + 1400),
+        )
+        assert store.progress.members(group.id) == [ann, bob]
+        clock.ms = ann.until + 1
+        assert store.progress.members(group.id) == [bob]
+        clock.ms = bob.until + 1
+        assert store.progress.members(group.id) == []
+
+    def test_a_member_that_renews_stays(
+        self, store: Store, group: Group, other: Store, clock: MovableClock
+    ) -> None:
+        begin = clock.ms
+        for _ in range(5):
+            store.progress.join(group.id, "ann", "host-1", 1000)
+            clock.ms += 900
+        assert other.progress.members(group.id) == [Member(group.id, "ann", "host-1", begin, clock.ms + 100)]
+
+    def test_a_member_that_was_gone_comes_back(self, store: Store, group: Group, clock: MovableClock) -> None:
+        store.progress.join(group.id, "ann", "host-1", 1000)
+        clock.ms += 5000
+        store.progress.join(group.id, "bob", "host-2", 1000)
+        store.progress.join(group.id, "ann", "host-1", 1000)
+        assert {member.name for member in store.progress.members(group.id)} == {"ann", "bob"}
+        assert {member.until for member in store.progress.members(group.id)} == {clock.ms + 1000}
+
+    def test_a_member_leaves_its_own_group_only(self, store: Store, group: Group) -> None:
+        audit = store.catalog.create_group("orders", "audit", GroupSettings())
+        for one in (group, audit):
+            store.progress.join(one.id, "ann", "host-1", 1000)
+            store.progress.join(one.id, "bob", "host-1", 1000)
+        store.progress.leave(group.id, "ann")
+        store.progress.leave(group.id, "nobody")
+        assert [member.name for member in store.progress.members(group.id)] == ["bob"]
+        assert [member.name for member in store.progress.members(audit.id)] == ["ann", "bob"]
+
+    def test_members_join_from_many_sides(self, store: Store, group: Group, other: Store) -> None:
+        def join(through: Store, name: str) -> None:
+            for _ in range(5):
+                through.progress.join(group.id, name, "host", 60_000)
+
+        names = ["ann", "bob", "ann", "cat"]
+        in_threads(*(lambda t=t, n=n: join(t, n) for t, n in zip([store, other] * 2, names, strict=True)))
+        assert sorted(member.name for member in store.progress.members(group.id)) == ["ann", "bob", "cat"]

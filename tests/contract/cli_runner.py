@@ -1,0 +1,76 @@
+"""Runs `penstock` for tests: in this process with Typer's runner, or as a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from penstock.cli.root import app
+
+__all__ = ["Answer", "Cli"]
+
+SECONDS = 60
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def lines(self) -> list[Any]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+    @property
+    def error(self) -> dict[str, str]:
+        found: dict[str, str] = json.loads(self.err.splitlines()[-1])
+        return found
+
+
+class Cli:
+    """A queue in a folder, and the command line on it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'queue.db'}"
+
+    def __call__(self, *words: str, stdin: str | bytes = "") -> Answer:
+        env = {"PENSTOCK_URL": self.url, "NO_COLOR": "1"}
+        result = CliRunner().invoke(app, list(words), input=stdin, env=env, prog_name="penstock")
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return Answer(result.exit_code, result.stdout, result.stderr)
+
+    def ok(self, *words: str, stdin: str | bytes = "") -> Answer:
+        answer = self(*words, stdin=stdin)
+        assert answer.code == 0, f"penstock {' '.join(words)}: {answer}"
+        return answer
+
+    def start(self, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
+        """A process of its own. It must be ended by the test."""
+        line = [sys.executable, "-m", "penstock", *words]
+        pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        return subprocess.Popen(line, cwd=self.folder, env=self.environment(), **{**pipes, **settings})
+
+    def process(self, *words: str, stdin: bytes = b"") -> Answer:
+        """Run to the end as a process of its own."""
+        line = [sys.executable, "-m", "penstock", *words]
+        done = subprocess.run(
+            line, cwd=self.folder, env=self.environment(), input=stdin, capture_output=True, timeout=SECONDS
+        )
+        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PENSTOCK_URL": self.url, "NO_COLOR": "1"}

@@ -1,0 +1,154 @@
+"""`penstock send`, `consume` and `read`: what goes in comes out."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.contract.cli_runner import Cli
+
+
+@pytest.fixture
+def cli(tmp_path: Path) -> Cli:
+    cli = Cli(tmp_path)
+    cli.ok("topic", "create", "orders", "--partitions", "2")
+    return cli
+
+
+# --- send --------------------------------------------------------------------------------------------
+
+
+def test_a_message_with_key_headers_and_id(cli: Cli) -> None:
+    receipt = cli.ok(
+        "send", "orders", "hello", "-k", "42", "-H", "source=web", "-H", "a=b=c", "--id", "o-1", "--json"
+    )
+    assert receipt.json["id"] == "o-1" and receipt.json["offset"] == 0
+    (message,) = cli.ok("read", "orders", "--json").lines
+    assert (message["value"], message["key"], message["id"]) == ("hello", "42", "o-1")
+    assert message["headers"] == {"source": "web", "a": "b=c"}
+
+
+def test_each_line_is_a_message(cli: Cli) -> None:
+    answer = cli.ok("send", "orders", "-", "--key", "k", stdin="one\n\nthree")
+    assert answer.out.startswith("sent 3 messages to orders in ")
+    assert cli.ok("read", "orders").out == "one\n\nthree\n"
+
+
+def test_lines_come_from_a_pipe_without_a_dash_too(cli: Cli) -> None:
+    assert cli.ok("send", "orders", "--json", stdin="one\ntwo\n").json["sent"] == 2
+    assert cli.ok("send", "orders", "--json", stdin="").json["sent"] == 0
+
+
+def test_many_lines_arrive_once_each(cli: Cli) -> None:
+    count = 30_000
+    cli.ok("send", "orders", "-", stdin="".join(f"{n}\n" for n in range(count)))
+    got = cli.ok("read", "orders").out.split()
+    assert len(got) == count and set(got) == {str(n) for n in range(count)}
+
+
+def test_bytes_pass_through_unchanged(cli: Cli) -> None:
+    raw = bytes(byte for byte in range(256) if byte != 10)
+    cli.ok("send", "orders", "-", stdin=raw + b"\n")
+    (message,) = cli.ok("read", "orders", "--json").lines
+    assert base64.b64decode(message["value_base64"]) == raw
+
+
+def test_json_lines_have_their_own_key_headers_and_id(cli: Cli) -> None:
+    lines = [
+        {"value": "a", "key": "k1", "headers": {"h": "1"}, "id": "i1"},
+        {"value": {"n": 1, "t": "ü"}},
+        {"value_base64": base64.b64encode(b"\xff\x00").decode(), "key": "k2"},
+    ]
+    cli.ok("send", "orders", "--jsonl", "-k", "default", stdin="\n".join(map(json.dumps, lines)) + "\n\n")
+    found = {m["key"]: m for m in cli.ok("read", "orders", "--json").lines}
+    assert (found["k1"]["value"], found["k1"]["headers"], found["k1"]["id"]) == ("a", {"h": "1"}, "i1")
+    assert json.loads(found["default"]["value"]) == {"n": 1, "t": "ü"}
+    assert base64.b64decode(found["k2"]["value_base64"]) == b"\xff\x00"
+
+
+def test_what_read_writes_send_takes_back(cli: Cli) -> None:
+    cli.ok("send", "orders", "hello", "-k", "42", "-H", "source=web", "--id", "o-1")
+    copy = cli.ok("read", "orders", "--json").out
+    cli.ok("topic", "create", "copies")
+    cli.ok("send", "copies", "--jsonl", stdin=copy)
+    (before,), (after,) = json.loads(f"[{copy}]"), cli.ok("read", "copies", "--json").lines
+    for name in ("id", "key", "value", "headers"):
+        assert before[name] == after[name]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "must be an object"),
+        ('{"key": "k"}', '"value" is missing'),
+        ('{"value": "v", "header": {}}', "unknown field 'header'"),
+        ('{"value_base64": "!"}', "not base64"),
+        ('{"value": "v", "headers": {"n": 1}}', "header"),
+        ('{"value": "v", "headers": "n"}', "headers"),
+        ('{"value": "v", "id": 7}', "id"),
+    ],
+)
+def test_a_wrong_line_is_named(cli: Cli, line: str, complaint: str) -> None:
+    answer = cli("send", "orders", "--jsonl", stdin=f'{{"value": "fine"}}\n{line}\n')
+    assert answer.code == 2 and "line 2: " in answer.err and complaint in answer.err
+    assert "nothing was sent" in answer.err
+    assert cli.ok("read", "orders").out == ""
+
+
+# --- consume -----------------------------------------------------------------------------------------
+
+
+def test_consume_prints_then_acks(cli: Cli) -> None:
+    cli.ok("send", "orders", stdin="a\nb\nc\n")
+    assert sorted(cli.ok("consume", "orders", "-g", "g", "--wait", "50ms").out.split()) == ["a", "b", "c"]
+    assert cli.ok("consume", "orders", "-g", "g", "--wait", "0").out == ""
+    assert cli.ok("lag", "orders", "g", "--json").json[0]["messages"] == 0
+
+
+def test_no_ack_takes_nothing_away(cli: Cli) -> None:
+    cli.ok("send", "orders", stdin="a\nb\n")
+    assert len(cli.ok("consume", "orders", "-g", "g", "--wait", "50ms", "--no-ack").out.split()) == 2
+    again = cli.ok("consume", "orders", "-g", "g", "-n", "2", "--json").lines
+    assert [message["attempt"] for message in again] == [1, 1]
+
+
+def test_a_new_group_is_noted(cli: Cli) -> None:
+    """R44: a mistyped group name must not go unnoticed."""
+    cli.ok("group", "create", "orders", "billing")
+    assert (
+        "group biling is new; there are billing" in cli.ok("consume", "orders", "-g", "biling", "-w", "0").err
+    )
+    assert "is new" not in cli.ok("consume", "orders", "-g", "billing", "-w", "0").err
+
+
+def test_a_template_formats(cli: Cli) -> None:
+    cli.ok("send", "orders", "v", "-k", "k", "-H", "h=1")
+    shown = cli.ok("read", "orders", "-f", "{partition}:{offset} {key}={value} [{headers}]").out
+    assert shown.split(":")[1] == "0 k=v [h=1]\n"
+    assert " key=k h=1  v\n" in cli.ok("read", "orders", "--format", "full").out
+
+
+# --- read --------------------------------------------------------------------------------------------
+
+
+def test_read_starts_and_ends_where_it_is_told(cli: Cli) -> None:
+    cli.ok("topic", "create", "one", "-p", "1")
+    cli.ok("send", "one", stdin="".join(f"{n}\n" for n in range(10)))
+
+    def read(*words: str) -> list[str]:
+        return cli.ok("read", "one", *words).out.split()
+
+    assert read("--limit", "2") == ["0", "1"]
+    assert read("--start", "0=8") == ["8", "9"]
+    assert read("--start", "3", "--end", "5", "--partition", "0") == ["3", "4"]
+    assert read("--start", "latest") == [] == read("--start", "2199-01-01T00:00:00Z")
+    assert len(read("--start", "2020-01-01T00:00:00Z")) == 10
+
+
+def test_following_ends_with_the_limit(cli: Cli) -> None:
+    cli.ok("send", "orders", stdin="a\nb\n")
+    assert len(cli.ok("read", "orders", "--follow", "--start", "earliest", "-n", "2").out.split()) == 2

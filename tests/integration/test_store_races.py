@@ -1,0 +1,146 @@
+"""Reads beside changes, at the worst moment: between two statements of one verb.
+
+A read is not a transaction: each statement sees what was committed when it starts. The change is made by
+another store from the trace of the reader's connection, right before the statement that is named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import UnknownPartition, UnknownTopic
+from penstock.model.settings import GroupSettings, Start, TopicSettings
+from penstock.store import SqlStore, open_sqlite
+from penstock.store.contract import Group, Store, Topic
+from penstock.store.session import Lane
+from penstock.testing.store_contract.harness import MovableClock, acks, append, ask, batch, partitions
+
+
+class Scene:
+    """Two stores on one file; what `other` does happens in the middle of a read of `store`."""
+
+    def __init__(self, path: Path) -> None:
+        self.clock = MovableClock()
+        store, other = open_sqlite(path, self.clock), open_sqlite(path, self.clock)
+        assert isinstance(store, SqlStore)
+        self.store, self.other = store, other
+        self.topic: Topic = store.catalog.create_topic("orders", TopicSettings(), 1)
+        (self.place,) = partitions(self.topic)
+        self.group: Group = store.catalog.create_group("orders", "billing", GroupSettings())
+
+    @contextmanager
+    def before(
+        self, statement: str, change: Callable[[Store], object], lane: Lane = Lane.LOG
+    ) -> Iterator[None]:
+        waiting = [change]
+
+        def traced(sql: str) -> None:
+            if statement in sql and waiting:
+                waiting.pop()(self.other)
+
+        connection = self.store.session._connection(lane)
+        connection.set_trace_callback(traced)
+        try:
+            yield
+        finally:
+            connection.set_trace_callback(None)
+        assert not waiting, f"{statement!r} was not run"
+
+    def sweep(self, below: int) -> Callable[[Store], object]:
+        def change(store: Store) -> None:
+            store.log.trim(self.place, below)
+            store.log.sweep(self.place, rows=1000)
+
+        return change
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    made = Scene(tmp_path / "orders.db")
+    with closing(made.store), closing(made.other):
+        yield made
+
+
+@pytest.mark.parametrize("statement", ["SELECT next_offset", "SELECT base_offset, records, appended_at"])
+@pytest.mark.parametrize("below", [1, 50, 99, 100])
+@pytest.mark.timeout(20)
+def test_a_time_is_found_though_the_log_is_swept_meanwhile(scene: Scene, below: int, statement: str) -> None:
+    for _ in range(50):
+        append(scene.store, scene.place, batch(2))
+        scene.clock.ms += 10
+    with scene.before(statement, scene.sweep(below)):
+        found = scene.store.log.offset_at(scene.place, scene.clock.ms - 100)
+    assert found == max(80, below // 2 * 2)
+
+
+def test_a_read_goes_on_behind_what_was_swept_meanwhile(scene: Scene) -> None:
+    append(scene.store, scene.place, batch(2), batch(2), batch(2))
+    with scene.before("SELECT base_offset, records, appended_at, batch", scene.sweep(4)):
+        found = scene.store.log.read(scene.place, 0, max_messages=2, max_bytes=1)
+    assert [piece.base_offset for piece in found] == [4]
+
+
+@pytest.mark.parametrize("statement", ["FROM penstock_ranges", "SELECT name FROM penstock_topics"])
+def test_a_topic_deleted_while_it_is_read_is_unknown(scene: Scene, statement: str) -> None:
+    name = "orders" if "ranges" in statement else "nothing"
+    with (
+        scene.before(statement, lambda other: other.catalog.delete_topic("orders")),
+        pytest.raises(UnknownTopic),
+    ):
+        scene.store.catalog.topic(name)
+
+
+def test_topics_are_listed_while_one_is_deleted(scene: Scene) -> None:
+    scene.store.catalog.create_topic("stays", TopicSettings(), 1)
+    with scene.before("FROM penstock_topics ORDER", lambda other: other.catalog.delete_topic("orders")):
+        assert [topic.name for topic in scene.store.catalog.topics()] == ["stays"]
+
+
+def drop(other: Store) -> None:
+    for place in other.catalog.delete_topic("orders"):
+        other.catalog.drop_log(place)
+
+
+def test_a_log_dropped_while_it_is_read_is_unknown(scene: Scene) -> None:
+    append(scene.store, scene.place, batch(2))
+    with (
+        scene.before("SELECT base_offset, records, appended_at, batch", drop),
+        pytest.raises(UnknownPartition),
+    ):
+        scene.store.log.read(scene.place, 0, max_messages=2, max_bytes=1)
+
+
+def test_a_log_dropped_while_a_backlog_is_measured_is_unknown(scene: Scene) -> None:
+    append(scene.store, scene.place, batch(2))
+    with scene.before("SELECT next_offset, next_bytes", drop), pytest.raises(UnknownPartition):
+        scene.store.progress.backlog(scene.group, [scene.place])
+
+
+def test_committed_is_never_ahead_of_what_is_settled(scene: Scene) -> None:
+    """Retention trusts it. Between its two looks everything moves on by ten."""
+    store, place, group = scene.store, scene.place, scene.group
+    append(store, place, batch(30))
+    store.progress.poll(group, place, ask(1, 30, messages=10))
+
+    def move_on(other: Store) -> None:
+        other.progress.poll(group, place, ask(2, 30, messages=10))
+        other.progress.settle(group, place, 1, acks((0, 9)))
+
+    with scene.before("SELECT MIN(first_offset)", move_on, Lane.PROGRESS):
+        assert store.progress.committed(group.id, place) == 10
+
+
+def test_a_reset_between_reset_and_rewind_counts_for_retention(scene: Scene) -> None:
+    """A crash may come between the two: what the group was sent back to must not be trimmed away."""
+    store, place, group = scene.store, scene.place, scene.group
+    append(store, place, batch(30))
+    store.progress.poll(group, place, ask(1, 30))
+    store.progress.settle(group, place, 1, acks((0, 29)))
+    assert store.progress.committed(group.id, place) == 30
+    store.catalog.reset_group("orders", "billing", Start("offsets", offsets=((0, 4),)))
+    assert store.progress.committed(group.id, place) is None
+    assert store.catalog.start_of(group.id, place) == (2, 4)
