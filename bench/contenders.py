@@ -12,11 +12,14 @@ import asyncio
 import secrets
 import sqlite3
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import penstock
+
+T = TypeVar("T")
 
 __all__ = ["Contender", "PenstockQueue", "RowQueue"]
 
@@ -87,11 +90,11 @@ class RowQueue:
         )
         self._db.execute("CREATE INDEX due ON messages (visible_at, id)")
 
-    async def _run(self, function, *args):  # type: ignore[no-untyped-def]
+    async def _run(self, function: Callable[..., T], *args: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, function, *args)
 
     async def publish(self, values: list[bytes]) -> int:
-        return int(await self._run(self._publish, values))
+        return await self._run(self._publish, values)
 
     def _publish(self, values: list[bytes]) -> int:
         now = time.time_ns() // 1_000_000

@@ -10,6 +10,7 @@ import os
 import sqlite3
 import tempfile
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import penstock
@@ -83,7 +84,7 @@ async def end_to_end(seconds: float) -> Latency:
     return Latency.of(contender.name, "publish until received", samples)
 
 
-async def _paced(one, seconds: float) -> None:  # type: ignore[no-untyped-def]
+async def _paced(one: Callable[[], Coroutine[None, None, None]], seconds: float) -> None:
     start = time.perf_counter()
     tasks = []
     for i in range(int(seconds * RATE)):

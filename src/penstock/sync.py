@@ -82,12 +82,13 @@ class _Block(Facade):
 _FACADES: dict[type, type[Facade]] = {}
 
 
-def _like(target: type) -> Callable[[C], C]:
+def like(target: type) -> Callable[[C], C]:
     """Give a facade every public member of the asynchronous class, in its blocking form."""
 
     def fill(facade: C) -> C:
+        written = {name for base in facade.__mro__ for name in vars(base)}
         for name, member in inspect.getmembers(target):
-            if not name.startswith("_") and name not in vars(facade):
+            if not name.startswith("_") and name not in written:
                 setattr(facade, name, _member(name, member))
         facade.__wraps__ = target
         facade.__doc__ = facade.__doc__ or target.__doc__
@@ -139,7 +140,7 @@ def _bare(value: Any) -> Any:
     return value
 
 
-def _wrapped(portal: Portal, value: Any) -> Any:
+def wrapped(portal: Portal, value: Any) -> Any:
     """What a call returned, in its blocking form."""
     facade = _FACADES.get(type(value))
     if facade is not None:
@@ -152,17 +153,17 @@ def _wrapped(portal: Portal, value: Any) -> Any:
 # ---- what there is ----
 
 
-@_like(AsyncReceived)
+@like(AsyncReceived)
 class Received(Facade):
     __slots__ = ()
 
 
-@_like(AsyncProducer)
+@like(AsyncProducer)
 class Producer(_Block):
     __slots__ = ()
 
 
-@_like(AsyncConsumer)
+@like(AsyncConsumer)
 class Consumer(_Block):
     __slots__ = ()
 
@@ -179,7 +180,7 @@ class Consumer(_Block):
         return found
 
 
-@_like(AsyncConnection)
+@like(AsyncConnection)
 class Connection(_Block):
     """Has an event loop of its own, in a thread of its own."""
 
@@ -206,7 +207,7 @@ def connect(url: str, *, client_id: str | None = None, clock: Clock | None = Non
     """Connect to a store: `with penstock.sync.connect(url) as mq`, or call `close()` in the end."""
     refuse_running_loop()
     connecting = _connect(url, client_id=client_id, clock=clock)
-    loop = LoopThread(_wrapped)
+    loop = LoopThread(wrapped)
     try:
         connection: Connection = loop.call(connecting._opened)
     except BaseException:
@@ -217,4 +218,4 @@ def connect(url: str, *, client_id: str | None = None, clock: Clock | None = Non
 
 def for_thread(loop: asyncio.AbstractEventLoop, message: AsyncReceived) -> Received:
     """A message as a handler in a thread gets it: settling it goes through the app's loop."""
-    return Received(Portal(loop, _wrapped), message)
+    return Received(Portal(loop, wrapped), message)

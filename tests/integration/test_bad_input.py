@@ -199,6 +199,40 @@ async def test_a_database_of_a_newer_version(url: str, tmp_path: Path) -> None:
         await penstock.connect(url)
 
 
+async def test_progress_of_another_log_is_refused(url: str, tmp_path: Path) -> None:
+    """Deleting the log but not its progress must not make a new log's messages pass as handled."""
+    async with penstock.connect(url) as mq:
+        await mq.create_topic("orders")
+    for path in tmp_path.glob("queue.db*"):
+        if "progress" not in path.name:
+            path.unlink()
+    with pytest.raises(penstock.StoreCorrupt, match="belongs to another log"):
+        await penstock.connect(url)
+    for path in tmp_path.glob("queue.db.progress*"):
+        path.unlink()
+    async with penstock.connect(url) as mq:
+        assert await mq.topics() == []
+
+
+async def test_a_log_older_than_its_progress_is_noticed(url: str, tmp_path: Path) -> None:
+    async with penstock.connect(url) as mq:
+        await mq.create_topic("orders", partitions=1)
+        await mq.create_group("orders", "g")
+        backup = sqlite3.connect(tmp_path / "backup.db")
+        with sqlite3.connect(tmp_path / "queue.db") as source:
+            source.backup(backup)
+        backup.close()
+        source.close()
+        await mq.send_many("orders", [penstock.Message(b"x")] * 10)
+        async with mq.consumer("orders", group="g") as consumer:
+            await consumer.ack(await consumer.poll(wait=5))
+    for name in ("queue.db", "queue.db-wal", "queue.db-shm"):
+        (tmp_path / name).unlink(missing_ok=True)
+    (tmp_path / "backup.db").rename(tmp_path / "queue.db")
+    with pytest.raises(penstock.StoreCorrupt, match="the log is older than its progress"):
+        await penstock.connect(url)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 3 MB."""

@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -174,18 +175,17 @@ except StoreUnavailable as error:
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="needs root, to become nobody")
 @pytest.mark.parametrize("exists", [True, False])
-def test_without_permission_to_write_the_store_cannot_be_used(tmp_path: Path, exists: bool) -> None:
-    folder = tmp_path / "readable"
-    folder.mkdir()
-    if exists:
-        make(folder / "orders.db")
-    for parent in (folder, *folder.parents[:3]):
-        parent.chmod(0o755)
-    before = {file.name: file.read_bytes() for file in folder.iterdir()}
-    command = [sys.executable, "-c", AS_NOBODY, str(folder / "orders.db")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith(f"refused: {folder / 'orders.db'} cannot be"), done.stdout
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+def test_without_permission_to_write_the_store_cannot_be_used(exists: bool) -> None:
+    with tempfile.TemporaryDirectory() as name:  # not pytest's, which nobody may look into
+        folder = Path(name)
+        folder.chmod(0o755)
+        if exists:
+            make(folder / "orders.db")
+        before = {file.name: file.read_bytes() for file in folder.iterdir()}
+        command = [sys.executable, "-c", AS_NOBODY, str(folder / "orders.db")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.stdout.startswith(f"refused: {folder / 'orders.db'} cannot be"), done.stderr
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
 def test_a_disk_that_became_read_only_is_named_and_heals(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 from penstock.errors import UnknownPartition, UnknownTopic
 from penstock.model.settings import GroupSettings, Start, TopicSettings
 from penstock.store import SqlStore, open_sqlite
-from penstock.store.contract import Group, Store, Topic
+from penstock.store.contract import Append, Group, Store, Topic
 from penstock.store.session import Lane
 from penstock.testing.store_contract.harness import MovableClock, acks, append, ask, batch, partitions
 
@@ -144,3 +144,50 @@ def test_a_reset_between_reset_and_rewind_counts_for_retention(scene: Scene) -> 
     store.catalog.reset_group("orders", "billing", Start("offsets", offsets=((0, 4),)))
     assert store.progress.committed(group.id, place) is None
     assert store.catalog.start_of(group.id, place) == (2, 4)
+
+
+# ---- lock, then look (I1) ---------------------------------------------------------------------------------
+
+
+def statements(scene: Scene, lane: Lane, verb: Callable[[], object]) -> list[str]:
+    """What the verb says to the database in its last transaction, without its arguments."""
+    said: list[str] = []
+    connection = scene.store.session._connection(lane)
+    connection.set_trace_callback(said.append)
+    try:
+        verb()
+    finally:
+        connection.set_trace_callback(None)
+    begun = max(number for number, sql in enumerate(said) if sql.startswith("BEGIN"))
+    assert said[begun] == "BEGIN IMMEDIATE"
+    return said[begun + 1 :]
+
+
+def test_an_append_locks_its_partitions_first_and_in_order(scene: Scene) -> None:
+    """On SQLite one lock is all; on the others this order is what keeps two appends from a deadlock."""
+    places = partitions(scene.store.catalog.create_topic("wide", TopicSettings(), 5))
+    calls = [
+        Append(place, batch(producer=who))
+        for who, place in enumerate([places[n] for n in (3, 0, 4, 1, 2, 0)])
+    ]
+    said = statements(scene, Lane.LOG, lambda: scene.store.log.append(calls))
+    locks = [int(sql.rsplit("=", 1)[1]) for sql in said[:5]]
+    assert locks == sorted(places)
+    assert all("FROM penstock_partitions" in sql for sql in said[:5])
+    assert not any("FROM penstock_partitions" in sql for sql in said[5:])
+
+
+@pytest.mark.parametrize("verb", ["poll", "settle", "extend", "seize", "rewind"])
+def test_a_verb_on_progress_locks_its_row_first(scene: Scene, verb: str) -> None:
+    progress, group, place = scene.store.progress, scene.group, scene.place
+    append(scene.store, place, batch(5))
+    progress.poll(group, place, ask(1, 5, messages=2))
+    verbs: dict[str, Callable[[], object]] = {
+        "poll": lambda: progress.poll(group, place, ask(2, 5)),
+        "settle": lambda: progress.settle(group, place, 1, acks((0, 0))),
+        "extend": lambda: progress.extend(group, place, 1, [(0, 0)]),
+        "seize": lambda: progress.seize(group, place, ask(2, 5), [(3, 3)]),
+        "rewind": lambda: progress.rewind(group, [place]),
+    }
+    said = statements(scene, Lane.PROGRESS, verbs[verb])
+    assert "FROM penstock_progress WHERE group_id" in said[0]

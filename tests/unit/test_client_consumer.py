@@ -415,18 +415,6 @@ async def test_leaving_releases_what_is_not_settled(mq: Connection, endpoint: Fa
         assert [(m.offset, m.attempt) for m in again] == [(i, 1) for i in (0, 2, 3, 4, 5, 6, 7, 8, 9)]
 
 
-async def test_leaving_takes_back_what_a_poll_was_given_meanwhile(
-    mq: Connection, endpoint: FakeEndpoint
-) -> None:
-    await fill(mq, 3)
-    never = asyncio.Event()
-    endpoint.after["poll"].append(waiting(never))  # granted, but the reply does not come
-    async with mq.consumer("orders", "billing"):
-        await turns()
-        assert endpoint.progress[1].sorted()[0].token != 0
-    assert [d.token for d in endpoint.progress[1].sorted()] == [0]
-
-
 async def test_leaving_by_an_error_or_a_cancel_lets_go(mq: Connection, endpoint: FakeEndpoint) -> None:
     await fill(mq, 3)
 
@@ -480,7 +468,7 @@ async def test_after_in_a_loop(mq: Connection, endpoint: FakeEndpoint) -> None:
     assert endpoint.unsettled(1) == [(3, 4)]
 
 
-async def test_after_leaves_what_raised(mq: Connection, endpoint: FakeEndpoint) -> None:
+async def test_after_retries_what_raised(mq: Connection, endpoint: FakeEndpoint) -> None:
     await fill(mq, 5)
 
     async def body() -> None:
@@ -492,6 +480,8 @@ async def test_after_leaves_what_raised(mq: Connection, endpoint: FakeEndpoint) 
     with pytest.raises(KeyError):
         await body()
     assert endpoint.unsettled(1)[0][0] == 2
+    assert ("retry", 2, 2) in verdicts(endpoint)
+    assert ("release", 3, 4) in verdicts(endpoint)
 
 
 async def test_on_delivery_is_settled_before_it_is_handled(mq: Connection, endpoint: FakeEndpoint) -> None:

@@ -226,14 +226,13 @@ class Broker:
                 sources = await self._in_thread(self._catalog.sources, request.topic, request.group)
             with self._waiters.listening(_keys(sources)) as news:
                 handed = await self._hand_out(request)
-                await self._depart(handed.departures, dead=True)
                 if handed.grants or handed.draining or self._loop.time() >= deadline or self._closed:
                     return PollReply(tuple(handed.grants), sources[0][1].settings.lease_ms, handed.draining)
                 await _wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
 
     async def _hand_out(self, request: PollRequest) -> Handed:
         """A poll that is cancelled meanwhile gives back what it was given."""
-        looking = asyncio.ensure_future(self._in_thread(self._deliveries.poll, request))
+        looking = asyncio.ensure_future(self._look(request))
         try:
             return await asyncio.shield(looking)
         except asyncio.CancelledError:
@@ -242,10 +241,14 @@ class Broker:
             giving_back.add_done_callback(self._background.discard)
             raise
 
+    async def _look(self, request: PollRequest) -> Handed:
+        handed = await self._in_thread(self._deliveries.poll, request)
+        await self._depart(handed.departures, dead=True)
+        return handed
+
     async def _give_back(self, request: PollRequest, looking: Awaitable[Handed]) -> None:
         try:
             handed = await looking
-            await self._depart(handed.departures, dead=True)
             if handed.grants and not request.on_delivery:
                 await self.settle(request.topic, request.group, released(request, handed))
         except PenstockError as error:
@@ -306,7 +309,9 @@ def _keys(sources: Sequence[Source]) -> list[Key]:
 
 
 async def _wait(news: asyncio.Event, seconds: float) -> None:
+    """Not `wait_for`, which may swallow a cancellation that comes together with the news."""
     try:
-        await asyncio.wait_for(news.wait(), max(0.0, seconds))
+        async with asyncio.timeout(max(0.0, seconds)):
+            await news.wait()
     except TimeoutError:
         pass

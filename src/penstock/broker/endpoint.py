@@ -232,7 +232,9 @@ class Endpoint(Protocol):
         """Make the group if it is not there (GroupConflict if it differs) and enter the member."""
 
     async def unsubscribe(self, topic: str, group: str, member: str) -> None: ...
-    async def poll(self, request: PollRequest) -> PollReply: ...
+    async def poll(self, request: PollRequest) -> PollReply:
+        """Wait for deliveries. A poll that is cancelled gives back what it was given meanwhile."""
+
     async def settle(
         self, topic: str, group: str, parts: Sequence[Settle]
     ) -> list[tuple[Settle, tuple[Span, ...]]]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
-from ..broker.endpoint import Beat, Endpoint, GroupInfo
+from ..broker.endpoint import Beat, Endpoint, GroupInfo, Verdict
 from ..config import DEFAULTS
 from ..errors import ClosedError, InvalidSetting, PenstockError, UsageError
 from ..model.settings import GroupWish
@@ -242,22 +242,26 @@ class Consumer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await self.close(handled=error is None)
+        await self.close(handled=error is None, failure=error if isinstance(error, Exception) else None)
 
-    async def close(self, *, handled: bool = True) -> None:
-        """Leave the group: ack what mode "after" has outstanding if `handled`, release the rest."""
+    async def close(self, *, handled: bool = True, failure: Exception | None = None) -> None:
+        """Leave the group and release what is held.
+
+        In mode "after", what was handed out last is acked if `handled`. If its handling raised `failure`,
+        a single message is retried, which counts; of a list it is not known which one was the cause.
+        """
         if self._fetching is None:
             return
         if self._closing is None:
-            self._closing = self._guard.loop.create_task(self._close(handled))
+            self._closing = self._guard.loop.create_task(self._close(handled, failure))
         await asyncio.shield(self._closing)
 
-    async def _close(self, handled: bool) -> None:
+    async def _close(self, handled: bool, failure: Exception | None) -> None:
         self._fetcher.arrived.set()  # whoever waits for messages goes on
         try:
             async with asyncio.timeout(_LEAVE_SECONDS):
                 await self._stop_fetching()
-                await self._let_go(handled)
+                await self._let_go(handled, failure)
         except (PenstockError, TimeoutError) as error:
             log.warning("member %s left in a hurry, its leases will run out: %r", self.member, error)
         finally:
@@ -270,15 +274,17 @@ class Consumer:
     async def _stop_fetching(self) -> None:
         assert self._fetching is not None
         await end((self._fetching,))
-        if self._fetcher.failure is None:
-            await self._fetcher.take_back()
         dropped = self._fetcher.clear()
         if dropped and self._settings.ack == "on_delivery":
             log.warning("%d messages were settled on delivery and never handed out", dropped)
 
-    async def _let_go(self, handled: bool) -> None:
+    async def _let_go(self, handled: bool, failure: Exception | None) -> None:
         if handled:
             self._ack_previous()
+        elif failure is not None and len(self._previous) == 1 and self._settings.ack == "after":
+            how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=repr(failure))
+            open_runs = [(d, *run) for d, a, z in runs_of(self._previous) for run in d.open_runs(a, z)]
+            self._settler.submit(open_runs, "retry", how)
         runs: list[Run] = [(d, *run) for d in self._hands for run in d.open_runs()]
         self._settler.submit(runs, "release")
         await self._settler.drained()

@@ -16,7 +16,6 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from ..broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
@@ -72,7 +71,6 @@ class Fetcher:
         self._endpoint, self._who, self._hands, self._settler = endpoint, who, hands, settler
         self._window, self._on_delivery, self._lease_changed = window, on_delivery, lease_changed
         self._opened: dict[int, tuple[int, list[Record]]] = {}  # a batch that leases cut, by partition id
-        self._asked: PollRequest | None = None  # without a reply yet
         self._drain_until = 0.0  # by the loop's clock: ask nothing before, unless nothing is held
         self._buffered = 0
         self._chunks: deque[Chunk] = deque()
@@ -88,9 +86,7 @@ class Fetcher:
                 await self._may_ask()
                 request = self._request()
                 sent_ms = self._endpoint.now_ms()
-                self._asked = request
                 reply = await self._ask(request)
-                self._asked = None
                 await self._accept(reply, request.token, sent_ms)
         except Exception as error:
             self.failure = error
@@ -149,15 +145,6 @@ class Fetcher:
         """Somebody waits. What is settled on delivery is asked for only then, and no more of it (R16)."""
         self._wanted = min(messages, self._window.messages)
         self._hands.changed.set()
-
-    async def take_back(self) -> None:
-        """After `run` was cancelled: what a poll without a reply may have been given comes into the hands."""
-        asked, self._asked = self._asked, None
-        if asked is None or self._on_delivery:
-            return
-        request = replace(asked, wait_ms=0, messages=1, bytes=1)
-        sent_ms = self._endpoint.now_ms()
-        await self._accept(await self._endpoint.poll(request), request.token, sent_ms)
 
     # ---- accepting ----
 

@@ -42,7 +42,7 @@ _LOOK_AGAIN_SECONDS = 0.005  # while a handler is at work, others may get someth
 
 
 class TestQueue(Connection):
-    """A connection to a queue of its own in memory. It opens itself when it is first used in an event loop."""
+    """A connection to a queue of its own, in memory. It opens when it is first used, in that event loop."""
 
     __test__ = False  # for pytest: it is no test
 
@@ -68,7 +68,7 @@ class TestQueue(Connection):
         Connection.__init__(self, Broker(open_memory("", self.clock), self.clock), "test", self.clock)
         self._keeper = self._close_with_the_loop()
         try:
-            self._keeper.__anext__().send(None)  # type: ignore[attr-defined]
+            self._keeper.__anext__().send(None)
         except StopIteration:  # it waits at its yield now
             pass
 
@@ -97,7 +97,7 @@ class TestQueue(Connection):
             self._guard.loop.run_until_complete(self.close())
 
 
-@sync._like(TestQueue)
+@sync.like(TestQueue)
 class SyncTestQueue(sync.Connection):
     """The same for plain tests."""
 
@@ -110,7 +110,7 @@ def open_sync(clock: ManualClock) -> SyncTestQueue:
         queue._open()
         return queue
 
-    queue: SyncTestQueue = LoopThread(sync._wrapped).call(opened)
+    queue: SyncTestQueue = LoopThread(sync.wrapped).call(opened)
     return queue
 
 

@@ -7,8 +7,8 @@
         await penstock_queue.run_until_idle(app)
         assert captured.values("bills") == [b"7"]
 
-Must never import Penstock before a test asks for it: pytest loads this module in every project that has
-Penstock installed. Must not need a plugin for asyncio, and works with any.
+Must never open anything before a test asks for it: pytest loads this module wherever Penstock is
+installed. Must not need a plugin for asyncio, and works with any.
 """
 
 from __future__ import annotations

@@ -100,17 +100,19 @@ class _Play:
         await billing[0].kill()
         killed = time.perf_counter()
         self.stage.heading("3  kill -9 in the middle")
-        say(f"**Killed billing-1** (process {billing[0].pid}) while it had messages in its hands.")
+        say(f"**Killed billing-1** (process {billing[0].pid}) while it was at work.")
         await self._until(mq, lambda lags: all(lag.total.messages == 0 for lag in lags))
         seconds = time.perf_counter() - killed
         for actor in (billing[1], search):
             actor.refuse_failure()
             await actor.stop()
+        self._audit(billing, search)
         say(
-            f"When its lease of {scale.lease} ended, billing-2 took over what it had held. "
-            f"{seconds:.1f} s after the kill everything was handled:"
+            f"billing-2 goes on alone; what a dead process held comes again after its lease of {scale.lease}: "
+            f"**{self.figures.billing.again:,} messages**. "
+            f"{seconds:.1f} s after the kill no message was waiting:"
         )
-        self._report_handling(billing, search)
+        self._report_handling()
 
     async def _until(self, mq: penstock.Connection, done: Callable[[Sequence[penstock.Lag]], bool]) -> None:
         give_up = time.monotonic() + _PATIENCE_S
@@ -125,10 +127,12 @@ class _Play:
                     raise PenstockError(f"the demo's consumers did not finish within {_PATIENCE_S:.0f} s")
                 await asyncio.sleep(_LOOK_S)
 
-    def _report_handling(self, billing: list[Actor], search: Actor) -> None:
+    def _audit(self, billing: list[Actor], search: Actor) -> None:
+        self.figures.billing = audit(self.sent, [actor.ledger for actor in billing])
+        self.figures.search = audit(self.sent, [search.ledger])
+
+    def _report_handling(self) -> None:
         figures = self.figures
-        figures.billing = audit(self.sent, [actor.ledger for actor in billing])
-        figures.search = audit(self.sent, [search.ledger])
         rows = [("group", "handled", "lost", "delivered again", "handled twice")]
         rows += [
             (name, f"{a.handled:,} of {a.sent:,}", f"{a.lost:,}", f"{a.again:,}", f"{a.twice:,}")
