@@ -283,7 +283,7 @@ async def test_a_plain_function_that_only_makes_a_coroutine_has_done_nothing(
 @pytest.mark.parametrize("plain", [False, True])
 async def test_no_more_run_at_once_than_concurrency_says(app: App, mq: Connection, plain: bool) -> None:
     running, most, lock = 0, 0, threading.Lock()
-    full = threading.Barrier(3)
+    full, together = threading.Barrier(3), asyncio.Barrier(3)
 
     def enter(step: int) -> None:
         nonlocal running, most
@@ -304,8 +304,7 @@ async def test_no_more_run_at_once_than_concurrency_says(app: App, mq: Connectio
         @app.subscribe("orders", group="billing", concurrency=3)
         async def ahandle(body: bytes) -> None:
             enter(1)
-            while most < 3:
-                await asyncio.sleep(0)
+            await together.wait()
             enter(-1)
 
     await mq.send_many("orders", [Message(b"x")] * 12)

@@ -130,7 +130,7 @@ def test_a_worker_without_an_app(cli: Cli, target: str) -> None:
 
 
 def test_help_is_there_at_once(cli: Cli) -> None:
-    """The commands declare themselves without their slow parts. (`penstock/__init__` is not looked at here.)"""
+    """The commands declare themselves without their slow parts; `penstock/__init__` is not looked at."""
     line = [sys.executable, "-X", "importtime", "-c", "from penstock.cli.root import app"]
     done = subprocess.run(line, capture_output=True, timeout=SECONDS, env=cli.environment(), check=True)
     imported = {row.rpartition(b"|")[2].strip().decode() for row in done.stderr.splitlines()}

@@ -271,3 +271,14 @@ async def test_a_large_message(mq: Connection) -> None:
         (message,) = await consumer.poll()
         assert message.value == value
         await message.ack()
+
+
+async def test_a_long_list_without_keys_is_spread_evenly(mq: Connection) -> None:
+    """R22: a batch to each partition in turn, and the receipts in the order of the list."""
+    await mq.create_topic("wide", partitions=4)
+    receipts = await mq.send_many("wide", [Message(b"%d" % i) for i in range(8000)])
+    assert [receipts[i].partition for i in range(0, 8000, 1000)] in [
+        [(first + i) % 4 for i in range(8)] for first in range(4)
+    ]
+    stored = {(m.partition, m.offset): m.value async for m in mq.read("wide")}
+    assert [stored[r.partition, r.offset] for r in receipts] == [b"%d" % i for i in range(8000)]

@@ -268,12 +268,12 @@ class Worker:
                 await handler.function(**arguments)
             else:
                 await self._call_in_time(arguments, self.subscription.timeout_s)
-        except asyncio.CancelledError as error:
-            if _being_cancelled():
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and _being_cancelled():
                 raise
-            return error  # something the handler waited for was cancelled
-        except Exception as error:
-            return error
+            return error  # also a CancelledError of something the handler waited for
         return None
 
     async def _call_in_time(self, arguments: dict[str, Any], seconds: float) -> None:

@@ -54,7 +54,7 @@ class Producer:
         self._endpoint, self._guard, self._batching = endpoint, guard, batching
         self._timeout_ms = timeout_ms
         self._room = Room(buffer_bytes)
-        self._router = Router(lambda: find_route(topic), self._open_accumulator)
+        self._router = Router(lambda: find_route(topic), self._open_accumulator, batching.batch_messages)
         self._unresolved = 0  # messages
         self._posts = 0
         self._idle: asyncio.Future[None] | None = None

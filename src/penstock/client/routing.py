@@ -25,9 +25,12 @@ __all__ = ["Router"]
 
 class Router:
     def __init__(
-        self, find: Callable[[], Awaitable[Route]], open_accumulator: Callable[[Range], Accumulator]
+        self,
+        find: Callable[[], Awaitable[Route]],
+        open_accumulator: Callable[[Range], Accumulator],
+        batch_messages: int,
     ) -> None:
-        self._find, self._open = find, open_accumulator
+        self._find, self._open, self._batch_messages = find, open_accumulator, batch_messages
         self._accumulators: dict[int, Accumulator] = {}  # by partition id
         self._by_slot: list[Accumulator] = []
         self._in_turn: list[Accumulator] = []
@@ -54,10 +57,17 @@ class Router:
             key = parcel.entries[0][0]
             (self._in_turn[self._turn] if key is None else self._by_slot[slot_of(key)]).add(parcel)
         elif not parcel.keyed:
-            self._in_turn[self._turn].add(parcel)
-            self._turn = (self._turn + 1) % len(self._in_turn)
+            self._place_in_turn(parcel)
         else:
             self._place_by_key(parcel)
+
+    def _place_in_turn(self, parcel: Parcel) -> None:
+        """A list without keys: a batch to each partition in turn (R22)."""
+        count, most = len(parcel.entries), self._batch_messages
+        batches = [range(at, min(at + most, count)) for at in range(0, count, most)]
+        for part in parcel.divide(batches):
+            self._in_turn[self._turn].add(part)
+            self._turn = (self._turn + 1) % len(self._in_turn)
 
     def _place_by_key(self, parcel: Parcel) -> None:
         places: dict[Accumulator, list[int]] = {}

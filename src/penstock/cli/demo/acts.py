@@ -108,7 +108,7 @@ class _Play:
             await actor.stop()
         self._audit(billing, search)
         say(
-            f"billing-2 goes on alone; what a dead process held comes again after its lease of {scale.lease}: "
+            f"billing-2 goes on alone. What a dead process held comes again after its lease, {scale.lease}: "
             f"**{self.figures.billing.again:,} messages**. "
             f"{seconds:.1f} s after the kill no message was waiting:"
         )
