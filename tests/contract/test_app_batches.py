@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,8 +184,11 @@ async def test_what_lingers_when_the_app_stops_is_handed_back(mq: Connection) ->
 
     async with app:
         await mq.send("orders", b"x")
-        while app._workers[0]._ready or not app._workers[0].intake._consumer.in_hand:
-            await asyncio.sleep(0)  # noqa: ASYNC110 - until a lane has it
+        async with asyncio.timeout(10):
+            for _ in itertools.count():  # until a lane has it
+                if app._workers[0].intake._consumer.in_hand and not app._workers[0]._ready:
+                    break
+                await asyncio.sleep(0)
     assert ran == []
     async with mq.consumer("orders", group="billing") as consumer:
         (message,) = await consumer.poll(wait=10)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,15 @@ async def attempts_left(mq: Connection, count: int) -> list[int]:
             assert batch, "messages are missing"
             found += batch
         return sorted(message.attempt for message in found)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Turn the loop until something that nobody signals is so."""
+    async with asyncio.timeout(10):
+        for _ in itertools.count():
+            if condition():
+                return
+            await asyncio.sleep(0)
 
 
 # ---- start ----
@@ -175,8 +185,7 @@ async def test_a_second_stop_without_grace_does_not_wait(mq: Connection) -> None
     await mq.send("orders", b"1")
     await asyncio.wait_for(begun.wait(), 10)
     first = asyncio.create_task(app.stop())
-    while not app._workers[0]._stopping:
-        await asyncio.sleep(0)  # noqa: ASYNC110 - until it waits
+    await until(lambda: app._workers[0]._stopping)
     await asyncio.wait_for(app.stop(0), 10)
     await asyncio.wait_for(first, 10)
     assert await attempts_left(mq, 1) == [1]
@@ -252,7 +261,7 @@ async def test_a_store_that_fails_for_a_while_is_tried_again(
     mq: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both kinds: what the consumer repeats by itself, and what ends it, so that a new one is opened."""
-    app, done, polls, settles = App(mq), asyncio.Event(), 0, 0
+    app, recovered, polls, settles = App(mq), asyncio.Event(), 0, 0
     endpoint: Any = mq._endpoint
     real_poll, real_settle = endpoint.poll, endpoint.settle
 
@@ -261,6 +270,8 @@ async def test_a_store_that_fails_for_a_while_is_tried_again(
         polls += 1
         if polls in (1, 3):
             raise penstock.StoreBusy("for a moment") if polls == 1 else StoreError("who knows")
+        if polls > 3:
+            recovered.set()
         return await real_poll(request)
 
     async def settle(*args: Any) -> Any:
@@ -271,18 +282,21 @@ async def test_a_store_that_fails_for_a_while_is_tried_again(
         return await real_settle(*args)
 
     endpoint.poll, endpoint.settle = poll, settle
-    seen: list[bytes] = []
+    seen: asyncio.Queue[bytes] = asyncio.Queue()
 
     @app.subscribe("orders", group="billing")
     async def handle(body: bytes) -> None:
-        seen.append(body)
-        if len(set(seen)) == 3:
-            done.set()
+        seen.put_nowait(body)
 
     async with app:
-        for body in (b"1", b"2", b"3"):
+        for body in (b"1", b"2"):
             await mq.send("orders", body)
-        await asyncio.wait_for(done.wait(), 20)
+            while await asyncio.wait_for(seen.get(), 20) != body:
+                pass
+        await asyncio.wait_for(recovered.wait(), 20)
+        await mq.send("orders", b"3")
+        while await asyncio.wait_for(seen.get(), 20) != b"3":
+            pass
         assert app.running
     endpoint.poll, endpoint.settle = real_poll, real_settle
     assert "starts again after an error: StoreError('who knows')" in caplog.text
@@ -307,9 +321,6 @@ async def test_what_can_never_work_ends_the_app_with_its_error(mq: Connection) -
 
 async def test_a_handler_that_crashes_never_stops_the_app(mq: Connection) -> None:
     app, done, seen = App(mq), asyncio.Event(), 0
-
-    class Odd(BaseException):
-        pass
 
     @app.subscribe("orders", group="billing", retry=Backoff(0, 1, 0), concurrency=2)
     async def handle(body: bytes, message: Any) -> None:
@@ -358,28 +369,29 @@ async def test_signals_stop_a_program_and_a_second_one_does_not_wait(
     async with penstock.connect(url) as mq:
         await mq.create_topic("orders")
         await mq.send("orders", body)
+    out, err, code = await asyncio.to_thread(run_and_signal, tmp_path, number, twice=body == b"hang")
+    assert out == ("ended\nstopped\n" if body == b"work" else "stopped\n")
+    assert (code, err) == (0, "")
+    async with penstock.connect(url) as mq:
+        assert await left(mq) == (0 if body == b"work" else 1)
+
+
+def run_and_signal(folder: Path, number: signal.Signals, *, twice: bool) -> tuple[str, str, int]:
     process = subprocess.Popen(
-        [sys.executable, "program.py"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [sys.executable, "program.py"], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         process.send_signal(number)
-        if body == b"hang":
+        if twice:
             with pytest.raises(subprocess.TimeoutExpired):
                 process.wait(0.3)
             process.send_signal(number)
         out, err = process.communicate(timeout=20)
+        return out, err, process.returncode
     finally:
         process.kill()
-    assert out == ("ended\nstopped\n" if body == b"work" else "stopped\n")
-    assert (process.returncode, err) == (0, "")
-    async with penstock.connect(url) as mq:
-        assert await left(mq) == (0 if body == b"work" else 1)
 
 
 def test_a_program_without_handlers_is_told_so() -> None:

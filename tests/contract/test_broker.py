@@ -153,6 +153,45 @@ async def test_a_corrupt_or_control_batch_is_refused(broker: Broker) -> None:
     assert (await broker.append("orders", there, good)).base_offset == 0
 
 
+# ---- deliveries ----
+
+
+async def test_a_repeated_poll_is_answered_with_the_same_deliveries(tmp_path: Path) -> None:
+    """I6: the answer was lost; over all partitions, and nothing more is handed out."""
+    broker = await open_endpoint(tmp_path / "q.db")
+    try:
+        await broker.create_topic("orders", TopicSettings(), 3, False)
+        await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+        for piece in (await broker.route("orders")).ranges:
+            await broker.append("orders", piece.partition_id, batch(4))
+        request = PollRequest("orders", "billing", "m", 77, 6, 1 << 20, 0, True)
+        first, again = await broker.poll(request), await broker.poll(request)
+        assert sorted((g.partition, g.leases) for g in first.grants) == sorted(
+            (g.partition, g.leases) for g in again.grants
+        )
+        assert sum(lease.last - lease.first + 1 for g in again.grants for lease in g.leases) == 6
+        rest = await broker.poll(replace(request, token=78, messages=100))
+        assert sum(lease.last - lease.first + 1 for g in rest.grants for lease in g.leases) == 6
+    finally:
+        await broker.close()
+
+
+async def test_every_batch_of_a_redelivery_comes_along(broker: Broker, clock: ManualClock) -> None:
+    """Deliveries that end in batches read already, with others between them."""
+    await broker.subscribe("orders", "billing", GroupWish(lease_ms=1000), "m", "c")
+    there = await place(broker)
+    for _ in range(3):
+        await broker.append("orders", there, batch(10))
+    token, reply = await poll(broker, messages=23)
+    assert spans(reply) == [(0, 22)]
+    verdicts = (Verdict("release", 0, 3), Verdict("retry", 4, 22))
+    assert not await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])
+    _, reply = await poll(broker)
+    (grant,) = reply.grants
+    assert sorted(spans(reply)) == [(0, 3), (4, 22), (23, 29)]
+    assert [b.base_offset for b in grant.batches] == [0, 10, 20]
+
+
 # ---- waiters ----
 
 

@@ -6,6 +6,7 @@ The blocks of a page run in order, in one namespace and one fresh directory with
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import doctest
 import inspect
@@ -29,12 +30,22 @@ _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 @pytest.mark.timeout(PAGE_SECONDS)
+@pytest.mark.usefixtures("fresh_directory")
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_a_page_does_what_it_shows(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_does_what_it_shows(page: Path) -> None:
+    run_page(blocks(page))
+
+
+@pytest.fixture
+def fresh_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The working directory, with a queue of its own; modules imported from it are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PENSTOCK_URL", "sqlite:///queue.db")
-    run_page(blocks(page))
+    yield tmp_path
+    for name, module in list(sys.modules.items()):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
+            del sys.modules[name]
 
 
 def run_page(found: list[Block]) -> None:
@@ -54,7 +65,7 @@ def run_python(block: Block, shown: Shown, names: dict[str, Any], runner: asynci
     if block.file is not None:
         Path(block.file).write_text(block.text, encoding="utf-8")
     if not block.run:
-        compile(block.text, str(block), "exec", flags=1 << 13)  # ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
+        compile(block.text, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
         return
     code = shown.compile(block.text, page_id(block.page), block.line)
     if code.co_flags & inspect.CO_COROUTINE:
@@ -125,10 +136,14 @@ def page_of(root: Path, text: str) -> list[Block]:
         "```\nnot python\n```",
     ],
 )
-def test_a_true_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "mine", raising=False)
+def test_a_true_page_passes(fresh_directory: Path, text: str) -> None:
+    run_page(page_of(fresh_directory, text))
+
+
+@pytest.mark.usefixtures("fresh_directory")
+@pytest.mark.parametrize("value", [7, 8])
+def test_pages_may_have_files_of_the_same_name(tmp_path: Path, value: int) -> None:
+    text = f"```python file=mine.py\nx = {value}\n```\n```python\nimport mine\nmine.x  # -> {value}\n```"
     run_page(page_of(tmp_path, text))
 
 
@@ -146,7 +161,6 @@ def test_a_true_page_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tex
         "```console\n$ echo one\ntwo\n```",
     ],
 )
-def test_an_untrue_page_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_an_untrue_page_fails(fresh_directory: Path, text: str) -> None:
     with pytest.raises((AssertionError, SyntaxError, ValueError)):
-        run_page(page_of(tmp_path, text))
+        run_page(page_of(fresh_directory, text))

@@ -27,9 +27,9 @@ from penstock.broker.endpoint import (
 )
 from penstock.clock import ManualClock
 from penstock.errors import PartitionSealed, UnknownPartition, UnknownTopic
-from penstock.model import delivery
+from penstock.model import delivery, settlement
 from penstock.model.batch import BatchHeader, read_header, records, verify, with_base_offset
-from penstock.model.delivery import Ask, Delivery, Kind, Settlement, Span, Terms, covered
+from penstock.model.delivery import Ask, Delivery, Kind, Settlement, Span, Terms
 from penstock.model.route import Range, Route, even_ranges
 from penstock.model.sequence import SequenceState, check, remember
 from penstock.model.settings import GroupSettings, GroupWish, Start, TopicSettings
@@ -273,12 +273,12 @@ class FakeEndpoint:
             )
             for v in part.verdicts
         ]  # fmt: skip
-        change = delivery.settle(held, settlements, self.now_ms(), self.terms, progress.cursor)
+        change = settlement.settle(held, settlements, self.now_ms(), self.terms, progress.cursor)
         progress.apply(change)
         return self._in_other_hands(progress, change.missing, part.token)
 
     def _in_other_hands(self, progress: Progress, spans: Sequence[Span], token: int) -> tuple[Span, ...]:
-        return tuple(covered(spans, [d for d in progress.sorted() if d.token != token]))
+        return tuple(settlement.covered(spans, [d for d in progress.sorted() if d.token != token]))
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         lost: list[tuple[Held, tuple[Span, ...]]] = []
@@ -288,7 +288,7 @@ class FakeEndpoint:
                 progress = self.progress[held.partition_id]
                 mine = [d for d in progress.sorted() if d.token == held.token]
                 until = self.now_ms() + self.group.lease_ms
-                change = delivery.extend(mine, held.spans, until, progress.cursor)
+                change = settlement.extend(mine, held.spans, until, progress.cursor)
                 progress.apply(change)
                 gone = self._in_other_hands(progress, change.missing, held.token)
                 if gone:

@@ -13,12 +13,15 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import GenerationChanged, StoreError
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
+from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Peek, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
 from .tail import TailCache
 
 __all__ = ["Deliveries", "Departure", "Handed", "Outcome", "new_stamp", "released"]
+
+_WHOLE = 2**31  # no limit on bytes
 
 _KINDS = {"ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE}
 
@@ -93,17 +96,30 @@ class Deliveries:
         bounds = self._store.log.bounds(ids)
         peeks = self._store.progress.peek(group.id, ids)
         now = self._store.now_ms()
-        turn = self._turn % len(ids)
-        ranges = topic.route.ranges[turn:] + topic.route.ranges[:turn]
-        for piece in sorted(ranges, key=lambda r: not _has_due(peeks.get(r.partition_id), now)):
-            peek = peeks.get(piece.partition_id) or self._first_peek(group, piece.partition_id, bounds)
-            if peek is not None and (_has_new(peek, bounds[piece.partition_id]) or _has_due(peek, now)):
-                granted = self._poll_partition(topic, group, piece.partition_id, peek, bounds, look)
-                self._hand(handed, look, topic, group, piece.partition, piece.partition_id, granted)
-            elif peek is not None:
+        held = self._store.progress.held_by(group.id, look.request.token)
+        for piece in self._in_turn(topic, peeks, held, now):
+            partition_id = piece.partition_id
+            peek = peeks.get(partition_id) or self._first_peek(group, partition_id, bounds)
+            if peek is None:
+                continue
+            if held or _has_new(peek, bounds[partition_id]) or _has_due(peek, now):
+                granted = self._poll_partition(group, partition_id, peek, bounds[partition_id], look)
+                self._hand(handed, look, topic, group, piece, granted)
+            else:
                 handed.next_due = _earlier(handed.next_due, peek.next_due)
             if look.full:
                 return
+
+    def _in_turn(self, topic: Topic, peeks: dict[int, Peek], held: set[int], now: int) -> list[Range]:
+        """Partitions as they are asked: those with something due first, the others in turn.
+
+        If the request's token holds something already, its answer was lost: only that is handed over (I6).
+        """
+        turn = self._turn % len(topic.route.ranges)
+        ranges = topic.route.ranges[turn:] + topic.route.ranges[:turn]
+        if held:
+            return [r for r in ranges if r.partition_id in held]
+        return sorted(ranges, key=lambda r: not _has_due(peeks.get(r.partition_id), now))
 
     def _first_peek(self, group: Group, partition_id: int, bounds: dict[int, Bounds]) -> Peek | None:
         """Progress of a partition that was never polled is made from the group's start."""
@@ -113,15 +129,9 @@ class Deliveries:
         return self._store.progress.peek(group.id, [partition_id]).get(partition_id)
 
     def _poll_partition(
-        self,
-        topic: Topic,
-        group: Group,
-        partition_id: int,
-        peek: Peek,
-        bounds: dict[int, Bounds],
-        look: _Look,
+        self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: _Look
     ) -> Granted:
-        start = bounds[partition_id].start
+        start = bounds.start
         cursor = max(peek.cursor, start)
         look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
         waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
@@ -135,42 +145,36 @@ class Deliveries:
                 return granted  # the exhausted ones leave with the next poll
 
     def _hand(
-        self,
-        handed: Handed,
-        look: _Look,
-        topic: Topic,
-        group: Group,
-        partition: int,
-        partition_id: int,
-        granted: Granted,
+        self, handed: Handed, look: _Look, topic: Topic, group: Group, piece: Range, granted: Granted
     ) -> None:
         handed.next_due = _earlier(handed.next_due, granted.next_due)
-        handed.draining = look.full = granted.draining
+        handed.draining = look.full = granted.draining  # nothing more is looked at then
         if granted.leaving:
-            handed.departures.append(Departure(group, partition, partition_id, granted.leaving))
+            handed.departures.append(Departure(group, piece.partition, piece.partition_id, granted.leaving))
         if not granted.deliveries:
             return
         leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in granted.deliveries)
-        batches = self._batches(partition_id, granted.deliveries, look.batches)
-        handed.grants.append(Grant(topic.name, partition, partition_id, leases, batches))
+        batches = self._batches(piece.partition_id, granted.deliveries, look.batches)
+        handed.grants.append(Grant(topic.name, piece.partition, piece.partition_id, leases, batches))
         look.spend(leases, batches)
 
     def _batches(
         self, partition_id: int, deliveries: Sequence[Delivery], read: Sequence[StoredBatch]
     ) -> tuple[StoredBatch, ...]:
         """The batches that hold these deliveries: those read already, and the rest from the log."""
-        found = {b.base_offset: b for b in read}
+        found = {batch.base_offset: batch for batch in read}
         for delivery in deliveries:
-            if not any(b.base_offset <= delivery.first <= b.last_offset for b in found.values()) or not any(
-                b.base_offset <= delivery.last <= b.last_offset for b in found.values()
-            ):
-                for batch in self.read_span(partition_id, delivery.first, delivery.last):
-                    found[batch.base_offset] = batch
-        wanted = (
-            b
-            for b in found.values()
-            if any(d.first <= b.last_offset and d.last >= b.base_offset for d in deliveries)
-        )
+            position = delivery.first
+            while position <= delivery.last:
+                batch = next((b for b in found.values() if b.base_offset <= position <= b.last_offset), None)
+                if batch is None:
+                    more = self.read(partition_id, position, delivery.last - position + 1, _WHOLE)
+                    if not more:
+                        break
+                    found.update((b.base_offset, b) for b in more)
+                    batch = more[0]
+                position = batch.last_offset + 1
+        wanted = (b for b in found.values() if any(_overlap(b, d) for d in deliveries))
         return tuple(sorted(wanted, key=lambda b: b.base_offset))
 
     def read(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
@@ -184,7 +188,7 @@ class Deliveries:
         found: list[StoredBatch] = []
         position = first
         while position <= last:
-            batches = self.read(partition_id, position, last - position + 1, 2**31)
+            batches = self.read(partition_id, position, last - position + 1, _WHOLE)
             if not batches:
                 break
             found.extend(b for b in batches if b.base_offset <= last)
@@ -261,7 +265,8 @@ class _Look:
         self.messages -= sum(lease.last - lease.first + 1 for lease in leases)
         self.bytes -= sum(len(batch.data) for batch in batches)
         self.empty_handed = False
-        self.full = self.messages <= 0 or self.bytes <= 0 or any(lease.alone for lease in leases)
+        spent = self.messages <= 0 or self.bytes <= 0
+        self.full = self.full or spent or any(lease.alone for lease in leases)
 
 
 def released(request: PollRequest, handed: Handed) -> list[Settle]:
@@ -302,6 +307,10 @@ def new_stamp(target: Topic | None) -> Stamp | None:
     if target is None:
         return None
     return Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
+
+
+def _overlap(batch: StoredBatch, delivery: Delivery) -> bool:
+    return delivery.first <= batch.last_offset and delivery.last >= batch.base_offset
 
 
 def _has_new(peek: Peek, bounds: Bounds) -> bool:

@@ -23,7 +23,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ..errors import CatalogError, SchemaMismatch, StoreCorrupt, UsageError
+from ..errors import CatalogError, SchemaMismatch, StoreCorrupt, UnknownPartition, UsageError
 from ..model.retry import Backoff
 from ..model.settings import Mode
 from ..units import Duration, duration_ms
@@ -262,7 +262,8 @@ class App:
 
     async def _may_repeat(self, subscription: Subscription, error: BaseException, tries: int) -> bool:
         """Wait a little after an error; False: the app stops. Raises what waiting does not help."""
-        if isinstance(error, _HOPELESS):
+        # A partition that is gone may have successors, or its topic is gone: opening anew tells.
+        if isinstance(error, _HOPELESS) and not isinstance(error, UnknownPartition):
             log.error("%s cannot go on: %r", subscription.name, error)
             raise error
         log.warning("%s starts again after an error: %r", subscription.name, error, exc_info=error)

@@ -146,6 +146,9 @@ class Progress(Protocol):
     def peek(self, group_id: int, partition_ids: Sequence[int]) -> dict[int, Peek]:
         """Where the group is, without a lock: a hint. Partitions never polled are missing."""
 
+    def held_by(self, group_id: int, token: int) -> set[int]:
+        """Partitions of which this token holds something: a hint, without a lock."""
+
     def poll(
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import GenerationChanged
-from ..model import delivery
+from ..model import settlement
 from ..model.delivery import Change, Delivery, Span, Stamp
 from .contract import Granted, Group
 from .session import Session, Transaction
@@ -132,7 +132,7 @@ class Locked:
     def hand_out_again(self, held: Sequence[Delivery], lease_ms: int) -> Granted:
         """The reply to the first poll was lost. The asker counts its lease from this one (I6, I16)."""
         spans = [(d.first, d.last) for d in held]
-        change = delivery.extend(held, spans, self.now + lease_ms, self.row.cursor)
+        change = settlement.extend(held, spans, self.now + lease_ms, self.row.cursor)
         self.apply(change)
         return Granted(change.put, next_due=self.row.next_due)
 
@@ -162,7 +162,7 @@ class Locked:
             "AND first_offset <= ? AND last_offset >= ? AND token <> ?", high, low, token
         )
         beyond = [(max(first, self.row.cursor), last) for first, last in spans if last >= self.row.cursor]
-        return (*delivery.covered(spans, others), *beyond)
+        return (*settlement.covered(spans, others), *beyond)
 
     def apply(self, change: Change) -> None:
         if change.drop:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from ..model import delivery
+from ..model import delivery, settlement
 from ..model.delivery import Ask, Settlement, Span
 from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
 from .locked import (
@@ -52,6 +52,11 @@ class SqlProgress:
             )
         return {row[0]: Peek(row[1], row[2]) for row in rows if row[0] in wanted}
 
+    def held_by(self, group_id: int, token: int) -> set[int]:
+        held = "SELECT partition_id FROM penstock_deliveries WHERE token = ? AND group_id = ?"
+        with self._session.read(Lane.PROGRESS) as tx:
+            return {row[0] for row in tx.all(held, token, group_id)}
+
     def poll(
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
@@ -79,7 +84,7 @@ class SqlProgress:
     ) -> Settled:
         def decide(locked: Locked) -> Settled:
             held = locked.deliveries("AND token = ? ORDER BY first_offset", token)
-            change = delivery.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
+            change = settlement.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
             if change.leaving:
                 locked.must_flush()
             lost = locked.in_other_hands(change.missing, token)
@@ -93,7 +98,7 @@ class SqlProgress:
         def decide(locked: Locked) -> tuple[Span, ...]:
             held = locked.deliveries("AND token = ? ORDER BY first_offset", token)
             until = locked.now + group.settings.lease_ms
-            change = delivery.extend(held, spans, until, locked.row.cursor)
+            change = settlement.extend(held, spans, until, locked.row.cursor)
             if change.drop:
                 locked.apply(change)
             return locked.in_other_hands(change.missing, token)
@@ -105,7 +110,7 @@ class SqlProgress:
             low, high = min(s[0] for s in spans), max(s[1] for s in spans)
             where = "AND first_offset <= ? AND last_offset >= ? ORDER BY first_offset"
             rows = locked.deliveries(where, high, low)
-            change = delivery.seize(locked.row.cursor, rows, spans, locked.now, ask, group.terms)
+            change = settlement.seize(locked.row.cursor, rows, spans, locked.now, ask, group.terms)
             locked.apply(change)
             return Granted(change.granted, change.leaving)
 

@@ -1,8 +1,9 @@
 """SQLite: two files, WAL, one writer at a time per file.
 
 The log file is flushed at every commit (`synchronous=FULL`), the progress file only where it is asked
-for (I8). The files are never attached to each other. Before BEGIN IMMEDIATE a writer waits for its turn,
-which makes many processes on one file fair; SQLite's lock is what keeps the data right (I19).
+for (I8). The files are never attached to each other. If the progress file is lost, every group starts
+again from its start: messages come twice, none is missing (R15). Before BEGIN IMMEDIATE a writer waits for
+its turn, which makes many processes on one file fair; SQLite's lock is what keeps the data right (I19).
 """
 
 from __future__ import annotations
