@@ -185,7 +185,6 @@ class Connection(_Block):
     """Has an event loop of its own, in a thread of its own."""
 
     __slots__ = ()
-    _portal: LoopThread
 
     def close(self) -> None:
         """Close what was made from this connection, then the connection. Once more is harmless."""
@@ -216,6 +215,6 @@ def connect(url: str, *, client_id: str | None = None, clock: Clock | None = Non
     return connection
 
 
-def for_thread(loop: asyncio.AbstractEventLoop, message: AsyncReceived) -> Received:
-    """A message as a handler in a thread gets it: settling it goes through the app's loop."""
-    return Received(Portal(loop, wrapped), message)
+def for_threads(portal: Portal, target: Any) -> Any:
+    """What a handler in a thread gets for something of the app's: it goes through the app's loop."""
+    return _FACADES[type(target)](portal, target)

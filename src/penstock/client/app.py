@@ -28,6 +28,7 @@ from ..model.retry import Backoff
 from ..model.settings import Mode
 from ..units import Duration, duration_ms
 from .app_intake import Intake
+from .app_portal import Portal
 from .app_run import find, run
 from .app_subscription import AckMode, Batch, Subscription, make_subscription, window_for
 from .app_worker import ErrorHook, Worker
@@ -119,6 +120,11 @@ class App:
         if self._connection is None:
             raise UsageError("the app is not running: it is connected between start() and stop()")
         return self._connection
+
+    @property
+    def sync(self) -> Any:
+        """The same for handlers that are plain functions: `app.sync.send(…)`, as of `penstock.sync`."""
+        return self._for_threads(self.connection)
 
     async def send(self, topic: str, value: Value, **options: Any) -> Receipt:
         """As `Connection.send`."""
@@ -219,8 +225,6 @@ class App:
     async def _open(
         self, connection: Connection, subscription: Subscription, *, by_hand: bool = False
     ) -> Worker:
-        from ..sync import for_thread
-
         consumer = connection.consumer(
             subscription.topic,
             subscription.group,
@@ -231,14 +235,18 @@ class App:
         intake = Intake(await consumer.__aenter__())
         if by_hand:
             intake.by_hand()
-        loop = asyncio.get_running_loop()
-
-        def as_plain(message: Received) -> Any:
-            return for_thread(loop, message)
-
         return Worker(
-            subscription, intake, for_thread=as_plain, on_error=self._on_error, fraction=self._fraction
+            subscription,
+            intake,
+            for_thread=self._for_threads,
+            on_error=self._on_error,
+            fraction=self._fraction,
         )
+
+    def _for_threads(self, target: Received | Connection) -> Any:
+        from ..sync import for_threads, wrapped
+
+        return for_threads(Portal(self.connection._guard.loop, wrapped), target)
 
     async def _keep_running(self, at: int) -> None:
         """One subscription, until the app stops: with a new consumer whenever the store failed."""

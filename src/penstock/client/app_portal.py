@@ -83,6 +83,10 @@ class Portal:
         except Exception as error:
             done.set_exception(error)
 
+    def end(self) -> None:
+        """The loop is somebody else's: only the way into it ends."""
+        self.closed = True
+
     def soon(self, function: Callable[[], Any]) -> None:
         """Call it in the loop, and do not wait: also from a thread that must not wait."""
         with contextlib.suppress(RuntimeError):  # the loop has ended, and with it what was to be done

@@ -34,7 +34,7 @@ _LAYOUT = """SELECT base_offset, records, bytes FROM {log}
              ORDER BY base_offset LIMIT ?"""
 _BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
               WHERE base_offset BETWEEN ? AND ? ORDER BY base_offset"""
-_LAYOUT_ROWS = 1000
+_LAYOUT_ROWS = (4, 64, 1024)  # large batches reach the limits soon: look at few rows first
 
 
 @dataclass(slots=True)
@@ -64,8 +64,7 @@ class SqlLog:
         log = log_table(partition_id)
         with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
             while True:
-                rows = tx.all(_LAYOUT.format(log=log), offset, min(max_messages, _LAYOUT_ROWS) + 1)
-                wanted = _within(rows, offset, max_messages, max_bytes)
+                wanted = _choose(tx, log, offset, max_messages, max_bytes)
                 if wanted is None:
                     return []
                 found = tx.all(_BATCHES.format(log=log), *wanted)
@@ -229,10 +228,23 @@ class _Appending:
             self._tx.many(upsert, rows)
 
 
-def _within(
-    rows: list[tuple[Any, ...]], offset: int, max_messages: int, max_bytes: int
+def _choose(
+    tx: Transaction, log: str, offset: int, max_messages: int, max_bytes: int
 ) -> tuple[int, int] | None:
     """First and last base offset to read: up to the limits, but at least one batch."""
+    wanted: tuple[int, int] | None = None
+    for most in _LAYOUT_ROWS:
+        rows = tx.all(_LAYOUT.format(log=log), offset, most)
+        wanted, full = _within(rows, offset, max_messages, max_bytes)
+        if full or len(rows) < most:
+            break
+    return wanted
+
+
+def _within(
+    rows: list[tuple[Any, ...]], offset: int, max_messages: int, max_bytes: int
+) -> tuple[tuple[int, int] | None, bool]:
+    """What of these rows is to be read, and whether the limits are reached with it."""
     first = last = None
     messages = size = 0
     for base, records, length in rows:
@@ -240,9 +252,11 @@ def _within(
             continue
         if first is None:
             first = base
-        elif messages >= max_messages or size + length > max_bytes:
-            break
+        elif size + length > max_bytes:
+            return (first, base - 1), True
         last = base
         messages += base + records - max(base, offset)
         size += length
-    return None if first is None or last is None else (first, last)
+        if messages >= max_messages:
+            return (first, last), True
+    return (None if first is None or last is None else (first, last)), False

@@ -1,10 +1,10 @@
 """A queue for users' tests: in memory, with a clock that the test moves.
 
     async def test_a_failed_order_is_tried_again(penstock_queue, penstock_clock):
-        await penstock_queue.create_topic("orders")
+        await penstock_queue.create_topics("orders", "bills")
         await penstock_queue.send("orders", b'{"id": 7}')
-        await penstock_queue.run_until_idle(app)         # the handlers of a penstock.App, now
-        penstock_clock.advance(60)                       # a retry is due
+        assert (await penstock_queue.run_until_idle(app)).errors    # the handlers of a penstock.App, now
+        penstock_clock.advance(60)                                  # its retry is due
         assert (await penstock_queue.run_until_idle(app)).errors == []
 
 Decides when an app has nothing left to do: no message is due, none is at work, and every verdict is stored.
@@ -82,6 +82,10 @@ class TestQueue(Connection):
     @property
     def opened(self) -> bool:
         return "_guard" in vars(self)
+
+    async def create_topics(self, *names: str) -> None:
+        for name in names:
+            await self.create_topic(name)
 
     async def run_until_idle(self, app: App, *, timeout: float = 60) -> Ran:
         """Run the app's handlers on this queue until nothing is left to do."""

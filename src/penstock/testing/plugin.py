@@ -1,11 +1,11 @@
 """The pytest plugin: fixtures for users' tests. Installed with Penstock, nothing to import or configure.
 
     async def test_an_order_is_billed(penstock_queue):
-        await penstock_queue.create_topic("orders")
+        await penstock_queue.create_topics("orders", "bills")
         captured = penstock_queue.capture()
-        await penstock_queue.send("orders", b'{"id": 7}')
+        await penstock_queue.send("orders", b'{"id": 1}')
         await penstock_queue.run_until_idle(app)
-        assert captured.values("bills") == [b"7"]
+        assert captured.values("bills") == [b"1"]
 
 Must never open anything before a test asks for it: pytest loads this module wherever Penstock is
 installed. Must not need a plugin for asyncio, and works with any.
