@@ -22,7 +22,6 @@ class Limits:
     max_headers: int = 64
     max_batch_messages: int = 10_000
     max_batch_bytes: int = 8 * 1024 * 1024  # a stored batch; always takes one message
-    max_partitions: int = SLOTS
 
     # producer: what is gathered into a batch (R37)
     batch_messages: int = 1000
@@ -42,8 +41,6 @@ class Limits:
     poll_wait_ms: int = 30_000  # longest long poll
     member_ttl_factor: int = 2  # a member is live for this many leases after its last heartbeat
     retry_first_ms: int = 1_000
-    retry_factor: float = 2.0
-    retry_limit_ms: int = 600_000
 
     # broker
     writer_queue_bytes: int = 64 * 1024 * 1024

@@ -23,16 +23,17 @@ PenstockError                     code, retriable, and a sentence that says what
 │   ├── UnknownProducer           a producer must start at sequence 0
 │   ├── ProducerFenced            a newer epoch of this producer is in use
 │   └── UnknownFate               it cannot be told whether the batch was stored
+│       └── SendTimeout           the deadline passed before the receipt came; `stored=False` in its
+│                                 details if the message never left
 ├── DeliveryError                 a delivery is not what its holder believes
 │   ├── LeaseLost                 the lease ended; somebody else may have the message
-│   └── GenerationChanged         the group was reset meanwhile
+│   └── GenerationChanged         the group was reset meanwhile (retriable)
 └── StoreError                    the database said no
-    ├── StoreUnavailable          cannot be opened or reached
+    ├── StoreUnavailable          cannot be opened or reached (retriable)
     ├── StoreBusy                 locked for too long (retriable)
     ├── StoreFull                 no space left (retriable once there is space)
     ├── StoreCorrupt              the file is not a database, or is damaged
     └── SchemaMismatch            made by a newer version, or not migrated
-SendTimeout                       (an UnknownFate) the deadline passed before the receipt came
 
 `code` is stable and for machines; `retriable` says whether the very same call may succeed later.
 """

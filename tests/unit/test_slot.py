@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -20,7 +24,9 @@ def bitwise_crc32(data: bytes) -> int:
 def test_vectors_hold_for_ever() -> None:
     assert len(TEST_VECTORS) >= 12
     assert [(key, slot_of(key)) for key, _ in TEST_VECTORS] == list(TEST_VECTORS)
-    assert slot_of(b"123456789") == 0xCBF43926 % 1024 == 294  # the check value of the CRC catalogue
+    assert (
+        slot_of(b"123456789") == (0xCBF43926 * 2654435769 % 2**32) // 2**22
+    )  # the CRC catalogue's check value
 
 
 def test_there_are_1024_slots_for_ever() -> None:
@@ -29,5 +35,28 @@ def test_there_are_1024_slots_for_ever() -> None:
 
 
 @given(st.binary(max_size=100))
-def test_slot_is_crc32_modulo_slots(key: bytes) -> None:
-    assert slot_of(key) == bitwise_crc32(key) % 1024
+def test_slot_is_what_the_docs_say(key: bytes) -> None:
+    assert slot_of(key) == (bitwise_crc32(key) * 2654435769 % 2**32) // 2**22
+
+
+@pytest.mark.parametrize("partitions", [2, 3, 4, 8])
+@pytest.mark.parametrize("count", [64, 100, 1000])
+@pytest.mark.parametrize(
+    "key",
+    [
+        lambda i: b"customer-%d" % i,
+        lambda i: b"%d" % i,
+        lambda i: struct.pack(">q", i),
+        lambda i: struct.pack("<q", i),
+        lambda i: b"ord-%06d" % (10 * i),
+    ],
+)
+def test_keys_that_differ_at_their_end_reach_every_partition(
+    key: Callable[[int], bytes], count: int, partitions: int
+) -> None:
+    loads = [0] * partitions
+    for i in range(count):
+        loads[slot_of(key(i)) * partitions // SLOTS] += 1
+    even = count / partitions
+    assert min(loads) > 0
+    assert sum((load - even) ** 2 / even for load in loads) / (partitions - 1) < 6

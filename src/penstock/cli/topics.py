@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..model.names import check_topic
 from . import show
 from .ask import DryRun, Losses, Yes, agreed
 from .frame import Run, command, family
@@ -48,6 +49,7 @@ async def create(
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it is there already.")] = False,
 ) -> None:
     """Create a topic (and the queue's file, if it is not there)."""
+    check_topic(topic)  # before a file is made for it
     settings = _settings(retention, retention_bytes, keep, drop_settled)
     if partitions is not None:
         settings["partitions"] = partitions

@@ -29,7 +29,7 @@ from ..model.route import Range
 from ..model.sequence import next_sequence
 from ..store.contract import Appended
 from .appending import Failed, InFlight, Refused, append_until
-from .parcel import Parcel
+from .parcel import NOT_SENT, Parcel
 
 __all__ = ["Accumulator", "Batching", "Owner"]
 
@@ -171,7 +171,7 @@ class Accumulator:
         while self._pending and builder.count < self._batching.batch_messages:
             parcel = self._pop()
             if parcel.call.abandoned or parcel.call.deadline <= now:
-                parcel.failed(SendTimeout("the time was over before the message left: nothing was stored"))
+                parcel.failed(SendTimeout(NOT_SENT, stored=False))
                 continue
             count = _fill(builder, parcel, now_ms, self._batching.batch_messages - builder.count)
             if count < len(parcel.entries):

@@ -158,7 +158,7 @@ def _given_up(batch: InFlight) -> Failed:
     return Failed(
         SendTimeout(
             f"no receipt within the time for {messages} messages to partition {batch.where.partition}: it is "
-            "not known whether they were stored; look, or send them again with the same id",
+            "not known whether they were stored; look before sending them again",
             partition=batch.where.partition,
             messages=messages,
             tries=batch.tries,

@@ -160,7 +160,9 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def id(self) -> str:
-        return self._id if self._id is not None else id_at(self._partition_id, self.offset)
+        if self._id is not None or self.offset < 0:  # sent one-way: where it went is not known
+            return self._id or ""
+        return id_at(self._partition_id, self.offset)
 
     def __repr__(self) -> str:
         return (

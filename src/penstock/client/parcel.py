@@ -16,7 +16,9 @@ from ..model.route import Range
 from .codec import Entry, Packed
 from .message import Receipt
 
-__all__ = ["Call", "Parcel"]
+__all__ = ["NOT_SENT", "Call", "Parcel"]
+
+NOT_SENT = "the time was over before the message left: nothing was stored, it may be sent again"
 
 
 class Call:

@@ -24,7 +24,7 @@ from .accumulator import Accumulator, Batching
 from .codec import Packed, pack, pack_all
 from .guard import Guard
 from .message import Message, Receipt, Value
-from .parcel import Call, Parcel
+from .parcel import NOT_SENT, Call, Parcel
 from .room import Room
 from .routing import Router
 
@@ -161,8 +161,8 @@ class Producer:
                 return await call.future
         except TimeoutError:
             raise SendTimeout(
-                "no receipt within the time: it is not known whether the message was stored; look, "
-                "or send it again with the same id"
+                "no receipt within the time: it is not known whether the message was stored; look before "
+                "sending it again, or let the handler drop an id it has seen"
             ) from None
 
     def _deadline(self, timeout: Duration | None) -> float:
@@ -271,7 +271,7 @@ async def _in_time(waiting: Awaitable[None], deadline: float) -> None:
         async with asyncio.timeout_at(None if math.isinf(deadline) else deadline):
             await waiting
     except TimeoutError:
-        raise SendTimeout("the time was over before the message left: nothing was stored") from None
+        raise SendTimeout(NOT_SENT, stored=False) from None
 
 
 def refuse_delay(delay: Duration | None, at: Moment | None) -> None:
