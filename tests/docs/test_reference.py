@@ -19,7 +19,7 @@ import penstock
 from penstock import errors
 from penstock.cli.root import app
 from penstock.config import DEFAULTS, Limits
-from penstock.model.slot import TEST_VECTORS, slot_of
+from penstock.model.slot import TEST_VECTORS
 from penstock.units import format_bytes, format_duration
 from tests.docs.pages import PAGES, ROOT, blocks, code_spans, headings, links, page_id, table
 
