@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock import App, Backoff, Connection, Message, StoreError, UnknownTopic, UsageError
+from penstock import App, Backoff, Connection, Message, StoreError, UnknownPartition, UnknownTopic, UsageError
 from penstock.client.app import load_app
+from penstock.client.app_subscription import window_for
 
 
 @pytest.fixture(params=["memory", "sqlite"])
@@ -254,34 +255,45 @@ async def test_a_fast_handler_holds_much_and_a_slow_one_little(mq: Connection) -
         await slow.stop(0)
 
 
+def test_the_window_follows_what_a_message_costs() -> None:
+    app = App("memory://")
+
+    async def handle(body: bytes) -> None: ...
+    async def lists(bodies: list[bytes]) -> None: ...
+
+    app.subscribe("orders", group="a", concurrency=4)(handle)
+    app.subscribe("orders", group="b", concurrency=4, window=77)(handle)
+    app.subscribe("orders", group="c", concurrency=2, batch=700)(lists)
+    free, fixed, batches = app.subscriptions
+    assert [window_for(free, seconds) for seconds in (None, 10, 0.1, 0.01, 1e-6, 0)] == [
+        8, 8, 20, 200, 1000, 1000,
+    ]  # fmt: skip
+    assert window_for(fixed, None) == window_for(fixed, 1e-6) == 77
+    assert window_for(batches, None) == window_for(batches, 1e-6) == 2800
+
+
 # ---- failures of the store ----
 
 
-async def test_a_store_that_fails_for_a_while_is_tried_again(
-    mq: Connection, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("error", [StoreError("who knows"), UnknownPartition("it has moved")], ids=repr)
+async def test_a_store_that_fails_for_a_while_is_asked_again(
+    mq: Connection, error: penstock.PenstockError, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both kinds: what the consumer repeats by itself, and what ends it, so that a new one is opened."""
-    app, recovered, polls, settles = App(mq), asyncio.Event(), 0, 0
+    app, recovered, polls = App(mq), asyncio.Event(), 0
     endpoint: Any = mq._endpoint
-    real_poll, real_settle = endpoint.poll, endpoint.settle
+    real_poll = endpoint.poll
 
     async def poll(request: Any) -> Any:
         nonlocal polls
         polls += 1
         if polls in (1, 3):
-            raise penstock.StoreBusy("for a moment") if polls == 1 else StoreError("who knows")
+            raise penstock.StoreBusy("for a moment") if polls == 1 else error
         if polls > 3:
             recovered.set()
         return await real_poll(request)
 
-    async def settle(*args: Any) -> Any:
-        nonlocal settles
-        settles += 1
-        if settles == 1:
-            raise StoreError("not stored")
-        return await real_settle(*args)
-
-    endpoint.poll, endpoint.settle = poll, settle
+    endpoint.poll = poll
     seen: asyncio.Queue[bytes] = asyncio.Queue()
 
     @app.subscribe("orders", group="billing")
@@ -289,20 +301,46 @@ async def test_a_store_that_fails_for_a_while_is_tried_again(
         seen.put_nowait(body)
 
     async with app:
-        for body in (b"1", b"2"):
+        for body in (b"1", b"2", b"3"):
             await mq.send("orders", body)
             while await asyncio.wait_for(seen.get(), 20) != body:
                 pass
-        await asyncio.wait_for(recovered.wait(), 20)
-        await mq.send("orders", b"3")
-        while await asyncio.wait_for(seen.get(), 20) != b"3":
-            pass
+            if body == b"2":
+                await asyncio.wait_for(recovered.wait(), 20)
         assert app.running
-    endpoint.poll, endpoint.settle = real_poll, real_settle
-    assert "starts again after an error: StoreError('who knows')" in caplog.text
-    assert "ack was not stored, trying again" in caplog.text
-    assert polls > 3 and settles > 1
+    assert f"starts again after an error: {error!r}" in caplog.text
     assert await left(mq) == 0
+
+
+async def test_a_verdict_that_was_not_stored_is_given_again(
+    mq: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, stored, settles, attempts = App(mq), asyncio.Event(), 0, 0
+    endpoint: Any = mq._endpoint
+    real_settle = endpoint.settle
+
+    async def settle(*args: Any) -> Any:
+        nonlocal settles
+        settles += 1
+        if settles == 1:
+            raise StoreError("not stored")
+        lost = await real_settle(*args)
+        stored.set()
+        return lost
+
+    endpoint.settle = settle
+
+    @app.subscribe("orders", group="billing")
+    async def handle(body: bytes) -> None:
+        nonlocal attempts
+        attempts += 1
+
+    async with app:
+        await mq.send("orders", b"1")
+        await asyncio.wait_for(stored.wait(), 20)
+        assert await left(mq) == 0
+    assert attempts == 1
+    assert "ack was not stored, trying again" in caplog.text
 
 
 async def test_what_can_never_work_ends_the_app_with_its_error(mq: Connection) -> None:
@@ -392,6 +430,32 @@ def run_and_signal(folder: Path, number: signal.Signals, *, twice: bool) -> tupl
         return out, err, process.returncode
     finally:
         process.kill()
+
+
+HANGING = """
+import threading
+import penstock
+
+app = penstock.App("sqlite:///{path}", grace=0.1)
+
+@app.subscribe("orders", group="billing")
+def handle(body: bytes) -> None:
+    print("begun", flush=True)
+    threading.Event().wait()
+
+app.run()
+print("stopped", flush=True)
+"""
+
+
+async def test_a_thread_that_hangs_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(HANGING.format(path=tmp_path / "q.db"))
+    async with penstock.connect(f"sqlite:///{tmp_path}/q.db") as mq:
+        await mq.create_topic("orders")
+        await mq.send("orders", b"1")
+    out, err, code = await asyncio.to_thread(run_and_signal, tmp_path, signal.SIGTERM, twice=False)
+    assert (out, code) == ("stopped\n", 0)
+    assert "still running" in err
 
 
 def test_a_program_without_handlers_is_told_so() -> None:

@@ -272,7 +272,7 @@ async def test_giving_up_begins_a_new_epoch(mq: Connection, endpoint: FakeEndpoi
     gate = asyncio.Event()  # never set: no answer comes
     await mq.send("orders", b"a")
     endpoint.on["append"].append(waiting(gate))
-    with pytest.raises(SendTimeout, match="same id") as caught:
+    with pytest.raises(SendTimeout, match="not known whether") as caught:
         await mq.send("orders", b"b", timeout="20ms")
     assert isinstance(caught.value, UnknownFate)
     await mq.send("orders", b"c")
