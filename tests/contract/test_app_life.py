@@ -255,6 +255,25 @@ async def test_a_fast_handler_holds_much_and_a_slow_one_little(mq: Connection) -
         await slow.stop(0)
 
 
+async def test_what_is_settled_on_delivery_is_taken_only_when_it_can_begin(mq: Connection) -> None:
+    """R16: at most once means that a crash loses what was taken; so no more is taken than is begun."""
+    app, begun = App(mq), asyncio.Barrier(3)
+
+    @app.subscribe("orders", group="billing", ack="on_delivery", concurrency=2)
+    async def hangs(body: bytes) -> None:
+        await begun.wait()
+        await asyncio.Event().wait()
+
+    await mq.send_many("orders", [Message(b"x")] * 50)
+    await app.start()
+    try:
+        await asyncio.wait_for(begun.wait(), 10)
+        assert await left(mq) == 48
+    finally:
+        await app.stop(0)
+    assert await left(mq) == 48
+
+
 def test_the_window_follows_what_a_message_costs() -> None:
     app = App("memory://")
 

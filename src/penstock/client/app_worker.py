@@ -6,7 +6,7 @@ cancelled and given up; `handler` decides what its ending means, `app_intake` ho
 
 Must never let a handler end a lane, whatever it raises; never give a verdict while the handler still runs,
 except to hand the message back when the app stops and the grace is over; and never run more at once than the
-subscription says. A plain function cannot be cancelled: its timeout is only told, and what it did counts.
+subscription says.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from ..errors import DecodeError
+from .app_call import Caller, being_cancelled
 from .app_intake import Intake
 from .app_subscription import Subscription, window_for
-from .app_threads import HandlerThreads
 from .ending import end
 from .handler import ACK, RELEASE, Dead, RetryLater, outcome_of
 from .message import Received
@@ -52,7 +52,6 @@ class Worker:
         self.subscription = subscription
         self.intake = intake
         self.handled = 0  # messages whose handler ended, one way or the other
-        self._for_thread = for_thread  # a message as a plain function gets it
         self._on_error, self._fraction = on_error, fraction
         self._ready: deque[Received] = deque()
         self._arrived, self._hungry = asyncio.Event(), asyncio.Event()
@@ -63,10 +62,7 @@ class Worker:
         self._stopping = False
         self._lanes: list[asyncio.Task[None]] = []
         self._feeder: asyncio.Task[None] | None = None
-        handler = subscription.handler
-        self._threads = (
-            None if handler.is_async else HandlerThreads(subscription.concurrency, f"penstock-{handler.name}")
-        )
+        self._caller = Caller(subscription, for_thread)
 
     # ---- life ----
 
@@ -95,8 +91,7 @@ class Worker:
                 await self.intake.stop([m for unit in self._at_work.values() for m in unit])
             await self._end_lanes(grace_s)
         finally:
-            if self._threads is not None:
-                self._threads.close()
+            self._caller.close()
             await self.intake.close()
 
     def hurry(self) -> None:
@@ -230,7 +225,7 @@ class Worker:
         if not unit:
             return
         try:
-            error = await self._call(bodies, unit)
+            error = await self._caller.call(bodies, unit)
         except BaseException as gone:  # the lane was cancelled, or the program ends: not an attempt
             self.intake.settle(unit, RELEASE)
             raise gone
@@ -252,54 +247,6 @@ class Worker:
             except Exception as error:
                 await self._failed(error, [message])
         return bodies, fitting
-
-    async def _call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
-        """Run the handler; returns what it raised. Raises only what ends the lane."""
-        handler = self.subscription.handler
-        messages = [self._for_thread(m) for m in unit] if self._threads and handler.message else unit
-        if self.subscription.batch is None:
-            arguments = handler.arguments(bodies[0] if bodies else None, messages[0])
-        else:
-            arguments = handler.arguments(bodies, messages)
-        if self._threads is not None:
-            return await self._call_in_thread(self._threads, arguments)
-        try:
-            if self.subscription.timeout_s is None:
-                await handler.function(**arguments)
-            else:
-                await self._call_in_time(arguments, self.subscription.timeout_s)
-        except (KeyboardInterrupt, SystemExit):
-            raise
-        except BaseException as error:
-            if isinstance(error, asyncio.CancelledError) and _being_cancelled():
-                raise
-            return error  # also a CancelledError of something the handler waited for
-        return None
-
-    async def _call_in_time(self, arguments: dict[str, Any], seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                await self.subscription.handler.function(**arguments)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise TimeoutError(f"the handler did not end within {seconds:g} seconds") from error
-
-    async def _call_in_thread(
-        self, threads: HandlerThreads, arguments: dict[str, Any]
-    ) -> BaseException | None:
-        began = monotonic()
-        error = await threads.run(self.subscription.handler.function, arguments)
-        limit = self.subscription.timeout_s
-        if limit is not None and monotonic() - began > limit:
-            log.warning(
-                "handler %s took %.1f seconds, its timeout is %g; a plain function cannot be cancelled, so "
-                "what it did counts",
-                self.subscription.handler.name,
-                monotonic() - began,
-                limit,
-            )
-        return error
 
     # ---- failures ----
 
@@ -331,11 +278,6 @@ class Worker:
             if waiting is not None:
                 await waiting
         except (Exception, asyncio.CancelledError):
-            if _being_cancelled():
+            if being_cancelled():
                 raise
             log.exception("the on_error hook failed itself, on a message of %s", self._name)
-
-
-def _being_cancelled() -> bool:
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
