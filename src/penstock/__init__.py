@@ -10,14 +10,15 @@ async with penstock.connect("sqlite:///orders.db") as mq:
 
 from __future__ import annotations
 
+from . import sync
 from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, TopicInfo
-from .client.app import App
-from .client.app_subscription import Batch
+from .client.app.app import App
+from .client.app.handler import Dead, RetryLater
+from .client.app.subscription import Batch
 from .client.connection import Connection, connect
-from .client.consumer import Consumer
-from .client.handler import Dead, RetryLater
+from .client.consuming.consumer import Consumer
 from .client.message import DeadLetter, Message, Receipt, Received
-from .client.producer import Producer
+from .client.producing.producer import Producer
 from .errors import (
     AppendError,
     CatalogError,
@@ -114,4 +115,5 @@ __all__ = [
     "UnknownTopic",
     "UsageError",
     "connect",
+    "sync",
 ]

@@ -24,12 +24,12 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
-from .client.app_portal import LoopThread, Portal, PostFuture, Pump, refuse_running_loop
+from .client.app.portal import LoopThread, Portal, PostFuture, Pump, refuse_running_loop
 from .client.connection import Connection as AsyncConnection
 from .client.connection import connect as _connect
-from .client.consumer import Consumer as AsyncConsumer
+from .client.consuming.consumer import Consumer as AsyncConsumer
 from .client.message import Received as AsyncReceived
-from .client.producer import Producer as AsyncProducer
+from .client.producing.producer import Producer as AsyncProducer
 from .clock import Clock
 
 __all__ = ["Connection", "Consumer", "PostFuture", "Producer", "Received", "connect"]

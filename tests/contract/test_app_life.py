@@ -16,8 +16,8 @@ import pytest
 
 import penstock
 from penstock import App, Backoff, Connection, Message, StoreError, UnknownPartition, UnknownTopic, UsageError
-from penstock.client.app import load_app
-from penstock.client.app_subscription import window_for
+from penstock.client.app.app import load_app
+from penstock.client.app.subscription import window_for
 
 
 @pytest.fixture(params=["memory", "sqlite"])

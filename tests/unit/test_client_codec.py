@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
 from penstock.client.codec import Packed, pack, pack_all, unpack
-from penstock.client.reading import Browsed
+from penstock.client.consuming.reading import Browsed
 from penstock.config import DEFAULTS
 from penstock.model.batch import BatchBuilder, records
 

@@ -358,7 +358,7 @@ def test_whatever_fails_on_the_way_each_message_is_stored_once_and_in_order(
             assert endpoint.values(partition_id)[receipt.offset] == b"%d" % number
         return endpoint
 
-    with patch("penstock.client.appending._FIRST_PAUSE", 0.0):
+    with patch("penstock.client.producing.appending._FIRST_PAUSE", 0.0):
         endpoint = asyncio.run(scenario())
     assert sorted(map(int, endpoint.values())) == list(range(len(keys)))
     for partition_id in endpoint.partitions:

@@ -11,8 +11,8 @@ import pydantic
 import pytest
 
 from penstock import Backoff, Dead, DecodeError, InvalidSetting, Received, RetryLater, UsageError, sync
-from penstock.client.decode import decoder
-from penstock.client.handler import Handler, Outcome, outcome_of
+from penstock.client.app.decode import decoder
+from penstock.client.app.handler import Handler, Outcome, outcome_of
 
 
 @dataclass

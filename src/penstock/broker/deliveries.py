@@ -11,7 +11,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from ..errors import GenerationChanged, StoreError
+from ..errors import GenerationChanged, StoreError, UnknownPartition
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
 from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Peek, Store, StoredBatch, Topic
@@ -68,7 +68,7 @@ class Deliveries:
         while True:
             try:
                 return self._poll(request)
-            except GenerationChanged:
+            except (GenerationChanged, UnknownPartition):  # reset, or deleted: what is cached is old
                 self._catalog.forget()
 
     def _poll(self, request: PollRequest) -> Handed:

@@ -35,7 +35,7 @@ def worker(
     if run.chosen:
         os.environ["PENSTOCK_URL"] = run.url
     _log_to_stderr(run)
-    from ..client.app import load_app
+    from ..client.app.app import load_app
 
     load_app(app).run()
 

@@ -20,9 +20,9 @@ from ..model.route import Route
 from ..model.settings import GroupSettings, GroupWish, Keep, Mode, TopicSettings
 from ..units import Duration, duration_ms, size_bytes
 from .codec import unpack
+from .consuming.reading import Browsed, Position, as_start
 from .guard import Guard
 from .message import DeadLetter, Received
-from .reading import Browsed, Position, as_start
 
 __all__ = ["Admin", "group_wish"]
 

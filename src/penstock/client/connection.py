@@ -26,15 +26,15 @@ from ..model.batch import COMPRESSIONS
 from ..model.names import check_group, check_topic
 from ..model.settings import Mode
 from ..units import Duration, Moment, duration_ms, size_bytes
-from .accumulator import Batching
 from .admin import Admin, group_wish
-from .consumer import AckMode, Consumer, ConsumerSettings
+from .consuming.consumer import AckMode, Consumer, ConsumerSettings
+from .consuming.hands import Window
+from .consuming.heartbeat import Heartbeat
+from .consuming.reading import Position, Reading, as_start
 from .guard import Guard
-from .hands import Window
-from .heartbeat import Heartbeat
 from .message import Message, Receipt, Received, Value
-from .producer import Producer
-from .reading import Position, Reading, as_start
+from .producing.accumulator import Batching
+from .producing.producer import Producer
 from .url import Address, parse
 
 __all__ = ["Connecting", "Connection", "connect"]

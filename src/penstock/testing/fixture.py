@@ -23,13 +23,13 @@ from typing import Any, Self
 
 from .. import sync
 from ..broker.embedded import Broker
-from ..client.app import App
-from ..client.app_portal import LoopThread
-from ..client.app_worker import Worker
+from ..client.app.app import App
+from ..client.app.portal import LoopThread
+from ..client.app.worker import Worker
 from ..client.codec import unpack
 from ..client.connection import Connection
+from ..client.consuming.reading import Browsed
 from ..client.message import Received
-from ..client.reading import Browsed
 from ..clock import ManualClock
 from ..errors import UsageError
 from ..model.batch import records

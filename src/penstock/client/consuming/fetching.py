@@ -18,15 +18,15 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from ..broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
-from ..config import DEFAULTS
-from ..errors import PenstockError
-from ..model.batch import Record, records
-from ..store.contract import StoredBatch
-from .appending import pause
-from .codec import unpack
+from ...broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
+from ...config import DEFAULTS
+from ...errors import PenstockError
+from ...model.batch import Record, records
+from ...store.contract import StoredBatch
+from ..codec import unpack
+from ..message import Received
+from ..producing.appending import pause
 from .hands import ACKED, LOST, Hands, HeldDelivery, Window
-from .message import Received
 from .settling import Settler
 
 __all__ = ["Chunk", "Fetcher", "Window"]

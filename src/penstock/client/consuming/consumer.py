@@ -16,17 +16,17 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
-from ..broker.endpoint import Beat, Endpoint, GroupInfo, Verdict
-from ..config import DEFAULTS
-from ..errors import ClosedError, InvalidSetting, PenstockError, UsageError
-from ..model.settings import GroupWish
-from ..units import Duration, duration_ms
-from .ending import end
+from ...broker.endpoint import Beat, Endpoint, GroupInfo, Verdict
+from ...config import DEFAULTS
+from ...errors import ClosedError, InvalidSetting, PenstockError, UsageError
+from ...model.settings import GroupWish
+from ...units import Duration, duration_ms
+from ..ending import end
+from ..guard import Guard
+from ..message import Received
 from .fetching import Fetcher
-from .guard import Guard
 from .hands import Hands, Window
 from .heartbeat import Heart, Heartbeat
-from .message import Received
 from .settling import Run, Settler, delivery_of, runs_of
 
 __all__ = ["AckMode", "Consumer", "ConsumerSettings", "runs_of"]

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NewType, TypeAlias, get_args, get_origin
 
 import msgspec
 
-from ..errors import DecodeError, UsageError
+from ...errors import DecodeError, UsageError
 
 __all__ = ["Decode", "decoder"]
 

@@ -23,19 +23,19 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ..errors import CatalogError, SchemaMismatch, StoreCorrupt, UnknownPartition, UsageError
-from ..model.retry import Backoff
-from ..model.settings import Mode
-from ..units import Duration, duration_ms
-from .app_intake import Intake
-from .app_portal import Portal
-from .app_run import find, run
-from .app_subscription import AckMode, Batch, Subscription, make_subscription, window_for
-from .app_worker import ErrorHook, Worker
-from .appending import pause
-from .connection import Connection, connect
-from .message import Message, Receipt, Received, Value
-from .reading import Position
+from ...errors import CatalogError, SchemaMismatch, StoreCorrupt, UnknownPartition, UsageError
+from ...model.retry import Backoff
+from ...model.settings import Mode
+from ...units import Duration, duration_ms
+from ..connection import Connection, connect
+from ..consuming.reading import Position
+from ..message import Message, Receipt, Received, Value
+from ..producing.appending import pause
+from .intake import Intake
+from .portal import Portal
+from .run import find, run
+from .subscription import AckMode, Batch, Subscription, make_subscription, window_for
+from .worker import ErrorHook, Worker
 
 __all__ = ["App", "load_app"]
 
@@ -244,7 +244,7 @@ class App:
         )
 
     def _for_threads(self, target: Received | Connection) -> Any:
-        from ..sync import for_threads, wrapped
+        from ...sync import for_threads, wrapped
 
         return for_threads(Portal(self.connection._guard.loop, wrapped), target)
 

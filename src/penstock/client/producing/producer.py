@@ -15,15 +15,15 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from ..broker.endpoint import Endpoint
-from ..config import DEFAULTS, SLOTS
-from ..errors import ClosedError, InvalidSetting, PenstockError, SendTimeout
-from ..model.route import Range, Route
-from ..units import Duration, Moment, duration_ms
+from ...broker.endpoint import Endpoint
+from ...config import DEFAULTS, SLOTS
+from ...errors import ClosedError, InvalidSetting, PenstockError, SendTimeout
+from ...model.route import Range, Route
+from ...units import Duration, Moment, duration_ms
+from ..codec import Packed, pack, pack_all
+from ..guard import Guard
+from ..message import Message, Receipt, Value
 from .accumulator import Accumulator, Batching
-from .codec import Packed, pack, pack_all
-from .guard import Guard
-from .message import Message, Receipt, Value
 from .parcel import NOT_SENT, Call, Parcel
 from .room import Room
 from .routing import Router

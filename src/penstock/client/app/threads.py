@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
-from ..errors import UsageError
+from ...errors import UsageError
 
 __all__ = ["HandlerThreads"]
 

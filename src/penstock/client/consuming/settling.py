@@ -15,13 +15,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from ..broker.endpoint import Beat, Endpoint, Held, Settle, Verdict
-from ..errors import ClosedError, LeaseLost, PenstockError, UsageError
-from ..model.delivery import Span
-from .appending import pause
-from .guard import Guard
+from ...broker.endpoint import Beat, Endpoint, Held, Settle, Verdict
+from ...errors import ClosedError, LeaseLost, PenstockError, UsageError
+from ...model.delivery import Span
+from ..guard import Guard
+from ..message import Kind, Received
+from ..producing.appending import pause
 from .hands import ACKED, ACKING, GIVEN, GIVING, LOST, OPEN, Hands, HeldDelivery
-from .message import Kind, Received
 
 __all__ = ["Run", "Settler", "delivery_of", "runs_of"]
 

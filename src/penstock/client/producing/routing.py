@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ..errors import PenstockError
-from ..model.route import Range, Route
-from ..model.slot import slot_of
+from ...errors import PenstockError
+from ...model.route import Range, Route
+from ...model.slot import slot_of
+from ..ending import end
 from .accumulator import Accumulator
 from .appending import pause
-from .ending import end
 from .parcel import Parcel
 
 __all__ = ["Router"]

@@ -16,14 +16,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ..broker.endpoint import Verdict
-from ..config import DEFAULTS
-from .appending import pause
-from .consumer import Consumer
+from ...broker.endpoint import Verdict
+from ...config import DEFAULTS
+from ..consuming.consumer import Consumer
+from ..consuming.hands import LOST, HeldDelivery, Window
+from ..consuming.settling import Run, runs_of
+from ..message import Received
+from ..producing.appending import pause
 from .handler import ACK, RELEASE, Outcome
-from .hands import LOST, HeldDelivery, Window
-from .message import Received
-from .settling import Run, runs_of
 
 __all__ = ["Intake"]
 

@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
 
-from ..broker.endpoint import Endpoint
-from ..config import DEFAULTS
-from ..errors import ClosedError, SendTimeout, UnknownFate
-from ..model.batch import BatchBuilder
-from ..model.route import Range
-from ..model.sequence import next_sequence
-from ..store.contract import Appended
+from ...broker.endpoint import Endpoint
+from ...config import DEFAULTS
+from ...errors import ClosedError, SendTimeout, UnknownFate
+from ...model.batch import BatchBuilder
+from ...model.route import Range
+from ...model.sequence import next_sequence
+from ...store.contract import Appended
 from .appending import Failed, InFlight, Refused, append_until
 from .parcel import NOT_SENT, Parcel
 

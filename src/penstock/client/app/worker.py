@@ -19,13 +19,13 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any, TypeAlias
 
-from ..errors import DecodeError
-from .app_call import Caller, being_cancelled
-from .app_intake import Intake
-from .app_subscription import Subscription, window_for
-from .ending import end
+from ...errors import DecodeError
+from ..ending import end
+from ..message import Received
+from .call import Caller, being_cancelled
 from .handler import ACK, RELEASE, Dead, RetryLater, outcome_of
-from .message import Received
+from .intake import Intake
+from .subscription import Subscription, window_for
 
 __all__ = ["ErrorHook", "Worker"]
 

@@ -20,11 +20,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-from ..errors import DecodeError, InvalidSetting, UsageError
-from ..model.retry import Backoff
-from ..units import Duration, Moment, duration_ms, moment_ms
+from ...errors import DecodeError, InvalidSetting, UsageError
+from ...model.retry import Backoff
+from ...units import Duration, Moment, duration_ms, moment_ms
+from ..message import Received
 from .decode import Decode, decoder
-from .message import Received
 
 __all__ = ["ACK", "RELEASE", "Dead", "Handler", "Outcome", "RetryLater", "outcome_of"]
 

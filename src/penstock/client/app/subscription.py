@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ..config import DEFAULTS
-from ..errors import InvalidSetting, UsageError
-from ..model.names import check_group, check_topic
-from ..model.retry import Backoff
-from ..units import Duration, duration_ms, size_bytes
-from .admin import group_wish
+from ...config import DEFAULTS
+from ...errors import InvalidSetting, UsageError
+from ...model.names import check_group, check_topic
+from ...model.retry import Backoff
+from ...units import Duration, duration_ms, size_bytes
+from ..admin import group_wish
 from .handler import Handler
 
 __all__ = ["AckMode", "Batch", "Subscription", "make_subscription", "smallest_window", "window_for"]

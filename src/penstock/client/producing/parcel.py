@@ -11,10 +11,10 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import PenstockError
-from ..model.route import Range
-from .codec import Entry, Packed
-from .message import Receipt
+from ...errors import PenstockError
+from ...model.route import Range
+from ..codec import Entry, Packed
+from ..message import Receipt
 
 __all__ = ["NOT_SENT", "Call", "Parcel"]
 

@@ -14,10 +14,10 @@ import threading
 import time
 from collections.abc import Iterable
 
-from ..broker.endpoint import Beat, Endpoint, Held
-from ..clock import Clock
-from ..model.delivery import Span
-from .guard import Guard
+from ...broker.endpoint import Beat, Endpoint, Held
+from ...clock import Clock
+from ...model.delivery import Span
+from ..guard import Guard
 from .hands import Hands, HeldDelivery
 
 __all__ = ["Heart", "Heartbeat"]

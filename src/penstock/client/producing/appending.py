@@ -12,8 +12,8 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..broker.endpoint import Endpoint
-from ..errors import (
+from ...broker.endpoint import Endpoint
+from ...errors import (
     PartitionSealed,
     PenstockError,
     SendTimeout,
@@ -25,8 +25,8 @@ from ..errors import (
     UnknownProducer,
     UnknownTopic,
 )
-from ..model.route import Range
-from ..store.contract import Appended
+from ...model.route import Range
+from ...store.contract import Appended
 from .parcel import Parcel
 
 __all__ = ["Failed", "InFlight", "Refused", "append_until", "pause"]

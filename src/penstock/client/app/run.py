@@ -19,8 +19,8 @@ from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..errors import UsageError
-from .app_portal import loop_factory
+from ...errors import UsageError
+from .portal import loop_factory
 
 if TYPE_CHECKING:
     from .app import App

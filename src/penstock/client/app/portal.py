@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
-from ..errors import ClosedError, ForkError, UsageError
+from ...errors import ClosedError, ForkError, UsageError
 
 __all__ = ["LoopThread", "Portal", "PostFuture", "Pump", "loop_factory", "refuse_running_loop"]
 

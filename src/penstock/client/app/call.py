@@ -14,9 +14,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
-from .app_subscription import Subscription
-from .app_threads import HandlerThreads
-from .message import Received
+from ..message import Received
+from .subscription import Subscription
+from .threads import HandlerThreads
 
 __all__ = ["Caller", "being_cancelled"]
 

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeAlias
 
-from ..broker.endpoint import Endpoint
-from ..config import DEFAULTS
-from ..errors import InvalidSetting, PenstockError, UsageError
-from ..model.batch import records
-from ..model.route import Range, Route
-from ..model.settings import Start
-from ..units import moment_ms
-from .appending import pause
-from .codec import unpack
-from .ending import end
-from .guard import Guard
-from .message import Kind, Received
+from ...broker.endpoint import Endpoint
+from ...config import DEFAULTS
+from ...errors import InvalidSetting, PenstockError, UsageError
+from ...model.batch import records
+from ...model.route import Range, Route
+from ...model.settings import Start
+from ...units import moment_ms
+from ..codec import unpack
+from ..ending import end
+from ..guard import Guard
+from ..message import Kind, Received
+from ..producing.appending import pause
 
 __all__ = ["Position", "Reading", "as_start"]
 

@@ -17,10 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ..broker.endpoint import Grant, Held, Lease
-from ..config import DEFAULTS
-from ..model.delivery import Span
-from .message import Kind
+from ...broker.endpoint import Grant, Held, Lease
+from ...config import DEFAULTS
+from ...model.delivery import Span
+from ..message import Kind
 
 if TYPE_CHECKING:
     from .settling import Settler

@@ -1,0 +1,1 @@
+"""Handlers: functions that messages are given to, and what runs them."""

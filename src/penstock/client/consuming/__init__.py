@@ -1,0 +1,1 @@
+"""Receiving: deliveries come into a consumer's hands, and are settled."""

@@ -1,0 +1,1 @@
+"""Sending: messages gather into batches, and batches become receipts."""
