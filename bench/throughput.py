@@ -17,11 +17,15 @@ SHAPES = ((1, 1), (1, 64), (100, 1), (1000, 1), (1000, 4))  # (batch, calls at o
 
 
 async def run(
-    contenders: list[Callable[[], Contender]], *, seconds: float, sizes: tuple[int, ...] = (100, 1000)
+    contenders: list[Callable[[], Contender]],
+    *,
+    seconds: float,
+    sizes: tuple[int, ...] = (100, 1000),
+    shapes: tuple[tuple[int, int], ...] = SHAPES,
 ) -> AsyncIterator[Throughput]:
     """Contenders take turns shape by shape, so that a slow moment of the machine hits both."""
     for size in sizes:
-        for batch, at_once in SHAPES:
+        for batch, at_once in shapes:
             for make in contenders:
                 async for result in _one(make(), batch, at_once, size, seconds):
                     yield result
@@ -40,11 +44,9 @@ async def _one(
 
             sent, *spent = await timed(seconds, 3_000_000, publish)
             yield Throughput(contender.name, "publish", batch, at_once, size, sent, *spent)
-            if at_once == 1 or batch == 1:
-                return_batch = batch
-                await contender.start_consuming(return_batch)
-                taken, *spent = await timed(seconds * 3, sent, lambda: contender.consume(return_batch))
-                if at_once == 1:
-                    yield Throughput(contender.name, "consume + ack", batch, 1, size, taken, *spent)
+            if at_once == 1:
+                await contender.start_consuming(batch)
+                taken, *spent = await timed(seconds * 3, sent, lambda: contender.consume(batch))
+                yield Throughput(contender.name, "consume + ack", batch, 1, size, taken, *spent)
         finally:
             await contender.close()

@@ -7,6 +7,9 @@ queue. The demo fails if anything was lost, or if a message died that should not
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -235,7 +238,13 @@ class _Play:
             stage.say(f"**{figures.lost:,} messages lost**, or not where they belong: please report it.")
         stage.heading("Try next")
         for words in ("lag orders", "read orders --limit 3", "group show payments charge"):
-            stage.say(f"penstock -u {figures.url} {words}")
+            stage.say(f"{_program()} -u {figures.url} {words}")
+
+
+def _program() -> str:
+    """How this program is called from here: by name, or by its path if it is not on the PATH."""
+    beside = Path(sys.executable).parent / "penstock"
+    return "penstock" if shutil.which("penstock") or not beside.exists() else os.path.relpath(beside)
 
 
 def _due_to_die(lags: Sequence[penstock.Lag], victim: Actor, total: int) -> bool:

@@ -1,0 +1,35 @@
+"""The benchmarks in short: they run, and what they claim about shape holds even on a busy machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench import backlog, latency, throughput
+from bench.contenders import PenstockQueue, RowQueue
+
+
+async def test_throughput_of_both_contenders() -> None:
+    results = [
+        r
+        async for r in throughput.run(
+            [PenstockQueue, RowQueue], seconds=0.3, sizes=(100,), shapes=((1000, 1),)
+        )
+    ]
+    rates = {(r.contender, r.what): r.per_s for r in results}
+    assert len(rates) == 4
+    assert rates["penstock", "publish"] > rates["one row per message", "publish"]
+    assert rates["penstock", "consume + ack"] > 2 * rates["one row per message", "consume + ack"]
+    assert all(r.messages >= 1000 and r.cpu_s > 0 for r in results)
+
+
+async def test_latency_is_measured_from_call_to_confirmation(tmp_path: Path) -> None:
+    published = await latency.publish(PenstockQueue(), 0.5)
+    received = await latency.end_to_end(0.5)
+    assert published.samples == received.samples == 500
+    assert 0 < published.p50_ms <= published.p99_ms <= published.max_ms
+    assert latency.bare_commit(0.2).samples == 200
+
+
+async def test_cost_does_not_grow_with_the_backlog() -> None:
+    few, many = await backlog.run(20_000, take=15_000), await backlog.run(400_000, take=15_000)
+    assert many.per_s > 0.4 * few.per_s  # 0.8 on a quiet machine: `make bench`
