@@ -13,13 +13,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from functools import partial
 
 from ...broker.endpoint import Verdict
-from ...config import DEFAULTS
 from ..consuming.consumer import Consumer
-from ..consuming.hands import LOST, HeldDelivery, Window
+from ..consuming.hands import LOST, HeldDelivery
 from ..consuming.settling import Run, runs_of
 from ..message import Received
 from ..producing.appending import pause
@@ -50,10 +48,7 @@ class Intake:
         return await self._consumer.poll(limit, _WAIT_SECONDS)
 
     def resize(self, messages: int) -> None:
-        fetcher = self._consumer._fetcher
-        if fetcher._window.messages != messages:
-            fetcher._window = Window(messages, DEFAULTS.window_bytes)
-            self._consumer._hands.changed.set()
+        self._consumer._fetcher.resize(messages)
 
     def by_hand(self) -> None:
         """Fetch nothing by itself, only in `look`. To be called right after the consumer was entered."""
@@ -62,13 +57,7 @@ class Intake:
 
     async def look(self, limit: int) -> list[Received]:
         """What is there now, without waiting."""
-        fetcher = self._consumer._fetcher
-        fetcher.want(limit)
-        if fetcher._has_room():
-            request = replace(fetcher._request(), wait_ms=0)
-            sent_ms = self._consumer._endpoint.now_ms()
-            reply = await self._consumer._endpoint.poll(request)
-            await fetcher._accept(reply, request.token, sent_ms)
+        await self._consumer._fetcher.look(limit)
         return await self._consumer._take(limit)
 
     # ---- verdicts ----

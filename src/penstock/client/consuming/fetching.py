@@ -16,6 +16,7 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from ...broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
@@ -145,6 +146,20 @@ class Fetcher:
         """Somebody waits. What is settled on delivery is asked for only then, and no more of it (R16)."""
         self._wanted = min(messages, self._window.messages)
         self._hands.changed.set()
+
+    async def look(self, messages: int) -> None:
+        """Ask once, without waiting, if there is room; for a consumer that is driven by hand."""
+        self.want(messages)
+        if self._has_room():
+            request = replace(self._request(), wait_ms=0)
+            sent_ms = self._endpoint.now_ms()
+            await self._accept(await self._endpoint.poll(request), request.token, sent_ms)
+
+    def resize(self, messages: int) -> None:
+        """Another window, from the next request on."""
+        if self._window.messages != messages:
+            self._window = Window(messages, self._window.bytes)
+            self._hands.changed.set()
 
     # ---- accepting ----
 
