@@ -252,10 +252,25 @@ def finish_topic(store: Store) -> bool:
 WRITERS, BATCHES = 4, 120
 
 
+def open_new(folder: Path, together: Any, pipe: Connection) -> None:
+    for number in range(20):
+        together.wait(30)
+        open_sqlite(folder / f"{number}.db").close()
+    pipe.send("done")
+
+
+def test_many_processes_open_a_new_file_at_once(tmp_path: Path) -> None:
+    """SQLite refuses some of them without waiting; the store asks again."""
+    together = CONTEXT.Barrier(WRITERS)
+    with contextlib.ExitStack() as stack:
+        pipes = [stack.enter_context(child(open_new, tmp_path, together))[1] for _ in range(WRITERS)]
+        assert [drained(pipe) for pipe in pipes] == [["done"]] * WRITERS
+
+
 def compete(path: Path, who: int, pipe: Connection) -> None:
     pipe.send("ready")
     pipe.recv()
-    store = open_sqlite(path)  # a new file, opened by all of them at once
+    store = open_sqlite(path)
     with contextlib.suppress(TopicExists):
         store.catalog.create_topic("orders", TopicSettings(), 1)
     (place,) = partitions(store.catalog.topic("orders"))

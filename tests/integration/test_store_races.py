@@ -120,6 +120,17 @@ def test_a_log_dropped_while_a_backlog_is_measured_is_unknown(scene: Scene) -> N
         scene.store.progress.backlog(scene.group, [scene.place])
 
 
+def test_a_backlog_is_measured_while_the_log_is_swept(scene: Scene) -> None:
+    """What is still there has its size and its age, though the group's own place is gone."""
+    append(scene.store, scene.place, batch(2), batch(2))
+    scene.clock.ms += 500
+    append(scene.store, scene.place, batch(3))
+    scene.clock.ms += 100
+    with scene.before("SELECT next_offset, next_bytes", scene.sweep(4)):
+        (found,) = scene.store.progress.backlog(scene.group, [scene.place])
+    assert (found.bytes, found.oldest_age_ms, found.end) == (len(batch(3)), 100, 7)
+
+
 def test_committed_is_never_ahead_of_what_is_settled(scene: Scene) -> None:
     """Retention trusts it. Between its two looks everything moves on by ten."""
     store, place, group = scene.store, scene.place, scene.group

@@ -8,6 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 
+import pytest
+
 from ...errors import StoreError, TopicExists, UnknownTopic
 from ...model.settings import TopicSettings
 from ...store.contract import Append, Appended, Group, Store
@@ -156,6 +158,32 @@ class ConcurrencyContract(StoreHarness):
             return  # it cannot fail for one of two alone
         assert in_threads(fail, write) == [10, 20]
         assert len(read_all(store, place)) == 20
+
+    def test_nobody_sees_what_is_not_committed(self, store: Store, place: int, other: Store) -> None:
+        """Whoever looks while a transaction is under way sees what was before it, or waits for its end."""
+        begun, looked = threading.Event(), threading.Event()
+
+        def look(through: Store) -> tuple[int, int]:
+            through.log.bounds([place])  # connected before, so that only the look itself may wait
+            ready.wait(30)
+            assert begun.wait(30)
+            found = through.log.read(place, 0, max_messages=9, max_bytes=10**6)
+            end = through.log.bounds([place])[place].end
+            looked.set()
+            return end, len(found)
+
+        def meanwhile() -> None:
+            begun.set()
+            looked.wait(0.3)  # a store may make readers wait
+
+        def fail() -> tuple[int, int]:
+            ready.wait(30)
+            with self.failing_commits(store, meanwhile), pytest.raises(StoreError):
+                append(store, place, batch(3))
+            return 0, 0
+
+        ready = threading.Barrier(3)
+        assert in_threads(fail, lambda: look(store), lambda: look(other)) == [(0, 0)] * 3
 
     # ---- deliveries ----
 

@@ -75,10 +75,15 @@ class StoreHarness:
         with store.session.write(Lane.LOG) as tx:
             tx.run("UPDATE penstock_partitions SET state = 'sealed' WHERE id = ?", partition_id)
 
-    def failing_commits(self, store: Store) -> AbstractContextManager[None]:
-        """Until the block ends, every transaction does all its work and then cannot be committed."""
+    def failing_commits(
+        self, store: Store, meanwhile: Callable[[], object] = bool
+    ) -> AbstractContextManager[None]:
+        """Until the block ends, every transaction does all its work and then cannot be committed.
+
+        `meanwhile` is called when the work is done and not yet undone.
+        """
         assert isinstance(store, SqlStore), "override `failing_commits` for a store of another kind"
-        return _failing_commits(store)
+        return _failing_commits(store, meanwhile)
 
     @pytest.fixture
     def clock(self) -> MovableClock:
@@ -114,11 +119,13 @@ class StoreHarness:
 
 
 @contextmanager
-def _failing_commits(store: SqlStore) -> Iterator[None]:
+def _failing_commits(store: SqlStore, meanwhile: Callable[[], object]) -> Iterator[None]:
     dialect = store.session.dialect
     original = dialect.end
 
     def end(connection: Any, lane: Lane, *, commit: bool) -> None:
+        if commit:
+            meanwhile()
         original(connection, lane, commit=False)
         if commit:
             raise StoreUnavailable("the commit fails: the test wants it so")
@@ -211,7 +218,7 @@ def acks(*wanted: Span) -> list[Settlement]:
 # ---- threads ----------------------------------------------------------------------------------------
 
 
-def in_threads(*calls: Callable[[], T], limit_s: float = 60) -> list[T]:
+def in_threads(*calls: Callable[[], T], limit_s: float = 30) -> list[T]:
     """Run all at once; their results in order, or the first error."""
     start = threading.Barrier(len(calls))
     results: dict[int, T] = {}

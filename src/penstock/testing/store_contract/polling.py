@@ -152,6 +152,22 @@ class PollContract(StoreHarness):
         assert set(store.progress.peek(group.id, [place, *more])) == {place}
         assert store.progress.peek(group.id, []) == {}
 
+    def test_held_by_names_the_partitions_of_a_token(self, store: Store) -> None:
+        one, two, three = partitions(store.catalog.create_topic("wide", TopicSettings(), 3))
+        group, other = (store.catalog.create_group("wide", name, GroupSettings()) for name in ("a", "b"))
+        for place in (one, two, three):
+            append(store, place, batch(4))
+        for place in (one, two):
+            store.progress.poll(group, place, ask(1, 4, messages=2))
+        store.progress.poll(group, three, ask(2, 4))
+        store.progress.poll(other, three, ask(1, 4))
+        assert store.progress.held_by(group.id, 1) == {one, two}
+        assert store.progress.held_by(group.id, 2) == store.progress.held_by(other.id, 1) == {three}
+        assert store.progress.held_by(group.id, 9) == set()
+        store.progress.settle(group, one, 1, acks((0, 1)))
+        store.progress.settle(group, two, 1, acks((0, 0)))
+        assert store.progress.held_by(group.id, 1) == {two}
+
     def test_many_that_are_due_come_one_poll_after_another(
         self, store: Store, place: int, group: Group, clock: MovableClock
     ) -> None:
