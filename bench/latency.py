@@ -86,10 +86,12 @@ async def end_to_end(seconds: float) -> Latency:
 
 async def _paced(one: Callable[[], Coroutine[None, None, None]], seconds: float) -> None:
     start = time.perf_counter()
-    tasks = []
+    tasks: set[asyncio.Task[None]] = set()
     for i in range(int(seconds * RATE)):
         ahead = start + i / RATE - time.perf_counter()
         if ahead > 0:
             await asyncio.sleep(ahead)
-        tasks.append(asyncio.create_task(one()))
+        task = asyncio.create_task(one())
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
     await asyncio.gather(*tasks)

@@ -58,7 +58,7 @@ class Limits:
     # store
     busy_timeout_ms: int = 10_000
     side_lock_ms: int = 5_000  # longest wait for a turn before the database's own lock is asked
-    reader_threads: int = 4
+    reader_threads: int = 2  # for polls, settling and reads; more of them only fight over the interpreter
 
 
 DEFAULTS = Limits()

@@ -165,7 +165,7 @@ async def test_a_repeated_poll_is_answered_with_the_same_deliveries(tmp_path: Pa
         for piece in (await broker.route("orders")).ranges:
             await broker.append("orders", piece.partition_id, batch(4))
         request = PollRequest("orders", "billing", "m", 77, 6, 1 << 20, 0, True)
-        first, again = await broker.poll(request), await broker.poll(request)
+        first, again = await broker.poll(request), await broker.poll(replace(request, repeated=True))
         assert sorted((g.partition, g.leases) for g in first.grants) == sorted(
             (g.partition, g.leases) for g in again.grants
         )

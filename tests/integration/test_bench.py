@@ -31,5 +31,6 @@ async def test_latency_is_measured_from_call_to_confirmation(tmp_path: Path) -> 
 
 
 async def test_cost_does_not_grow_with_the_backlog() -> None:
-    few, many = await backlog.run(20_000, take=15_000), await backlog.run(400_000, take=15_000)
-    assert many.per_s > 0.4 * few.per_s  # 0.8 on a quiet machine: `make bench`
+    few = max([(await backlog.run(40_000, take=30_000)).per_s for _ in range(3)])
+    many = max([(await backlog.run(400_000, take=30_000)).per_s for _ in range(3)])
+    assert many > 0.4 * few  # best of three beside other tests; 0.8 on a quiet machine: `make bench`

@@ -369,7 +369,7 @@ def test_a_locked_file_is_busy_in_bounded_time_and_heals(tmp_path: Path) -> None
         with locked(progress_file(path)):
             refuse_busy(lambda: store.progress.poll(group, place, ask(3, 6)))
             refuse_busy(lambda: store.progress.settle(group, place, 2, acks((3, 4))))
-            assert store.progress.peek(group.id, [place])[place].cursor == 5
+            assert store.progress.peek(group, [place])[place].cursor == 5
             append(store, place, batch())
         assert store.progress.settle(group, place, 2, acks((3, 4))).lost == ()
 
@@ -457,7 +457,9 @@ def test_progress_of_another_log_is_refused(tmp_path: Path) -> None:
     remove(progress_file(path))
     place = make(path)
     with closing(open_sqlite(path)) as store:
-        assert store.progress.peek(1, [place]) == {place: Peek(3, None)}
+        assert store.progress.peek(store.catalog.group("orders", "billing"), [place]) == {
+            place: Peek(3, None)
+        }
 
 
 def test_a_log_older_than_its_progress_is_refused(tmp_path: Path) -> None:

@@ -84,7 +84,7 @@ class SqliteBackend:
         assert list(backlog.open) == [(row.first, row.last) for row in rows]
         assert backlog.unsettled == sum(row.size for row in rows)
         assert backlog.committed == self._store.progress.committed(self._group.id, self._partition)
-        hint = self._store.progress.peek(self._group.id, [self._partition])[self._partition]
+        hint = self._store.progress.peek(self._group, [self._partition])[self._partition]
         assert hint.cursor == backlog.cursor
         assert hint.next_due == min((row.visible_at for row in rows), default=None)
         return Picture(backlog.cursor, backlog.end, backlog.committed, rows)

@@ -94,9 +94,10 @@ class Deliveries:
         topic, group = source
         ids = [r.partition_id for r in topic.route.ranges]
         bounds = self._store.log.bounds(ids)
-        peeks = self._store.progress.peek(group.id, ids)
+        peeks = self._store.progress.peek(group, ids)
         now = self._store.now_ms()
-        held = self._store.progress.held_by(group.id, look.request.token)
+        request = look.request
+        held = self._store.progress.held_by(group.id, request.token) if request.repeated else set()
         for piece in self._in_turn(topic, peeks, held, now):
             partition_id = piece.partition_id
             peek = peeks.get(partition_id) or self._first_peek(group, partition_id, bounds)
@@ -113,7 +114,7 @@ class Deliveries:
     def _in_turn(self, topic: Topic, peeks: dict[int, Peek], held: set[int], now: int) -> list[Range]:
         """Partitions as they are asked: those with something due first, the others in turn.
 
-        If the request's token holds something already, its answer was lost: only that is handed over (I6).
+        If a repeated request's token holds something, its answer was lost: only that is handed over (I6).
         """
         turn = self._turn % len(topic.route.ranges)
         ranges = topic.route.ranges[turn:] + topic.route.ranges[:turn]
@@ -126,7 +127,7 @@ class Deliveries:
         if bounds[partition_id].end == 0:
             return None
         self._store.progress.rewind(group, [partition_id])
-        return self._store.progress.peek(group.id, [partition_id]).get(partition_id)
+        return self._store.progress.peek(group, [partition_id]).get(partition_id)
 
     def _poll_partition(
         self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: _Look

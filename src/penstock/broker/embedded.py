@@ -10,11 +10,9 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Awaitable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
@@ -24,7 +22,7 @@ from ..model.delivery import Span
 from ..model.route import Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_memory, open_sqlite
-from ..store.contract import Append, Appended, Store
+from ..store.contract import Append, Appended, News, Store
 from .admin import Admin
 from .catalog import CatalogCache, Source
 from .deadletters import DeadLetterOffice
@@ -45,13 +43,14 @@ from .endpoint import (
 from .mover import Mover
 from .tail import TailCache
 from .waiters import Key, Waiters, WatcherThread
+from .workers import Workers
 from .writer import Writer
 
 __all__ = ["Broker", "open_endpoint"]
 
-T = TypeVar("T")
-
 _log = logging.getLogger("penstock.broker")
+
+_SOON_MS = 10_000  # what is due later is found by the next poll: no long poll lasts that much longer
 
 
 async def open_endpoint(
@@ -69,7 +68,8 @@ class Broker:
         self._clock = clock
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._pool = ThreadPoolExecutor(limits.reader_threads, thread_name_prefix="penstock")
+        self._workers = Workers(limits.reader_threads, "penstock-worker")
+        self._in_thread = self._workers.run
         self._catalog = CatalogCache(store.catalog)
         self._tail = TailCache(limits.tail_cache_bytes)
         self._deliveries = Deliveries(store, self._catalog, self._tail)
@@ -78,7 +78,8 @@ class Broker:
         self._waiters = Waiters()
         self._writer = Writer(store.log, self._tail, limits, self._appended)
         self._mover = Mover(store, self._deliveries.read_span, self._writer.append, self._in_thread)
-        self._ends: dict[int, int] = {}
+        self._ends: dict[int, int] = {}  # of partitions, as far as waiters were told
+        self._dues: dict[int, int] = {}  # when groups have something due
         self._watcher = WatcherThread(store, limits.watch_interval_ms, self._news)
         self._waiters.on_first, self._waiters.on_none = self._watcher.resume, self._watcher.pause
         self._unsubscribe = clock.subscribe(self._clock_moved)
@@ -101,31 +102,34 @@ class Broker:
         await self._writer.close()
         await self.duties.close()
         await self._watcher.close()
-        await asyncio.to_thread(self._pool.shutdown)
+        await self._workers.close()
         await asyncio.to_thread(self.store.close)
-
-    async def _in_thread(self, function: Callable[..., T], *args: object) -> T:
-        return await self._loop.run_in_executor(self._pool, partial(function, *args))
 
     # ---- news ----
 
     def _clock_moved(self) -> None:
         self._loop.call_soon_threadsafe(self._waiters.notify_all)
 
-    def _appended(self, partitions: set[int]) -> None:
-        self._waiters.notify(*(("partition", partition_id) for partition_id in partitions))
-
-    def _news(self, ends: dict[int, int], catalog_version: int | None, progress: bool) -> None:
-        """Something was committed, here or in another process."""
-        if catalog_version is not None and self._catalog.saw_version(catalog_version):
-            self._waiters.notify_all()
+    def _appended(self, ends: dict[int, int]) -> None:
         for partition_id, end in ends.items():
-            if self._ends.get(partition_id) != end:
-                self._waiters.notify(("partition", partition_id))
-        if ends:
-            self._ends = ends
-        if progress:
-            self._waiters.notify_all()
+            self._ends[partition_id] = max(end, self._ends.get(partition_id, 0))
+            self._waiters.notify(("partition", partition_id))
+
+    def _news(self, news: News | None, dues: dict[int, int] | None) -> None:
+        """Something was committed, here or in another process: wake whom it concerns."""
+        if news is not None:
+            if self._catalog.saw_version(news.catalog_version):
+                self._waiters.notify_all()
+            for partition_id, end in news.ends.items():
+                if end > self._ends.get(partition_id, 0):
+                    self._ends[partition_id] = end
+                    self._waiters.notify(("partition", partition_id))
+        if dues is not None:
+            soon = self._clock.now_ms() + _SOON_MS
+            for group_id, due in dues.items():
+                if due < soon and due < self._dues.get(group_id, soon):
+                    self._waiters.notify(("group", group_id))
+            self._dues = dues
 
     # ---- catalog ----
 

@@ -95,6 +95,7 @@ class PollRequest:
     wait_ms: int
     empty_handed: bool  # the asker holds nothing of this group
     on_delivery: bool = False
+    repeated: bool = False  # asked before under this token, without an answer (I6)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from ..errors import PenstockError
-from ..store.contract import Store
+from ..store.contract import News, Store
 
 __all__ = ["Key", "Waiters", "WatcherThread"]
 
@@ -69,11 +69,11 @@ class WatcherThread:
         self,
         store: Store,
         interval_ms: int,
-        report: Callable[[dict[int, int], int | None, bool], None],
+        report: Callable[[News | None, dict[int, int] | None], None],
     ) -> None:
         self._store = store
         self._interval_s = interval_ms / 1000
-        self._report = report  # (ends of partitions, catalog version or None, progress changed)
+        self._report = report  # (news of log and catalog, when groups have something due); None: as before
         self._loop = asyncio.get_running_loop()
         self._wanted = threading.Event()
         self._stopping = threading.Event()
@@ -107,8 +107,8 @@ class WatcherThread:
             if not log and not progress:
                 return
             news = self._store.log.news() if log else None
+            dues = self._store.progress.dues() if progress else None
         except PenstockError as error:
             _log.warning("cannot look for news of other processes: %s", error)
             return
-        ends = dict(news.ends) if news else {}
-        self._loop.call_soon_threadsafe(self._report, ends, news.catalog_version if news else None, progress)
+        self._loop.call_soon_threadsafe(self._report, news, dues)

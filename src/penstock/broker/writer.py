@@ -30,10 +30,10 @@ class _Waiting:
 
 
 class Writer:
-    """`appended` is called in the event loop with the partitions that have new batches."""
+    """`appended` is called in the event loop with the new ends of partitions, by id."""
 
     def __init__(
-        self, log: Log, tail: TailCache, limits: Limits, appended: Callable[[set[int]], None]
+        self, log: Log, tail: TailCache, limits: Limits, appended: Callable[[dict[int, int]], None]
     ) -> None:
         self._log = log
         self._tail = tail
@@ -105,8 +105,8 @@ class Writer:
             return [_unexpected(error)] * len(appends)
         return [self._store([append])[0] for append in appends]
 
-    def _remember(self, group: list[_Waiting], results: list[Appended | PenstockError]) -> set[int]:
-        partitions = set()
+    def _remember(self, group: list[_Waiting], results: list[Appended | PenstockError]) -> dict[int, int]:
+        ends: dict[int, int] = {}
         for waiting, result in zip(group, results, strict=True):
             if isinstance(result, Appended) and not result.duplicate:
                 batch, partition_id = waiting.append.batch, waiting.append.partition_id
@@ -115,13 +115,13 @@ class Writer:
                 self._tail.add(
                     partition_id, StoredBatch(result.base_offset, records, result.appended_at, data)
                 )
-                partitions.add(partition_id)
-        return partitions
+                ends[partition_id] = result.base_offset + records
+        return ends
 
     # ---- in the event loop ----
 
     def _answer(
-        self, group: list[_Waiting], results: list[Appended | PenstockError], stored: set[int]
+        self, group: list[_Waiting], results: list[Appended | PenstockError], stored: dict[int, int]
     ) -> None:
         for waiting, result in zip(group, results, strict=True):
             self._pending_bytes -= len(waiting.append.batch)

@@ -143,8 +143,11 @@ class Catalog(Protocol):
 class Progress(Protocol):
     """Cursors and deliveries. Every verb locks the progress row of its group and partition first (I1)."""
 
-    def peek(self, group_id: int, partition_ids: Sequence[int]) -> dict[int, Peek]:
-        """Where the group is, without a lock: a hint. Partitions never polled are missing."""
+    def peek(self, group: Group, partition_ids: Sequence[int]) -> dict[int, Peek]:
+        """Where the group is, without a lock: a hint. Partitions never polled since a reset are missing."""
+
+    def dues(self) -> dict[int, int]:
+        """By group, the moment before which none of its deliveries is due; one cheap read."""
 
     def held_by(self, group_id: int, token: int) -> set[int]:
         """Partitions of which this token holds something: a hint, without a lock."""

@@ -44,13 +44,19 @@ class SqlProgress:
 
     # ---- deliveries ----
 
-    def peek(self, group_id: int, partition_ids: Sequence[int]) -> dict[int, Peek]:
+    def peek(self, group: Group, partition_ids: Sequence[int]) -> dict[int, Peek]:
         wanted = set(partition_ids)
+        look = """SELECT partition_id, next_new, next_due FROM penstock_progress
+                  WHERE group_id = ? AND generation = ?"""
         with self._session.read(Lane.PROGRESS) as tx:
-            rows = tx.all(
-                "SELECT partition_id, next_new, next_due FROM penstock_progress WHERE group_id = ?", group_id
-            )
+            rows = tx.all(look, group.id, group.generation)
         return {row[0]: Peek(row[1], row[2]) for row in rows if row[0] in wanted}
+
+    def dues(self) -> dict[int, int]:
+        earliest = """SELECT group_id, MIN(next_due) FROM penstock_progress
+                      WHERE next_due IS NOT NULL GROUP BY group_id"""
+        with self._session.read(Lane.PROGRESS) as tx:
+            return dict(tx.all(earliest))
 
     def held_by(self, group_id: int, token: int) -> set[int]:
         held = "SELECT partition_id FROM penstock_deliveries WHERE token = ? AND group_id = ?"

@@ -140,6 +140,7 @@ class Fetcher:
                 tries += 1
                 if tries == 1:
                     log.warning("a poll of %s failed, trying again: %r", self._who.member, error)
+                request = replace(request, repeated=True)
             await asyncio.sleep(pause(tries))
 
     def want(self, messages: int) -> None:

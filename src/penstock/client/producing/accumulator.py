@@ -1,7 +1,8 @@
 """One partition's share of a producer: messages gather here, leave as batches, and are resolved in order.
 
-Decides when a batch leaves (R37): at once while nothing is under way; otherwise when it is full and fewer
-than `in_flight_batches` are under way, or when one returns. `linger` waits for more.
+Decides when a batch leaves (R37): at once while at most one is under way, so that the store has the next one
+at hand when a commit ends; otherwise when it is full and fewer than `in_flight_batches` are under way, or
+when one returns. `linger` waits for more.
 
 Keeps I3: a batch keeps its bytes and its sequence over all repeats, so the store takes it once and in its
 turn, however the repeats overtake each other. When a batch is given up, nothing new leaves until all behind
@@ -111,7 +112,8 @@ class Accumulator:
             return False
         if not self._in_flight:
             return True
-        return self._full and len(self._in_flight) < self._batching.in_flight_batches and self._remembered()
+        most = self._batching.in_flight_batches if self._full else min(2, self._batching.in_flight_batches)
+        return len(self._in_flight) < most and self._remembered()
 
     def _remembered(self) -> bool:
         """Whether the store will still know the oldest batch under way, should it be repeated (I3)."""

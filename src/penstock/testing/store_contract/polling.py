@@ -64,7 +64,7 @@ class PollContract(StoreHarness):
         assert spans(again) == spans(first) == [(0, 3)]
         assert [(d.token, d.attempt) for d in again.deliveries] == [(1, 1)]
         assert again.deliveries[0].visible_at == clock.ms + LEASE  # the asker counts from this answer
-        assert store.progress.peek(group.id, [place])[place].cursor == 4
+        assert store.progress.peek(group, [place])[place].cursor == 4
 
     def test_a_repeated_poll_leaves_out_what_is_settled(self, store: Store, place: int, group: Group) -> None:
         append(store, place, batch(10))
@@ -124,33 +124,60 @@ class PollContract(StoreHarness):
     ) -> None:
         now = clock.ms
         append(store, place, batch(10))
-        assert store.progress.peek(group.id, [place]) == {}
+        assert store.progress.peek(group, [place]) == {}
         assert store.progress.poll(group, place, ask(1, 10, messages=3)).next_due == now + LEASE
-        assert store.progress.peek(group.id, [place]) == {place: Peek(3, now + LEASE)}
+        assert store.progress.peek(group, [place]) == {place: Peek(3, now + LEASE)}
         clock.ms += 10
         store.progress.poll(group, place, ask(2, 10, messages=3))
-        assert store.progress.peek(group.id, [place])[place].next_due == now + LEASE
+        assert store.progress.peek(group, [place])[place].next_due == now + LEASE
         store.progress.extend(group, place, 1, [(0, 2)])
         clock.ms += 5
         store.progress.extend(group, place, 2, [(3, 5)])
-        assert store.progress.peek(group.id, [place])[place].next_due == now + 10 + LEASE
+        assert store.progress.peek(group, [place])[place].next_due == now + 10 + LEASE
         store.progress.settle(group, place, 1, acks((0, 2)))
-        assert store.progress.peek(group.id, [place])[place].next_due == now + 15 + LEASE
+        assert store.progress.peek(group, [place])[place].next_due == now + 15 + LEASE
         store.progress.settle(group, place, 2, [Settlement(Kind.RETRY, 4, 4, visible_at=now + 20)])
-        assert store.progress.peek(group.id, [place])[place].next_due == now + 20
+        assert store.progress.peek(group, [place])[place].next_due == now + 20
         clock.ms = now + 20
         assert spans(store.progress.poll(group, place, ask(3, 6))) == [(4, 4)]
         store.progress.settle(group, place, 2, acks((3, 3), (5, 5)))
         store.progress.settle(group, place, 3, acks((4, 4)))
-        assert store.progress.peek(group.id, [place]) == {place: Peek(6, None)}
+        assert store.progress.peek(group, [place]) == {place: Peek(6, None)}
+
+    def test_what_a_token_holds_can_be_found(self, store: Store, place: int, group: Group) -> None:
+        append(store, place, batch(4))
+        assert store.progress.held_by(group.id, 1) == set()
+        store.progress.poll(group, place, ask(1, 4, messages=2))
+        assert store.progress.held_by(group.id, 1) == {place}
+        assert store.progress.held_by(group.id, 2) == store.progress.held_by(group.id + 1, 1) == set()
+        store.progress.settle(group, place, 1, acks((0, 1)))
+        assert store.progress.held_by(group.id, 1) == set()
+
+    def test_dues_are_the_earliest_of_each_group(
+        self, store: Store, place: int, group: Group, clock: MovableClock
+    ) -> None:
+        append(store, place, batch(4))
+        assert store.progress.dues() == {}
+        store.progress.poll(group, place, ask(1, 4))
+        assert store.progress.dues() == {group.id: clock.ms + LEASE}
+        store.progress.settle(group, place, 1, [Settlement(Kind.RETRY, 1, 1, visible_at=clock.ms + 7)])
+        assert store.progress.dues() == {group.id: clock.ms + 7}
+
+    def test_peek_sees_nothing_of_an_older_generation(self, store: Store, place: int, group: Group) -> None:
+        append(store, place, batch(4))
+        store.progress.poll(group, place, ask(1, 4))
+        again = store.catalog.reset_group(group.topic, group.name, Start())
+        assert store.progress.peek(again, [place]) == {}
+        store.progress.rewind(again, [place])
+        assert store.progress.peek(again, [place]) == {place: Peek(0, None)}
 
     def test_peek_is_for_the_partitions_asked_for(self, store: Store, group: Group, place: int) -> None:
         more = partitions(store.catalog.create_topic("more", TopicSettings(), 2))
         append(store, place, batch(2))
         store.progress.poll(group, place, ask(1, 2))
-        assert store.progress.peek(group.id, more) == {}
-        assert set(store.progress.peek(group.id, [place, *more])) == {place}
-        assert store.progress.peek(group.id, []) == {}
+        assert store.progress.peek(group, more) == {}
+        assert set(store.progress.peek(group, [place, *more])) == {place}
+        assert store.progress.peek(group, []) == {}
 
     def test_held_by_names_the_partitions_of_a_token(self, store: Store) -> None:
         one, two, three = partitions(store.catalog.create_topic("wide", TopicSettings(), 3))
@@ -236,7 +263,7 @@ class PollContract(StoreHarness):
         granted = store.progress.poll(group, place, ask(3, 30, messages=4), log_start=20)
         assert spans(granted) == [(20, 23)]
         assert store.progress.committed(group.id, place) == 20
-        assert store.progress.peek(group.id, [place])[place].cursor == 24
+        assert store.progress.peek(group, [place])[place].cursor == 24
 
     def test_a_repeated_poll_leaves_out_what_is_gone(self, store: Store, place: int, group: Group) -> None:
         append(store, place, batch(10))
@@ -248,7 +275,7 @@ class PollContract(StoreHarness):
         append(store, place, batch(10))
         store.progress.poll(group, place, ask(1, 10, messages=2))
         assert spans(store.progress.poll(group, place, ask(2, 10), log_start=10)) == []
-        assert store.progress.peek(group.id, [place]) == {place: Peek(10, None)}
+        assert store.progress.peek(group, [place]) == {place: Peek(10, None)}
         assert store.progress.committed(group.id, place) == 10
 
     # ---- generations (I10) ----
@@ -268,7 +295,7 @@ class PollContract(StoreHarness):
             with pytest.raises(GenerationChanged) as caught:
                 verb()
             assert caught.value.retriable
-        assert store.progress.peek(group.id, [place]) == {place: Peek(0, None)}
+        assert store.progress.peek(reset, [place]) == {place: Peek(0, None)}
         assert spans(store.progress.poll(reset, place, ask(2, 5))) == [(0, 4)]
 
     def test_a_group_that_never_polled_is_refused_after_a_reset(
@@ -297,11 +324,11 @@ class PollContract(StoreHarness):
         append(store, two, batch(6))
         late = store.catalog.create_group("wide", "late", GroupSettings(start=Start("latest")))
         store.progress.rewind(late, [one, two])
-        assert store.progress.peek(late.id, [one, two]) == {one: Peek(4, None), two: Peek(6, None)}
+        assert store.progress.peek(late, [one, two]) == {one: Peek(4, None), two: Peek(6, None)}
         append(store, one, batch(2))
         store.progress.poll(late, one, ask(1, 6))
         store.progress.rewind(late, [one, two])  # of the same generation: nothing to do
-        assert store.progress.peek(late.id, [one])[one].cursor == 6
+        assert store.progress.peek(late, [one])[one].cursor == 6
 
     def test_a_poll_that_fails_hands_out_nothing(self, store: Store, place: int, group: Group) -> None:
         append(store, place, batch(5))
@@ -309,7 +336,7 @@ class PollContract(StoreHarness):
             with self.failing_commits(store), pytest.raises(StoreError):
                 store.progress.poll(group, place, ask(1 + turn, 5))
             store.progress.rewind(group, [place])
-            assert store.progress.peek(group.id, [place]) == {place: Peek(0, None)}
+            assert store.progress.peek(group, [place]) == {place: Peek(0, None)}
         assert spans(store.progress.poll(group, place, ask(9, 5))) == [(0, 4)]
 
     # ---- forget ----
@@ -322,7 +349,7 @@ class PollContract(StoreHarness):
             store.progress.join(one.id, "ann", "client", 10_000)
         store.catalog.delete_group("orders", "billing")
         store.progress.forget(group.id)
-        assert store.progress.peek(group.id, [place]) == {}
+        assert store.progress.peek(group, [place]) == {}
         assert store.progress.committed(group.id, place) is None
         assert store.progress.members(group.id) == []
         with pytest.raises(UnknownGroup):

@@ -174,7 +174,7 @@ class SettleContract(StoreHarness):
         store.progress.poll(group, place, ask(1, 4))
         store.progress.settle(group, place, 1, acks((0, 3)))
         assert store.progress.extend(group, place, 1, [(0, 3)]) == ()
-        assert store.progress.peek(group.id, [place]) == {place: Peek(4, None)}
+        assert store.progress.peek(group, [place]) == {place: Peek(4, None)}
 
     def test_settling_through_another_broker(
         self, store: Store, place: int, group: Group, other: Store

@@ -30,7 +30,7 @@ class WatchContract(StoreHarness):
             store.log.read(place, 0, max_messages=5, max_bytes=1000)
             store.log.news()
             store.catalog.topics()
-            store.progress.peek(group.id, [place])
+            store.progress.peek(group, [place])
             store.progress.backlog(group, [place])
             store.duties.release("nothing", "nobody")
             assert watcher.changed()[1] is False
