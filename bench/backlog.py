@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import resource
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
@@ -37,8 +36,13 @@ async def run(waiting: int, *, take: int = 90_000, batch: int = 1000) -> Backlog
         await contender.start_consuming(batch)
         messages, seconds, _ = await timed(60, take, lambda: contender.consume(batch))
         await contender.close()
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return Backlog(waiting, messages / seconds, peak)
+    return Backlog(waiting, messages / seconds, _peak_mb())
+
+
+def _peak_mb() -> float:
+    """Of this process alone; `ru_maxrss` would begin with that of the process it was forked from."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) / 1024
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ later. Nothing is cached here: memory cannot run ahead of a commit (I2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,12 +30,9 @@ _INSERT = """INSERT INTO {log}
              VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM penstock_partitions p
              LEFT JOIN penstock_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""
-_LAYOUT = """SELECT base_offset, records, bytes FROM {log}
-             WHERE base_offset >= COALESCE((SELECT MAX(base_offset) FROM {log} WHERE base_offset <= ?), 0)
-             ORDER BY base_offset LIMIT ?"""
 _BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
-              WHERE base_offset BETWEEN ? AND ? ORDER BY base_offset"""
-_LAYOUT_ROWS = (4, 64, 1024)  # large batches reach the limits soon: look at few rows first
+              WHERE base_offset >= COALESCE((SELECT MAX(base_offset) FROM {log} WHERE base_offset <= ?), 0)
+              ORDER BY base_offset LIMIT ?"""
 
 
 @dataclass(slots=True)
@@ -63,13 +61,8 @@ class SqlLog:
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         log = log_table(partition_id)
         with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
-            while True:
-                wanted = _choose(tx, log, offset, max_messages, max_bytes)
-                if wanted is None:
-                    return []
-                found = tx.all(_BATCHES.format(log=log), *wanted)
-                if found:  # else they were swept meanwhile, and there may be others behind them
-                    return [StoredBatch(*row) for row in found]
+            rows = tx.stream(_BATCHES.format(log=log), offset, max_messages + 1)
+            return _up_to(rows, offset, max_messages, max_bytes)
 
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
         ids = list(partition_ids)
@@ -228,35 +221,22 @@ class _Appending:
             self._tx.many(upsert, rows)
 
 
-def _choose(
-    tx: Transaction, log: str, offset: int, max_messages: int, max_bytes: int
-) -> tuple[int, int] | None:
-    """First and last base offset to read: up to the limits, but at least one batch."""
-    wanted: tuple[int, int] | None = None
-    for most in _LAYOUT_ROWS:
-        rows = tx.all(_LAYOUT.format(log=log), offset, most)
-        wanted, full = _within(rows, offset, max_messages, max_bytes)
-        if full or len(rows) < most:
-            break
-    return wanted
-
-
-def _within(
-    rows: list[tuple[Any, ...]], offset: int, max_messages: int, max_bytes: int
-) -> tuple[tuple[int, int] | None, bool]:
-    """What of these rows is to be read, and whether the limits are reached with it."""
-    first = last = None
+def _up_to(
+    rows: Generator[tuple[Any, ...], None, None], offset: int, max_messages: int, max_bytes: int
+) -> list[StoredBatch]:
+    """Batches until a limit is reached, but at least one."""
+    found: list[StoredBatch] = []
     messages = size = 0
-    for base, records, length in rows:
-        if base + records <= offset:
-            continue
-        if first is None:
-            first = base
-        elif size + length > max_bytes:
-            return (first, base - 1), True
-        last = base
-        messages += base + records - max(base, offset)
-        size += length
-        if messages >= max_messages:
-            return (first, last), True
-    return (None if first is None or last is None else (first, last)), False
+    with closing(rows):
+        for row in rows:
+            batch = StoredBatch(*row)
+            if batch.last_offset < offset:
+                continue
+            size += len(batch.data)
+            if found and size > max_bytes:
+                break
+            found.append(batch)
+            messages += batch.last_offset - max(batch.base_offset, offset) + 1
+            if messages >= max_messages:
+                break
+    return found

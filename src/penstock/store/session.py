@@ -8,7 +8,7 @@ connection per lane. What differs between databases is in a `Dialect`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import Any, Protocol
@@ -79,6 +79,14 @@ class Transaction:
     def all(self, sql: str, *args: Any) -> list[Row]:
         rows: list[Row] = self._connection.execute(self._dialect.sql(sql), args).fetchall()
         return rows
+
+    def stream(self, sql: str, *args: Any) -> Generator[Row, None, None]:
+        """Rows one by one, so that no more are read than are taken."""
+        cursor = self._connection.execute(self._dialect.sql(sql), args)
+        try:
+            yield from cursor
+        finally:
+            cursor.close()
 
     def run(self, sql: str, *args: Any) -> int:
         count: int = self._connection.execute(self._dialect.sql(sql), args).rowcount
