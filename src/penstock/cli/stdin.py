@@ -33,7 +33,8 @@ async def line_chunks() -> AsyncIterator[list[bytes]]:
 
 async def _chunks() -> AsyncIterator[bytes]:
     loop = asyncio.get_running_loop()
-    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue(_QUEUED_CHUNKS)
+    queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
+    room = threading.Semaphore(_QUEUED_CHUNKS)
 
     def read_all() -> None:
         data: bytes | OSError = b"?"
@@ -42,13 +43,15 @@ async def _chunks() -> AsyncIterator[bytes]:
                 data = _read()
             except OSError as error:
                 data = error
+            room.acquire()
             try:
-                asyncio.run_coroutine_threadsafe(queue.put(data), loop).result()
+                loop.call_soon_threadsafe(queue.put_nowait, data)
             except RuntimeError:  # the loop is closed: nobody wants more
                 return
 
     threading.Thread(target=read_all, name="penstock-stdin", daemon=True).start()
     while data := await queue.get():
+        room.release()
         if isinstance(data, OSError):
             raise data
         yield data
