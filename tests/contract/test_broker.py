@@ -261,6 +261,28 @@ async def test_a_cancelled_poll_gives_back_what_it_was_given(
     assert [(lease.first, lease.last, lease.attempt) for lease in reply.grants[0].leases] == [(0, 4, 1)]
 
 
+async def test_another_process_that_hands_back_wakes_a_long_poll(tmp_path: Path) -> None:
+    """Again and again, also when releases follow each other closely: none is slept through."""
+    one, other = await open_endpoint(tmp_path / "q.db"), await open_endpoint(tmp_path / "q.db")
+    try:
+        await one.create_topic("orders", TopicSettings(), 1, False)
+        await one.subscribe("orders", "billing", GroupWish(), "m", "c")
+        there = await place(one)
+        await one.append("orders", there, batch(1))
+        token, reply = await poll(other, wait_ms=5000)
+        for turn in range(40):
+            assert spans(reply) == [(0, 0)]
+            taker, giver = (one, other) if turn % 2 == 0 else (other, one)
+            waiting = asyncio.create_task(poll(taker, wait_ms=20_000))
+            await asyncio.sleep(0.01 if turn < 10 else 0)
+            back = Settle("orders", there, token, (Verdict("release", 0, 0),))
+            assert not await giver.settle("orders", "billing", [back])
+            token, reply = await asyncio.wait_for(waiting, 5)
+    finally:
+        await one.close()
+        await other.close()
+
+
 # ---- movers ----
 
 

@@ -50,6 +50,7 @@ __all__ = ["Broker", "open_endpoint"]
 
 _log = logging.getLogger("penstock.broker")
 
+_JUST_MS = 100  # equal moments may stand for two releases
 _SOON_MS = 10_000  # what is due later is found by the next poll: no long poll lasts that much longer
 
 
@@ -125,11 +126,15 @@ class Broker:
                     self._ends[partition_id] = end
                     self._waiters.notify(("partition", partition_id))
         if dues is not None:
-            soon = self._clock.now_ms() + _SOON_MS
-            for group_id, due in dues.items():
-                if due < soon and due < self._dues.get(group_id, soon):
-                    self._waiters.notify(("group", group_id))
-            self._dues = dues
+            self._notify_due(dues)
+
+    def _notify_due(self, dues: dict[int, int]) -> None:
+        """Wake groups with something due soon, if that is new: it moved, or came due just now."""
+        now = self._clock.now_ms()
+        for group_id, due in dues.items():
+            if due < now + _SOON_MS and (due != self._dues.get(group_id) or due > now - _JUST_MS):
+                self._waiters.notify(("group", group_id))
+        self._dues = dues
 
     # ---- catalog ----
 
