@@ -17,6 +17,7 @@ from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
 from penstock.errors import (
     CorruptBatch,
+    GenerationChanged,
     PenstockError,
     SequenceGap,
     StoreBusy,
@@ -174,6 +175,23 @@ async def test_a_repeated_poll_is_answered_with_the_same_deliveries(tmp_path: Pa
         assert sum(lease.last - lease.first + 1 for g in rest.grants for lease in g.leases) == 6
     finally:
         await broker.close()
+
+
+async def test_a_group_that_is_reset_again_and_again_is_told_not_waited_for(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    await broker.append("orders", await place(broker), batch(1))
+    tries = []
+
+    def always_reset(*args: object, **more: object) -> object:
+        tries.append(args)
+        raise GenerationChanged("reset meanwhile")
+
+    monkeypatch.setattr(broker.store.progress, "poll", always_reset)
+    with pytest.raises(GenerationChanged):
+        await poll(broker)
+    assert 1 < len(tries) < 20
 
 
 async def test_every_batch_of_a_redelivery_comes_along(broker: Broker, clock: ManualClock) -> None:

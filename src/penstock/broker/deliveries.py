@@ -22,6 +22,7 @@ from .tail import TailCache
 __all__ = ["Deliveries", "Departure", "Handed", "Outcome", "new_stamp", "released"]
 
 _WHOLE = 2**31  # no limit on bytes
+_FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
 
 _KINDS = {"ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE}
 
@@ -65,11 +66,12 @@ class Deliveries:
     # ---- poll ----
 
     def poll(self, request: PollRequest) -> Handed:
-        while True:
+        for _ in range(_FRESH_LOOKS):
             try:
                 return self._poll(request)
             except (GenerationChanged, UnknownPartition):  # reset, or deleted: what is cached is old
                 self._catalog.forget()
+        return self._poll(request)
 
     def _poll(self, request: PollRequest) -> Handed:
         sources = self._catalog.sources(request.topic, request.group)
