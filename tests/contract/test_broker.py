@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.broker.duties import DutyRunner
 from penstock.broker.embedded import Broker, open_endpoint
 from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
 from penstock.clock import ManualClock
@@ -409,6 +410,32 @@ async def test_a_duty_has_one_holder(broker: Broker, clock: ManualClock) -> None
     clock.advance(2)
     assert broker.duties.run_once(duty)
     assert not broker.store.duties.acquire(duty.name, "somebody else", 1000)
+
+
+async def test_closing_lets_a_running_duty_finish(broker: Broker) -> None:
+    """Its thread cannot be cancelled: closing waits, and releases the lease only then."""
+    began, go_on, order = asyncio.Event(), threading.Event(), []
+    loop = asyncio.get_running_loop()
+
+    class Slow:
+        name = "slow"
+        every_s = 0.0
+
+        def run_once(self) -> None:
+            loop.call_soon_threadsafe(began.set)
+            assert go_on.wait(10)
+            order.append("duty ended")
+
+    runner = DutyRunner(broker.store, [Slow()], "me", DEFAULTS, broker._in_thread)
+    await began.wait()
+    closing = asyncio.create_task(runner.close())
+    await asyncio.sleep(0.05)
+    assert not closing.done()
+    assert not broker.store.duties.acquire("slow", "somebody else", 1000)
+    go_on.set()
+    await closing
+    assert order == ["duty ended"]
+    assert broker.store.duties.acquire("slow", "somebody else", 1000)
 
 
 async def test_a_deleted_topic_leaves_no_tables_behind(broker: Broker) -> None:

@@ -119,17 +119,25 @@ class DutyRunner:
         self._limits = limits
         self._in_thread = in_thread
         self._held: set[str] = set()
+        self._stopping = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         due = {duty.name: loop.time() + duty.every_s for duty in self._duties}
-        while True:
-            await asyncio.sleep(max(0.0, min(due.values()) - loop.time()))
+        while not await self._stopped_within(max(0.0, min(due.values()) - loop.time())):
             for duty in self._duties:
-                if due[duty.name] <= loop.time():
+                if due[duty.name] <= loop.time() and not self._stopping.is_set():
                     await self._in_thread(self.run_once, duty)
                     due[duty.name] = loop.time() + duty.every_s
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+        return self._stopping.is_set()
 
     def run_once(self, duty: Duty) -> bool:
         """Run a duty if its lease can be had; True if it ran."""
@@ -141,11 +149,15 @@ class DutyRunner:
         except PenstockError as error:
             _log.warning("duty %s waits: %s", duty.name, error)
             return False
+        except Exception:
+            _log.exception("duty %s failed in an unexpected way; the others go on", duty.name)
+            return False
         return True
 
     async def close(self) -> None:
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        """Let a duty that runs now finish (its thread cannot be cancelled), then give the leases back."""
+        self._stopping.set()
+        await self._task
         await self._in_thread(self._release)
 
     def _release(self) -> None:
