@@ -157,11 +157,11 @@ class DutyRunner:
     async def close(self) -> None:
         """Let a duty that runs now finish (its thread cannot be cancelled), then give the leases back."""
         self._stopping.set()
-        await self._task
+        await asyncio.wait((self._task,))  # cancelled already, if the loop is being closed
         await self._in_thread(self._release)
 
     def _release(self) -> None:
-        for name in self._held:
+        for name in tuple(self._held):
             try:
                 self._store.duties.release(name, self._holder)
             except PenstockError as error:
