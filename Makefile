@@ -11,7 +11,7 @@ TYPED := $(wildcard src bench)
 LINTED := $(wildcard src tests bench examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test check bench chaos format clean
+.PHONY: help venv servers demo test check bench chaos format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,10 +22,13 @@ help: ## List the targets
 
 venv: $(STAMP) ## Create .venv and install Penstock with its tools (only when something changed)
 
+servers: ## Install PostgreSQL's and MariaDB's servers for the tests, where that may be done
+	@sh tests/servers/install.sh
+
 demo: $(STAMP) ## See the queue work: penstock demo
 	@$(BIN)/penstock demo
 
-test: $(STAMP) ## Run all tests in parallel
+test: $(STAMP) servers ## Run all tests in parallel
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 $(ARGS)
 
 check: $(STAMP) ## Format, lint, types and layers, without changing anything
@@ -34,10 +37,10 @@ check: $(STAMP) ## Format, lint, types and layers, without changing anything
 	$(BIN)/mypy --strict $(TYPED)
 	$(BIN)/python -m pytest -q tests/unit/test_architecture.py
 
-bench: $(STAMP) ## Measure speed: python -m bench
+bench: $(STAMP) servers ## Measure speed: python -m bench
 	$(BIN)/python -m bench $(ARGS)
 
-chaos: $(STAMP) ## Kill, pause and cut things off for a while (PENSTOCK_CHAOS_SECONDS per test)
+chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (PENSTOCK_CHAOS_SECONDS per test)
 	PENSTOCK_CHAOS_SECONDS=$(PENSTOCK_CHAOS_SECONDS) $(BIN)/python -m pytest tests/chaos -m slow \
 		--timeout $$(( $(PENSTOCK_CHAOS_SECONDS) * 4 + 120 )) --durations 0 $(ARGS)
 

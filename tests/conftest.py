@@ -1,10 +1,12 @@
-"""Settings every test shares. Fixtures live next to the tests that need them."""
+"""Settings every test shares. Fixtures live next to the tests that need them; databases: `tests.servers`."""
 
 from __future__ import annotations
 
 import os
 
 from hypothesis import settings
+
+pytest_plugins = ["tests.servers.fixtures", "tests.ready"]
 
 # A deadline per example measures the machine, not the code; pytest-timeout guards against hangs.
 settings.register_profile("dev", deadline=None)

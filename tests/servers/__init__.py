@@ -1,0 +1,14 @@
+"""Real database servers for tests and benchmarks, and a proxy that can break the way to them.
+
+Nothing here knows Penstock or pytest, except `fixtures`, which pytest loads as a plug-in.
+"""
+
+from __future__ import annotations
+
+from .binaries import MissingServer
+from .mariadb import MariaServer
+from .pgbouncer import PgBouncer
+from .postgres import PostgresServer
+from .proxy import Proxy
+
+__all__ = ["MariaServer", "MissingServer", "PgBouncer", "PostgresServer", "Proxy"]
