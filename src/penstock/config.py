@@ -20,6 +20,7 @@ class Limits:
     max_message_bytes: int = 4 * 1024 * 1024  # key, value and headers together
     max_key_bytes: int = 32 * 1024
     max_headers: int = 64
+    max_reason_chars: int = 4000  # of why a message failed; what is longer is cut
     max_batch_messages: int = 10_000
     max_batch_bytes: int = 8 * 1024 * 1024  # a stored batch; always takes one message
 
@@ -41,6 +42,11 @@ class Limits:
     poll_wait_ms: int = 30_000  # longest long poll
     member_ttl_factor: int = 2  # a member is live for this many leases after its last heartbeat
     retry_first_ms: int = 1_000
+    unnamed_member_ms: int = 600_000  # broadcast: a member without a name is forgotten after so long (R11)
+    max_hold_ms: int = 3_600_000  # ordered groups: a failing message holds its key no longer (I10)
+    far_retry_ms: int = (
+        15 * 60_000
+    )  # shared groups: retries further away leave for the group's retry topic (I17)
 
     # broker
     writer_queue_bytes: int = 64 * 1024 * 1024
@@ -48,15 +54,24 @@ class Limits:
     commit_batches: int = 256
     tail_cache_bytes: int = 64 * 1024 * 1024
     watch_interval_ms: int = 5  # how often another process's commit is looked for
+    watch_cap_ms: int = 100  # longest pause between two looks where the database cannot wake us
     duty_lease_ms: int = 30_000
+    schedule_lease_ms: int = 5_000  # delayed messages are late by no more if their mover is killed
 
-    # topics and retention (R44)
+    # topics, retention (R44) and backlog (R9)
+    backlog_look_ms: int = 200  # the backlog of a topic that has a limit is measured no more often
     partitions: int = 4
     retention_ms: int = 7 * 24 * 3_600_000
     retention_slice_rows: int = 64
 
+    # ids (R32)
+    dedup_ids: int = 2_000_000  # remembered per partition at most
+
     # store
     busy_timeout_ms: int = 10_000
+    connect_timeout_ms: int = 5_000
+    lock_timeout_ms: int = 5_000  # longest wait for a row's lock on a database server (I15)
+    idle_timeout_ms: int = 10_000  # a transaction left open for longer is ended by the server (I15)
     side_lock_ms: int = 5_000  # longest wait for a turn before the database's own lock is asked
     reader_threads: int = 2  # for polls, settling and reads; more of them only fight over the interpreter
 

@@ -19,6 +19,7 @@ PenstockError                     code, retriable, and a sentence that says what
 ├── AppendError                   a batch was not stored
 │   ├── CorruptBatch              checksum or framing is wrong
 │   ├── PartitionSealed           the partition takes no more batches; names its successors
+│   ├── BacklogFull               the topic's limit on its backlog is reached (retriable)
 │   ├── SequenceGap               an earlier batch of this producer is missing (retriable)
 │   ├── UnknownProducer           a producer must start at sequence 0
 │   ├── ProducerFenced            a newer epoch of this producer is in use
@@ -29,7 +30,8 @@ PenstockError                     code, retriable, and a sentence that says what
 │   ├── LeaseLost                 the lease ended; somebody else may have the message
 │   └── GenerationChanged         the group was reset meanwhile (retriable)
 └── StoreError                    the database said no
-    ├── StoreUnavailable          cannot be opened or reached (retriable)
+    ├── StoreUnavailable          cannot be opened or reached, or takes no writes (retriable)
+    ├── AccessDenied              wrong credentials, or rights are missing
     ├── StoreBusy                 locked for too long (retriable)
     ├── StoreFull                 no space left (retriable once there is space)
     ├── StoreCorrupt              the file is not a database, or is damaged
@@ -43,7 +45,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 __all__ = [
+    "AccessDenied",
     "AppendError",
+    "BacklogFull",
     "CatalogError",
     "ClosedError",
     "CorruptBatch",
@@ -172,6 +176,11 @@ class PartitionSealed(AppendError):
     code = "partition_sealed"
 
 
+class BacklogFull(AppendError):
+    code = "backlog_full"
+    retriable = True
+
+
 class SequenceGap(AppendError):
     code = "sequence_gap"
     retriable = True
@@ -208,11 +217,16 @@ class GenerationChanged(DeliveryError):
 
 class StoreError(PenstockError):
     code = "store"
+    undone: bool = False  # its transaction was undone for a passing reason; the store runs the verb again
 
 
 class StoreUnavailable(StoreError):
     code = "store_unavailable"
     retriable = True
+
+
+class AccessDenied(StoreError):
+    code = "access_denied"
 
 
 class StoreBusy(StoreError):

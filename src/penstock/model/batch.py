@@ -42,6 +42,7 @@ __all__ = [
     "build_control",
     "control_kind",
     "control_payload",
+    "is_compressed",
     "read_header",
     "records",
     "stamp",
@@ -141,6 +142,11 @@ def verify(batch: Buffer) -> BatchHeader:
     if _checksum(batch) != _CRC.unpack_from(batch, _CRC_AT)[0]:
         raise CorruptBatch("the checksum of the batch is wrong: it was damaged on its way or at rest")
     return header
+
+
+def is_compressed(batch: Buffer) -> bool:
+    """Of a batch that is known to be sound."""
+    return batch[_ATTRIBUTES_AT + 1] & _CODEC_BITS != 0
 
 
 def with_base_offset(batch: Buffer, offset: int) -> bytes:

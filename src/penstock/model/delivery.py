@@ -22,14 +22,19 @@ from enum import Enum
 
 __all__ = [
     "NOBODY",
+    "WENT_AWAY",
     "Ask",
     "Change",
     "Delivery",
+    "Holder",
     "Kind",
+    "OrderedAsk",
     "Settlement",
     "Span",
     "Stamp",
     "Terms",
+    "expire",
+    "halve",
     "poll",
     "stamped",
 ]
@@ -47,6 +52,7 @@ class Stamp:
 
     producer_id: int
     partition_id: int
+    due_at: int = 0  # it leaves through the schedule, and is due then (I17); 0: it leaves at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,7 @@ class Delivery:
     alone: bool = False  # held as its member's only delivery
     stamp: Stamp | None = None  # leaving for another topic
     reason: str = ""
+    failing_since: int = 0  # ordered groups: it holds its key since then (I10); 0: it has not failed
 
     @property
     def size(self) -> int:
@@ -86,6 +93,8 @@ class Terms:
     lease_ms: int
     max_attempts: int
     mover_ms: int = 10_000  # a stamped delivery is taken over by another mover after this time
+    stop: bool = False  # ordered groups: an exhausted message stops its key instead of leaving
+    max_hold_ms: int = 2**62  # ordered groups: a failing message holds its key no longer (I10)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +111,29 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """Ordered groups: who holds a partition; the only lease there is (I5)."""
+
+    token: int = NOBODY
+    member: str = ""
+    until: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OrderedAsk:
+    """What a member asks for in one poll of one partition of an ordered group."""
+
+    member: str
+    token: int  # the holder's, the same in all its polls
+    messages: int
+    end: int  # offsets from here on are not to be handed out now
+    expects: int | None = None  # next offset it has not received; None: it has received nothing here (I6)
+    empty_handed: bool = True  # the member handles nothing else just now
+    on_delivery: bool = False
+    dead: Stamp | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """What a decision changes. `drop` holds the `first` of rows to delete, before `put` is written."""
 
@@ -112,8 +144,10 @@ class Change:
     leaving: tuple[Delivery, ...] = ()  # stamped: to move to another topic now
     settled: int = 0  # how many messages are settled by this
     unplaced: tuple[Span, ...] = ()  # exhausted and left as it was: nobody said where it is to go
+    kept: tuple[Delivery, ...] = ()  # retried or released, and still in the same hands (ordered groups)
     missing: tuple[Span, ...] = ()  # asked to settle or extend, but not in these hands
     draining: bool = False  # a suspect waits for this member's hands to be empty
+    recall: bool = False  # the holder is to hand the partition over (ordered groups)
 
 
 class Kind(Enum):
@@ -133,6 +167,8 @@ class Settlement:
     visible_at: int = 0  # RETRY, RELEASE: not before then
     reason: str = ""
     stamp: Stamp | None = None  # MOVE: its target; RETRY: where it goes if that was the last attempt
+    later: Stamp | None = None  # RETRY: so far away that it leaves through the schedule (I17)
+    used: int = 0  # RETRY: failures that were counted before it came here through the schedule
 
 
 # ---- poll -------------------------------------------------------------------------------------------
@@ -175,11 +211,11 @@ class _Draft:
             self._leave(replace(delivery, visible_at=self._moved_by))
             return True
         expired = delivery.token != NOBODY
-        loose = _expire(delivery) if expired else delivery
+        loose = expire(delivery) if expired else delivery
         if loose.failures >= self.terms.max_attempts:
             return self._exhausted(loose)
         if loose.suspect:
-            return self._grant_suspect(_halves(loose) if expired else (loose,))
+            return self._grant_suspect(halve(loose) if expired else (loose,))
         self._hand_out(self._fit((loose,), self.for_due), alone=False)
         return self.for_due > 0
 
@@ -187,7 +223,7 @@ class _Draft:
         if self.ask.dead is None:
             self.unplaced.append((delivery.first, delivery.last))
         else:
-            reasoned = replace(delivery, reason=delivery.reason or _EXPIRED)
+            reasoned = replace(delivery, reason=delivery.reason or WENT_AWAY)
             self._leave(stamped(reasoned, self.ask.dead, self._moved_by))
         return True
 
@@ -270,10 +306,10 @@ class _Draft:
         )
 
 
-_EXPIRED = "its consumers went away while they held it alone"
+WENT_AWAY = "its consumers went away while they held it alone"
 
 
-def _expire(delivery: Delivery) -> Delivery:
+def expire(delivery: Delivery) -> Delivery:
     """What an expired lease leaves behind: a suspect in nobody's hands."""
     counted = 1 if delivery.size == 1 and delivery.alone else 0
     return replace(
@@ -287,7 +323,7 @@ def _expire(delivery: Delivery) -> Delivery:
     )
 
 
-def _halves(loose: Delivery) -> tuple[Delivery, ...]:
+def halve(loose: Delivery) -> tuple[Delivery, ...]:
     if loose.size == 1:
         return (loose,)
     middle = (loose.first + loose.last) // 2
@@ -300,7 +336,7 @@ def stamped(delivery: Delivery, base: Stamp, until: int) -> Delivery:
     The identity is also its token, so the former holder's acks and heartbeats no longer touch it.
     """
     identity = (base.producer_id + delivery.first) % _IDENTITIES + 1
-    stamp = Stamp(identity, base.partition_id)
+    stamp = Stamp(identity, base.partition_id, base.due_at)
     return replace(delivery, stamp=stamp, token=identity, holder="", visible_at=until, alone=False)
 
 

@@ -2,21 +2,29 @@
 
 Topics: 1–120 characters of letters, digits, `.`, `_` and `-`. Groups: the same without dots, 1–60
 characters. Names that start with `_`, or end like a group's own topics, are reserved for Penstock.
+
+In a broadcast group each member is a group of its own (R11): `cache@ann`, or `cache@_5f0c…` for one that has
+no name. Users cannot make such names: `@` is in none that they may choose.
 """
 
 from __future__ import annotations
 
 import re
+from hashlib import blake2b
 
 from ..errors import InvalidName
 
 __all__ = [
     "HEADER_PREFIX",
     "REDRIVE_GROUP",
+    "base_of",
+    "check_broadcast",
     "check_group",
     "check_topic",
     "dead_topic",
     "is_internal",
+    "is_unnamed",
+    "member_group",
     "owner",
     "retry_topic",
 ]
@@ -30,6 +38,9 @@ REDRIVE_GROUP = "_redrive"
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _OWN = (".dead", ".retry", ".slow")
+_MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_LONGEST = 60  # of a group's name, a member's own included
+_LONGEST_BROADCAST = 40  # leaves room for the member's name
 
 
 def check_topic(name: str) -> str:
@@ -53,6 +64,42 @@ def check_group(name: str) -> str:
     if name.startswith("_"):
         raise InvalidName(f"the group name {name!r} is reserved: it starts with '_'; choose another")
     return name
+
+
+def check_broadcast(name: str) -> str:
+    if len(name) > _LONGEST_BROADCAST:
+        raise InvalidName(
+            f"{name!r} has {len(name)} characters; a broadcast group has at most {_LONGEST_BROADCAST}, "
+            "since the names of its members are put behind it; choose a shorter one"
+        )
+    return name
+
+
+def member_group(group: str, member: str, *, named: bool) -> str:
+    """The group of one member of a broadcast group; the same name gives the same group, for ever.
+
+    A name that does not fit (too long, or with other characters) is shortened and made unlike others by a
+    digest: `cache@ann`, `cache@host-7-example-org-1f3a90c2d4e5`, `cache@_5f0c37aa21b9`.
+    """
+    digest = blake2b(member.encode(errors="replace"), digest_size=6).hexdigest()
+    if not named:
+        return f"{group}@_{digest}"
+    room = _LONGEST - len(group) - 1
+    if len(member) <= room and _MEMBER.fullmatch(member):
+        return f"{group}@{member}"
+    readable = re.sub(r"[^A-Za-z0-9-]+", "-", member).strip("-")
+    return f"{group}@{readable[: room - len(digest) - 1] or 'x'}-{digest}"
+
+
+def base_of(group: str) -> str | None:
+    """The broadcast group that a member's group belongs to; None for any other group."""
+    base, at, _ = group.partition("@")
+    return base if at else None
+
+
+def is_unnamed(group: str) -> bool:
+    """Whether this is the group of a member of a broadcast group that has no name."""
+    return "@_" in group
 
 
 def is_internal(topic: str) -> bool:

@@ -29,6 +29,7 @@ class Route:
     topic: str
     version: int
     ranges: tuple[Range, ...]
+    by_id: bool = False  # the topic looks at ids (R32): without a key the id decides about the slot
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -13,28 +13,40 @@ from typing import Any, Literal
 from ..config import DEFAULTS
 from ..errors import GroupConflict, InvalidSetting
 
-__all__ = ["GroupSettings", "GroupWish", "Keep", "Mode", "Start", "TopicSettings"]
+__all__ = ["Exhausted", "GroupSettings", "GroupWish", "Keep", "Mode", "Start", "Storage", "TopicSettings"]
 
 Mode = Literal["shared", "ordered", "broadcast"]
 Keep = Literal["needed", "limits"]
+Storage = Literal["durable", "volatile"]
+Exhausted = Literal["dead", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
-    storage: str = "durable"
+    storage: Storage = "durable"
     retention_ms: int = DEFAULTS.retention_ms  # 0: no limit by age
     retention_bytes: int = 0  # per partition; 0: no limit by size
     keep: Keep = "needed"  # "needed": never below what a group still needs; "limits": the limits win
     drop_settled: bool = False  # drop early what every group has settled
+    dedup_ms: int = 0  # a message id is remembered for so long (R32); 0: ids are not looked at
+    max_backlog: int = 0  # messages that the slowest group may be behind (R9); 0: no limit
+    max_backlog_bytes: int = 0  # the same in bytes
+
+    @property
+    def volatile(self) -> bool:
+        return self.storage == "volatile"
 
     def __post_init__(self) -> None:
-        if self.storage != "durable":
-            raise InvalidSetting(f"storage={self.storage!r}: this version stores topics as 'durable' only")
+        if self.storage not in ("durable", "volatile"):
+            raise InvalidSetting(
+                f"storage={self.storage!r}: choose 'durable' (flushed before it is confirmed) or 'volatile' "
+                "(fast, lost with a crash)"
+            )
         if self.keep not in ("needed", "limits"):
             raise InvalidSetting(
                 f"keep={self.keep!r}: choose 'needed' (never drop what a group still needs) or 'limits'"
             )
-        for name in ("retention_ms", "retention_bytes"):
+        for name in ("retention_ms", "retention_bytes", "dedup_ms", "max_backlog", "max_backlog_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative; 0 means no limit")
 
@@ -69,15 +81,23 @@ class GroupSettings:
     start: Start = Start()
     lease_ms: int = DEFAULTS.lease_ms
     max_attempts: int = DEFAULTS.max_attempts
-    exhausted: str = "dead"
+    exhausted: Exhausted = "dead"  # after the last attempt; "stop" (ordered groups): the key waits for people
+    max_hold_ms: int = DEFAULTS.max_hold_ms  # ordered groups: a failing message holds its key no longer (I10)
+    expires_ms: int = 0  # the group is forgotten when nobody used it for so long (R44); 0: never
 
     def __post_init__(self) -> None:
-        if self.mode != "shared":
-            raise InvalidSetting(f"mode={self.mode!r}: this version has groups in mode 'shared' only")
+        if self.mode not in ("shared", "ordered", "broadcast"):
+            raise InvalidSetting(f"mode={self.mode!r}: choose 'shared', 'ordered' or 'broadcast'")
         if self.order not in ("key", "partition"):
             raise InvalidSetting(f"order={self.order!r}: choose 'key' or 'partition'")
-        if self.exhausted != "dead":
-            raise InvalidSetting(f"exhausted={self.exhausted!r}: this version knows 'dead' only")
+        if self.exhausted not in ("dead", "stop"):
+            raise InvalidSetting(f"exhausted={self.exhausted!r}: choose 'dead' (dead letters) or 'stop'")
+        if self.exhausted == "stop" and self.mode != "ordered":
+            raise InvalidSetting("exhausted='stop' is for groups in mode 'ordered': without order use 'dead'")
+        if self.max_hold_ms < 1000:
+            raise InvalidSetting("max_hold: at least a second, such as max_hold='1h'")
+        if self.expires_ms < 0:
+            raise InvalidSetting("expires must not be negative; 0 means never")
         if self.lease_ms < 100:
             raise InvalidSetting("lease: at least 100 milliseconds, such as lease=30")
         if not isinstance(self.max_attempts, int) or self.max_attempts < 1:
@@ -93,7 +113,9 @@ class GroupWish:
     start: Start | None = None
     lease_ms: int | None = None
     max_attempts: int | None = None
-    exhausted: str | None = None
+    exhausted: Exhausted | None = None
+    max_hold_ms: int | None = None
+    expires_ms: int | None = None
 
     def over(self, settings: GroupSettings) -> GroupSettings:
         return replace(settings, **self._asked())

@@ -6,47 +6,18 @@ that is cut out of a delivery leaves the rest as it was, except that a fragment 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from .delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Terms, stamped
 
-__all__ = ["covered", "extend", "seize", "settle"]
+__all__ = ["Becomes", "becomes", "covered", "extend", "seize", "settle"]
+
+Becomes = Callable[[Delivery, Settlement, int, Terms], Delivery | None]
+"""What becomes of a settled piece; see `becomes`, which decides it for groups in mode "shared"."""
 
 
-def settle(
-    held: Sequence[Delivery], settlements: Iterable[Settlement], now: int, terms: Terms, cursor: int = 0
-) -> Change:
-    """Settle parts of what one token holds. `held` are that token's deliveries, lowest offset first.
-
-    What is asked for but not held comes back in `missing`: the store then looks whether it is settled
-    already (a repeated ack, harmless) or in other hands (a late one, refused).
-    """
-    wanted = {(s.first, s.last): s for s in settlements}
-    cuts = _carve(held, wanted)
-    put: list[Delivery] = []
-    unplaced: list[Span] = []
-    settled = 0
-    for span, piece in cuts.inside:
-        after = _apply(piece, wanted[span], now, terms)
-        if after is None:
-            settled += piece.size
-            continue
-        put.append(after)
-        if after is piece:
-            unplaced.append((piece.first, piece.last))
-    return Change(
-        cursor=cursor,
-        drop=tuple(cuts.touched),
-        put=(*put, *cuts.outside),
-        leaving=tuple(d for d in put if d.stamp is not None),
-        settled=settled,
-        unplaced=tuple(unplaced),
-        missing=tuple(cuts.missing),
-    )
-
-
-def _apply(piece: Delivery, settlement: Settlement, now: int, terms: Terms) -> Delivery | None:
+def becomes(piece: Delivery, settlement: Settlement, now: int, terms: Terms) -> Delivery | None:
     """What becomes of a settled piece: None when it is done with, the piece itself when it must stay.
 
     It stays when that was its last attempt and the settlement does not say where it goes then: the
@@ -62,9 +33,50 @@ def _apply(piece: Delivery, settlement: Settlement, now: int, terms: Terms) -> D
         moved = replace(piece, spent=piece.spent + 1, reason=settlement.reason)
         return stamped(moved, settlement.stamp, until)
     retried = _waiting(piece, settlement, spent=piece.spent + 1, failures=piece.failures + 1)
-    if retried.failures < terms.max_attempts:
-        return retried
+    if retried.failures + settlement.used < terms.max_attempts:
+        return retried if settlement.later is None else stamped(retried, settlement.later, until)
     return piece if settlement.stamp is None else stamped(retried, settlement.stamp, until)
+
+
+def settle(
+    held: Sequence[Delivery],
+    settlements: Iterable[Settlement],
+    now: int,
+    terms: Terms,
+    cursor: int = 0,
+    becomes: Becomes = becomes,
+) -> Change:
+    """Settle parts of what one token holds. `held` are that token's deliveries, lowest offset first.
+
+    What is asked for but not held comes back in `missing`: the store then looks whether it is settled
+    already (a repeated ack, harmless) or in other hands (a late one, refused).
+    """
+    wanted = {(s.first, s.last): s for s in settlements}
+    cuts = _carve(held, wanted)
+    put: list[Delivery] = []
+    kept: list[Delivery] = []
+    unplaced: list[Span] = []
+    settled = 0
+    for span, piece in cuts.inside:
+        after = becomes(piece, wanted[span], now, terms)
+        if after is None:
+            settled += piece.size
+            continue
+        put.append(after)
+        if after is piece:
+            unplaced.append((piece.first, piece.last))
+        elif after.stamp is None and after.token != NOBODY:
+            kept.append(after)
+    return Change(
+        cursor=cursor,
+        drop=tuple(cuts.touched),
+        put=(*put, *cuts.outside),
+        leaving=tuple(d for d in put if d.stamp is not None),
+        settled=settled,
+        unplaced=tuple(unplaced),
+        kept=tuple(kept),
+        missing=tuple(cuts.missing),
+    )
 
 
 def _waiting(piece: Delivery, settlement: Settlement, *, spent: int, failures: int) -> Delivery:

@@ -7,6 +7,8 @@ made from them when a partition is first polled. Ids are never used again (I11).
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
 
@@ -14,27 +16,31 @@ from ..errors import GroupExists, InvalidSetting, PenstockError, TopicExists, Un
 from ..model.route import Range, Route, even_ranges
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .contract import Group, Topic
-from .lookups import first_row
+from .lookups import first_row, lane_of
 from .schema import create_log, log_table
-from .session import Lane, Session, Transaction
+from .session import Lane, Session, Transaction, verbs
+from .volatile import place_log
 
 __all__ = ["SqlCatalog"]
 
+_VERSION = "SELECT value FROM penstock_settings WHERE name = 'catalog_version'"
 _TOPIC = "SELECT id, name, settings, route_version, created_at FROM penstock_topics"
 _RANGES = """SELECT r.topic_id, r.first_slot, r.last_slot, p.number, r.partition_id
              FROM penstock_ranges r JOIN penstock_partitions p ON p.id = r.partition_id
              JOIN penstock_topics t ON t.id = r.topic_id AND t.route_version = r.version"""
 _GROUP = """SELECT g.id, g.topic_id, t.name, g.name, g.settings, g.generation, g.paused, g.created_at
             FROM penstock_groups g JOIN penstock_topics t ON t.id = g.topic_id"""
-_PARTITIONS = """SELECT p.id, p.number, p.next_offset, COALESCE(s.log_start, 0) FROM penstock_partitions p
-                 LEFT JOIN penstock_trims s ON s.partition_id = p.id
-                 WHERE p.topic_id = ? AND p.state <> 'dropped' ORDER BY p.number"""
+_NUMBERS = """SELECT id, number FROM penstock_partitions
+              WHERE topic_id = ? AND state <> 'dropped' ORDER BY number"""
+_EDGES = """SELECT p.next_offset, COALESCE(s.log_start, 0) FROM penstock_partitions p
+            LEFT JOIN penstock_trims s ON s.partition_id = p.id WHERE p.id = ?"""
 _INSERT_TOPIC = "INSERT INTO penstock_topics (name, settings, route_version, created_at) VALUES (?, ?, 1, ?)"
 _INSERT_RANGE = """INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id)
                    VALUES (?, 1, ?, ?, ?)"""
 _RESERVED = "new"  # a partition whose topic is being made
-_RESERVE = """INSERT INTO penstock_partitions (topic_id, number, state, next_offset, next_bytes, appended_at)
-              VALUES (0, ?, ?, 0, 0, ?)"""
+_RESERVE = """INSERT INTO penstock_partitions
+              (topic_id, number, state, next_offset, next_bytes, appended_at, volatile)
+              VALUES (0, ?, ?, 0, 0, ?, ?)"""
 _OPEN = "UPDATE penstock_partitions SET topic_id = ?, state = 'open' WHERE id = ?"
 _DROPPED = """SELECT id FROM penstock_partitions
               WHERE state = 'dropped' OR (state = 'new' AND appended_at < ?) ORDER BY id"""
@@ -43,13 +49,24 @@ _FORGET_STARTS = """DELETE FROM penstock_starts
                     WHERE group_id IN (SELECT id FROM penstock_groups WHERE topic_id = ?)"""
 
 
+@verbs
 class SqlCatalog:
     def __init__(self, session: Session) -> None:
         self._session = session
 
+    @contextmanager
+    def _changing(self) -> Iterator[Transaction]:
+        """A change of the catalog: one at a time, locked before anything is looked at (I1)."""
+        with self._session.write(Lane.LOG) as tx:
+            row = tx.locked(_VERSION)
+            yield tx
+            version = int(row[0]) + 1 if row else 1
+            tx.do("UPDATE penstock_settings SET value = ? WHERE name = 'catalog_version'", str(version))
+            tx.announce(Lane.LOG)
+
     def version(self) -> int:
         with self._session.read(Lane.LOG) as tx:
-            row = tx.one("SELECT value FROM penstock_settings WHERE name = 'catalog_version'")
+            row = tx.one(_VERSION)
         return int(row[0]) if row else 0
 
     # ---- topics ----
@@ -57,19 +74,20 @@ class SqlCatalog:
     def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
         """Three steps, since making a table commits on some databases: reserve ids, make logs, publish."""
         slots = even_ranges(partitions)
+        volatile = int(settings.volatile)
         with self._session.write(Lane.LOG) as tx:
             _refuse_topic(tx, name)
             now = tx.now_ms()
-            ids = [tx.insert(_RESERVE, number, _RESERVED, now) for number in range(partitions)]
+            ids = [tx.insert(_RESERVE, number, _RESERVED, now, volatile) for number in range(partitions)]
+            tx.many("INSERT INTO penstock_trims (partition_id, log_start) VALUES (?, 0)", [(i,) for i in ids])
         for partition_id in ids:
-            create_log(self._session, partition_id)
-        with self._session.write(Lane.LOG) as tx:
+            place_log(self._session, partition_id) if volatile else create_log(self._session, partition_id)
+        with self._changing() as tx:
             _refuse_topic(tx, name)
             topic_id = tx.insert(_INSERT_TOPIC, name, _encode(settings), tx.now_ms())
             pairs = zip(slots, ids, strict=True)
             tx.many(_INSERT_RANGE, [(topic_id, *edges, partition_id) for edges, partition_id in pairs])
             tx.many(_OPEN, [(topic_id, partition_id) for partition_id in ids])
-            _bump(tx)
             return _topic(tx, name)
 
     def topic(self, name: str) -> Topic:
@@ -85,22 +103,25 @@ class SqlCatalog:
         return [_make_topic(row, ranges[row[0]]) for row in rows if row[0] in ranges]
 
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic:
-        with self._session.write(Lane.LOG) as tx:
+        with self._changing() as tx:
             topic = _topic(tx, name)
             tx.run("UPDATE penstock_topics SET settings = ? WHERE id = ?", _encode(settings), topic.id)
-            _bump(tx)
             return _topic(tx, name)
 
     def delete_topic(self, name: str) -> list[int]:
-        with self._session.write(Lane.LOG) as tx:
+        with self._changing() as tx:
             topic = _topic(tx, name)
-            ids = [row[0] for row in tx.all(_PARTITIONS, topic.id)]
+            ids = [row[0] for row in tx.all(_NUMBERS, topic.id)]
             tx.run("UPDATE penstock_partitions SET state = 'dropped' WHERE topic_id = ?", topic.id)
             tx.run(_FORGET_STARTS, topic.id)
             tx.run("DELETE FROM penstock_groups WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_ranges WHERE topic_id = ?", topic.id)
+            tx.run("DELETE FROM penstock_schedule WHERE topic_id = ?", topic.id)
+            tx.run("DELETE FROM penstock_delayed WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_topics WHERE id = ?", topic.id)
-            _bump(tx)
+        if topic.settings.volatile and Lane.VOLATILE in self._session.dialect.places:
+            with self._session.write(Lane.VOLATILE) as tx:
+                tx.many("UPDATE penstock_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
         return ids
 
     def dropped(self) -> list[int]:
@@ -108,20 +129,22 @@ class SqlCatalog:
             return [row[0] for row in tx.all(_DROPPED, tx.now_ms() - _RESERVED_MS)]
 
     def drop_log(self, partition_id: int) -> None:
-        with self._session.write(Lane.LOG) as tx:
-            tx.run(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
-        with self._session.write(Lane.LOG) as tx:
-            for table, column in (
-                ("sequences", "partition_id"),
-                ("trims", "partition_id"),
-                ("partitions", "id"),
-            ):
-                tx.run(f"DELETE FROM penstock_{table} WHERE {column} = ?", partition_id)
+        lane = lane_of(self._session, partition_id)
+        with self._session.write(lane) as tx:
+            tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
+        for place in dict.fromkeys((lane, Lane.LOG)):
+            with self._session.write(place) as tx:
+                for table, column in (
+                    ("sequences", "partition_id"),
+                    ("trims", "partition_id"),
+                    ("partitions", "id"),
+                ):
+                    tx.do(f"DELETE FROM penstock_{table} WHERE {column} = ?", partition_id)
 
     # ---- groups ----
 
     def create_group(self, topic: str, name: str, settings: GroupSettings) -> Group:
-        with self._session.write(Lane.LOG) as tx:
+        with self._changing() as tx:
             topic_id = _topic(tx, topic).id
             if tx.one("SELECT 1 FROM penstock_groups WHERE topic_id = ? AND name = ?", topic_id, name):
                 raise GroupExists(
@@ -135,8 +158,7 @@ class SqlCatalog:
                 _encode(settings),
                 tx.now_ms(),
             )
-            _resolve(tx, group_id, topic_id, topic, settings.start)
-            _bump(tx)
+            self._resolve(tx, group_id, topic_id, topic, settings.start)
             return _group(tx, topic, name)
 
     def group(self, topic: str, name: str) -> Group:
@@ -149,7 +171,7 @@ class SqlCatalog:
             return [_make_group(row) for row in tx.all(_GROUP + " WHERE t.id = ? ORDER BY g.name", topic_id)]
 
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group:
-        with self._session.write(Lane.LOG) as tx:
+        with self._changing() as tx:
             group = _group(tx, topic, name)
             tx.run(
                 "UPDATE penstock_groups SET settings = ?, paused = ? WHERE id = ?",
@@ -157,24 +179,23 @@ class SqlCatalog:
                 int(paused),
                 group.id,
             )
-            _bump(tx)
             return _group(tx, topic, name)
 
-    def delete_group(self, topic: str, name: str) -> Group:
-        with self._session.write(Lane.LOG) as tx:
+    def delete_group(self, topic: str, name: str, *, only: int | None = None) -> Group:
+        with self._changing() as tx:
             group = _group(tx, topic, name)
+            if only is not None and group.id != only:
+                raise UnknownGroup(f"group {name!r} of topic {topic!r} was made anew; look again")
             tx.run("DELETE FROM penstock_starts WHERE group_id = ?", group.id)
             tx.run("DELETE FROM penstock_groups WHERE id = ?", group.id)
-            _bump(tx)
         return group
 
     def reset_group(self, topic: str, name: str, start: Start) -> Group:
-        with self._session.write(Lane.LOG) as tx:
+        with self._changing() as tx:
             group = _group(tx, topic, name)
             tx.run("DELETE FROM penstock_starts WHERE group_id = ?", group.id)
-            _resolve(tx, group.id, group.topic_id, topic, start)
+            self._resolve(tx, group.id, group.topic_id, topic, start)
             tx.run("UPDATE penstock_groups SET generation = generation + 1 WHERE id = ?", group.id)
-            _bump(tx)
             return _group(tx, topic, name)
 
     def start_of(self, group_id: int, partition_id: int) -> tuple[int, int]:
@@ -189,26 +210,42 @@ class SqlCatalog:
             raise UnknownGroup("the group was deleted; create it again, or stop its consumers")
         return row[0], row[1]
 
+    def _resolve(self, tx: Transaction, group_id: int, topic_id: int, topic: str, start: Start) -> None:
+        """Write one start offset for every partition there is (I9), clamped to what is kept (I19)."""
+        numbers: dict[int, int] = dict(tx.all(_NUMBERS, topic_id))
+        named = dict(start.offsets)
+        unknown = set(named) - set(numbers.values())
+        if unknown:
+            raise InvalidSetting(
+                f"topic {topic!r} has no partition {min(unknown)}; `topics` and `lag` show which it has"
+            )
+        rows = []
+        for partition_id, number in numbers.items():
+            with self._logs_of(tx, partition_id) as logs:
+                rows.append((group_id, partition_id, _offset(logs, partition_id, start, named.get(number))))
+        tx.many("INSERT INTO penstock_starts (group_id, partition_id, start_offset) VALUES (?, ?, ?)", rows)
 
-def _resolve(tx: Transaction, group_id: int, topic_id: int, topic: str, start: Start) -> None:
-    """Write one start offset for every partition there is (I9), clamped to what is kept (I19)."""
-    partitions = tx.all(_PARTITIONS, topic_id)
-    named = dict(start.offsets)
-    unknown = set(named) - {number for _, number, _, _ in partitions}
-    if unknown:
-        raise InvalidSetting(
-            f"topic {topic!r} has no partition {min(unknown)}; `topics` and `lag` show which it has"
-        )
-    rows = []
-    for partition_id, number, end, log_start in partitions:
-        if start.kind == "latest":
-            offset = end
-        elif start.kind == "time":
-            offset = first_row(tx, partition_id, "appended_at", start.time_ms)
+    @contextmanager
+    def _logs_of(self, tx: Transaction, partition_id: int) -> Iterator[Transaction]:
+        """Where the partition's edges are: in this transaction, unless its place is another."""
+        lane = lane_of(self._session, partition_id)
+        if lane is Lane.LOG or lane not in self._session.dialect.places:
+            yield tx
         else:
-            offset = named.get(number, log_start)
-        rows.append((group_id, partition_id, min(max(offset, log_start), end)))
-    tx.many("INSERT INTO penstock_starts (group_id, partition_id, start_offset) VALUES (?, ?, ?)", rows)
+            with self._session.read(lane) as apart:
+                yield apart
+
+
+def _offset(tx: Transaction, partition_id: int, start: Start, named: int | None) -> int:
+    row = tx.one(_EDGES, partition_id)
+    end, log_start = row or (0, 0)
+    if start.kind == "latest":
+        offset = end
+    elif start.kind == "time":
+        offset = first_row(tx, partition_id, "appended_at", start.time_ms)
+    else:
+        offset = log_start if named is None else named
+    return int(min(max(offset, log_start), end))
 
 
 def _topic(tx: Transaction, name: str) -> Topic:
@@ -228,7 +265,7 @@ def _make_topic(row: tuple[object, ...], ranges: list[Range]) -> Topic:
         int(str(topic_id)),
         str(name),
         decoded,
-        Route(str(name), int(str(version)), tuple(ranges)),
+        Route(str(name), int(str(version)), tuple(ranges), by_id=decoded.dedup_ms > 0),
         int(str(created_at)),
     )
 
@@ -274,12 +311,6 @@ def _refuse_topic(tx: Transaction, name: str) -> None:
         raise TopicExists(
             f"there is a topic {name!r} already; pass exist_ok=True if that is fine", topic=name
         )
-
-
-def _bump(tx: Transaction) -> None:
-    row = tx.one("SELECT value FROM penstock_settings WHERE name = 'catalog_version'")
-    version = int(row[0]) + 1 if row else 1
-    tx.run("UPDATE penstock_settings SET value = ? WHERE name = 'catalog_version'", str(version))
 
 
 def _encode(settings: TopicSettings | GroupSettings) -> str:

@@ -1,6 +1,6 @@
 """The store contract: what survives, in domain verbs. Any database that keeps it can carry Penstock.
 
-Four small interfaces, one per concern, gathered in `Store`. All of it is synchronous and safe to call
+Small interfaces, one per concern, gathered in `Store`. All of it is synchronous and safe to call
 from any thread; each verb is one short transaction on one shard. A verb raises a `PenstockError` from
 the tree and then has changed nothing. Times are the store's own clock, in milliseconds.
 
@@ -9,20 +9,23 @@ the tree and then has changed nothing. Times are the store's own clock, in milli
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ..errors import PenstockError
-from ..model.delivery import Ask, Settlement, Span
+from ..model.delivery import Ask, OrderedAsk, Settlement, Span
+from ..model.schedule import Waiting
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .values import (
     Append,
     Appended,
     Backlog,
     Bounds,
+    Finished,
     Granted,
     Group,
     Member,
+    Move,
     News,
     Peek,
     Settled,
@@ -37,17 +40,22 @@ __all__ = [
     "Bounds",
     "Catalog",
     "Duties",
+    "Finished",
     "Granted",
     "Group",
     "Log",
     "Member",
+    "Move",
     "News",
     "Peek",
     "Progress",
+    "Schedule",
     "Settled",
     "Store",
     "StoredBatch",
     "Topic",
+    "Usage",
+    "Waiting",
     "Watcher",
 ]
 
@@ -63,6 +71,11 @@ class Log(Protocol):
         at most once: a repeat returns its first offset, also on a sealed partition (I3). A refused batch
         has its error in its place in the list; the others are stored. If the database itself fails,
         nothing is stored and the error is raised.
+
+        With `dedup_ms`, messages are left out whose id this partition has stored within that time, or has
+        stored and some group has not settled, or that wait in the schedule (R32); a batch of nothing else
+        stores nothing. Of ids, the newest `Limits.dedup_ids` are remembered. A repeat of the batch is
+        answered alike.
         """
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
@@ -81,8 +94,17 @@ class Log(Protocol):
     def trim(self, partition_id: int, below: int) -> int:
         """Raise the start of the log; never lowers it. Returns the start. Deletes nothing yet (I19)."""
 
-    def sweep(self, partition_id: int, *, rows: int) -> int:
-        """Delete up to `rows` batches that lie wholly below the start. Returns how many."""
+    def is_volatile(self, partition_id: int) -> bool:
+        """Whether its topic is; asked of the store once."""
+
+    def skip_lost(self, partition_id: int) -> int:
+        """Raise the start of a volatile log over what a crash has taken; returns the start."""
+
+    def sweep(self, partition_id: int, *, rows: int, appended_before: int | None = None) -> int:
+        """Delete up to `rows` batches that lie wholly below the start. Returns how many.
+
+        Batches appended at `appended_before` or later stay, and with them their ids (R32).
+        """
 
     def expire_by_limits(self, partition_id: int, *, before_ms: int, keep_bytes: int) -> int:
         """The start this partition would have if only age and size decided."""
@@ -128,7 +150,8 @@ class Catalog(Protocol):
 
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group: ...
 
-    def delete_group(self, topic: str, name: str) -> Group: ...
+    def delete_group(self, topic: str, name: str, *, only: int | None = None) -> Group:
+        """`only`: if it is still the group of that id; else UnknownGroup."""
 
     def reset_group(self, topic: str, name: str, start: Start) -> Group:
         """New start offsets under a new generation; progress follows when it is next touched."""
@@ -148,6 +171,9 @@ class Progress(Protocol):
 
     def dues(self) -> dict[int, int]:
         """By group, the moment before which none of its deliveries is due; one cheap read."""
+
+    def started_ms(self) -> int:
+        """When the database was started, if acks may have been lost then (I8); else 0."""
 
     def held_by(self, group_id: int, token: int) -> set[int]:
         """Partitions of which this token holds something: a hint, without a lock."""
@@ -176,7 +202,47 @@ class Progress(Protocol):
         """
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
-        """Renew leases; returns the spans that are lost."""
+        """Renew leases; returns the spans that are not held any more: lost, or settled by whomever."""
+
+    def poll_ordered(
+        self,
+        group: Group,
+        partition_id: int,
+        ask: OrderedAsk,
+        *,
+        log_start: int = 0,
+        waited_ms: int | None = None,
+    ) -> Granted:
+        """The same for groups in mode "ordered", as `model.ordered` decides (I5, I6).
+
+        An asker that expects nothing takes the partition if nobody holds it, or if its holder's lease has
+        passed: what that one had received then comes as suspects. If it is refused, nothing is granted and
+        `Granted.holder` says who holds it. That may be nobody, if the asker expects an offset and is not the
+        holder (any more): it drops what it has of the partition and asks anew. `settle` and `extend` take
+        the holder's token; `extend` renews the holder's lease, whatever the spans, and all of them are lost
+        if it is not the holder.
+
+        A delivery's `visible_at` is its not-before: its key waits until then; that of a stopped message is
+        `model.ordered.FAR`. When stopped messages are restarted their holder is told to hand the partition
+        over (`Granted.recall`, and nothing is granted), in every poll until it does: the next one, or the
+        same one again, receives everything.
+
+        While a message of a delivery that is `alone` can be handled, its holder begins nothing else and asks
+        for nothing: once it asks for more, what it had alone is in company. What waits for its time, or is
+        behind such a one of its key, leaves the hands empty.
+        """
+
+    def hand_over(self, group: Group, partition_id: int, token: int) -> None:
+        """End this holder's lease on the partition; flushed. Nothing happens if it is not the holder.
+
+        What it has not settled goes to the next holder as it is: no attempt is counted.
+        """
+
+    def restart_stopped(self, group: Group, partition_id: int) -> int:
+        """Ordered groups: stopped messages count their attempts anew and come again now; flushed.
+
+        Returns how many messages that were.
+        """
 
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         """Take exactly these offsets, as far as they are unsettled and in nobody's hands; flushed."""
@@ -208,6 +274,97 @@ class Progress(Protocol):
         """Live members. Those whose time has passed are removed by and by."""
 
 
+class Usage(Protocol):
+    """Who uses groups, and how far all of them are."""
+
+    def touch(self, group_id: int) -> bool:
+        """Somebody uses the group; need not be flushed. False: it is being forgotten, make it anew."""
+
+    def seen(self) -> dict[int, int]:
+        """By group, when it was last used. Groups that nobody ever used are missing."""
+
+    def retire(self, group_id: int, idle_ms: int) -> bool:
+        """Whether the group may be forgotten: no live member, and not used for so long; flushed.
+
+        From then on `touch` is refused. Of a group that nobody ever used the time begins now.
+        """
+
+    def committed(self, groups: Sequence[Group], partition_ids: Sequence[int]) -> dict[int, dict[int, int]]:
+        """By group and partition, the lowest unsettled offset, or the group's start; two cheap reads.
+
+        `Progress.committed` of many at once. Of a group that is gone meanwhile it means nothing.
+        """
+
+    def bytes_from(self, positions: Sequence[Mapping[int, int]]) -> list[int]:
+        """Of each position (partition → offset), how many bytes are kept from there on, in a few reads.
+
+        Part of a batch counts in part. UnknownPartition if one is gone.
+        """
+
+
+class Schedule(Protocol):
+    """Delayed messages until they are due; what `Log.append` was given with `due_at` waits here (R35).
+
+    Whoever holds the lease `model.schedule.DUTY` moves them, in three steps (I12): `stamp`, `Log.append`
+    under the stamp's identity, `finish`, which may be one with the next `stamp`. Each step may be repeated
+    by the next holder.
+    """
+
+    def next_due(self, *, since: int = 0, without: Collection[int] = ()) -> int | None:
+        """When the next one is due that is due from `since` on; not of partitions in `without`. Cheap."""
+
+    def due(
+        self,
+        *,
+        messages: int,
+        max_bytes: int,
+        since: int = 0,
+        without: Collection[int] = (),
+        skip: Collection[int] = (),
+    ) -> list[Waiting]:
+        """Rows that are due now by the store's clock, up to these limits, but one at least.
+
+        The longest due first, those of one moment in the order they came. `skip`: rows to leave out.
+        """
+
+    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
+        """Those of these rows that are still there."""
+
+    def stamp(
+        self,
+        holder: str,
+        move: Move,
+        rows: Iterable[Waiting],
+        before: Finished | None = None,
+    ) -> bool:
+        """Write down what is going to be stored where; flushed. The move's id is the caller's choice.
+
+        False if any of the rows was cancelled meanwhile, in whole or in part: then nothing is stamped.
+        `before`: finish that move first, in any case. LeaseLost if `holder` does not hold the lease.
+        """
+
+    def moves(self) -> list[Move]:
+        """Moves that are not finished, the oldest first."""
+
+    def finish(self, holder: str, finished: Finished) -> None:
+        """Remove and change rows, and end the move; flushed.
+
+        Nothing happens if the move was finished by somebody else. LeaseLost as in `stamp`.
+        """
+
+    def cancel(self, topic_id: int, digest: bytes) -> bool:
+        """Remove every waiting message of the topic with that id (`model.dedup.digest`); flushed.
+
+        False if there is none that is not stamped.
+        """
+
+    def purge(self, topic_id: int) -> int:
+        """Remove all waiting messages of the topic that are not stamped; returns how many."""
+
+    def delayed(self) -> dict[int, int]:
+        """By topic, how many messages wait; without a scan."""
+
+
 class Duties(Protocol):
     """Leases for background work: at most one holder each (I12)."""
 
@@ -233,6 +390,8 @@ class Store(Protocol):
     log: Log
     catalog: Catalog
     progress: Progress
+    usage: Usage
+    schedule: Schedule
     duties: Duties
 
     def now_ms(self) -> int:

@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
-from .session import Lane, Session
+from .session import Lane, Session, Transaction, verbs
 
-__all__ = ["SqlDuties"]
+__all__ = ["SqlDuties", "holds"]
+
+_LOOK = "SELECT holder, until_ms FROM penstock_duties WHERE name = ?"
 
 
+@verbs
 class SqlDuties:
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def acquire(self, duty: str, holder: str, lease_ms: int) -> bool:
         """Take or renew the lease. A look without a lock first: most who ask are refused."""
-        look = "SELECT holder, until_ms FROM penstock_duties WHERE name = ?"
         with self._session.read(Lane.LOG) as tx:
-            row = tx.one(look, duty)
+            row = tx.one(_LOOK, duty)
             if row is not None and row[0] != holder and row[1] > tx.now_ms():
                 return False
         with self._session.write(Lane.LOG) as tx:
-            row = tx.one(look + self._session.dialect.for_update, duty)
-            now = tx.now_ms()
-            if row is not None and row[0] != holder and row[1] > now:
+            row = tx.locked(_LOOK, duty)
+            until = tx.now_ms() + lease_ms
+            if row is None:  # two at once: one meets the other's row, and looks again
+                tx.do(
+                    "INSERT INTO penstock_duties (name, holder, until_ms) VALUES (?, ?, ?)",
+                    duty,
+                    holder,
+                    until,
+                )
+                return True
+            if row[0] != holder and row[1] > tx.now_ms():
                 return False
-            upsert = self._session.dialect.upsert("penstock_duties", ("name",), ("holder", "until_ms"))
-            tx.run(upsert, duty, holder, now + lease_ms)
+            tx.do("UPDATE penstock_duties SET holder = ?, until_ms = ? WHERE name = ?", holder, until, duty)
             return True
 
     def release(self, duty: str, holder: str) -> None:
         with self._session.write(Lane.LOG) as tx:
-            tx.run("DELETE FROM penstock_duties WHERE name = ? AND holder = ?", duty, holder)
+            tx.do("DELETE FROM penstock_duties WHERE name = ? AND holder = ?", duty, holder)
+
+
+def holds(tx: Transaction, duty: str, holder: str) -> bool:
+    """Whether the lease is still this holder's; locks it until the transaction ends."""
+    row = tx.locked(_LOOK, duty)
+    return row is not None and row[0] == holder and row[1] > tx.now_ms()

@@ -13,9 +13,22 @@ from ..errors import StoreError, UnknownPartition
 from .schema import log_table
 from .session import Lane, Session, Transaction
 
-__all__ = ["first_kept", "first_row", "log_of", "row_at", "unknown_partition"]
+__all__ = ["first_kept", "first_row", "lane_of", "log_of", "reading_log", "row_at", "unknown_partition"]
 
 _KNOWN = "SELECT 1 FROM penstock_partitions WHERE id = ? AND state <> 'dropped'"
+_STORAGE = "SELECT volatile FROM penstock_partitions WHERE id = ?"
+
+
+def lane_of(session: Session, partition_id: int) -> Lane:
+    """Where a partition's log is. It never changes, so it is asked once."""
+    lane = session.lanes.get(partition_id)
+    if lane is None:
+        with session.read(Lane.LOG) as tx:
+            row = tx.one(_STORAGE, partition_id)
+        if row is None:
+            return Lane.LOG  # it is gone, and whoever looks there will say so
+        lane = session.lanes[partition_id] = session.log_lane(bool(row[0]))
+    return lane
 
 
 @contextmanager
@@ -28,6 +41,12 @@ def log_of(session: Session, partition_id: int) -> Iterator[None]:
             if tx.one(_KNOWN, partition_id) is None:
                 raise unknown_partition(partition_id) from None
         raise
+
+
+@contextmanager
+def reading_log(session: Session, partition_id: int) -> Iterator[Transaction]:
+    with log_of(session, partition_id), session.read(lane_of(session, partition_id)) as tx:
+        yield tx
 
 
 def unknown_partition(partition_id: int) -> UnknownPartition:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ..model.delivery import Span
 from .contract import Backlog
-from .locked import Row
 from .lookups import first_kept, first_row, row_at
+from .row import Row
 from .session import Transaction
 
 __all__ = ["log_start_of", "measure"]

@@ -7,11 +7,12 @@ that does not fit is refused: nothing is changed until somebody has decided (R6)
 
 from __future__ import annotations
 
-from ..errors import StoreCorrupt
+from ..errors import StoreCorrupt, StoreError
 from .session import Lane, Session
 
 __all__ = ["check_pair"]
 
+_ENDS = "SELECT id, next_offset FROM penstock_partitions WHERE volatile = 0"
 _CURE = (
     "restore log and progress from the same backup, or remove the progress (on SQLite the file that ends in "
     "'.progress'): every group then starts again from its start"
@@ -28,7 +29,7 @@ def check_pair(session: Session) -> None:
     with session.read(Lane.PROGRESS) as tx:  # before the ends, which only grow
         cursors = tx.all("SELECT partition_id, MAX(next_new) FROM penstock_progress GROUP BY partition_id")
     with session.read(Lane.LOG) as tx:
-        ends: dict[int, int] = dict(tx.all("SELECT id, next_offset FROM penstock_partitions"))
+        ends: dict[int, int] = dict(tx.all(_ENDS))
     for partition_id, cursor in cursors:
         if cursor > ends.get(partition_id, cursor):
             raise StoreCorrupt(
@@ -45,8 +46,14 @@ def _owner(session: Session) -> str | None:
 
 
 def _claim(session: Session, mine: str) -> str:
-    with session.write(Lane.PROGRESS) as tx:
-        row = tx.one("SELECT uuid FROM penstock_owner")
-        if row is None:
-            tx.run("INSERT INTO penstock_owner (uuid) VALUES (?)", mine)
+    try:
+        with session.write(Lane.PROGRESS) as tx:
+            row = tx.one("SELECT uuid FROM penstock_owner")
+            if row is None:
+                tx.do("INSERT INTO penstock_owner (uuid) VALUES (?)", mine)
+    except StoreError as error:  # another one who came first did so at the same moment
+        owner = _owner(session) if error.undone else None
+        if owner is None:
+            raise
+        return owner
     return str(row[0]) if row else mine

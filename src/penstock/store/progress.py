@@ -1,32 +1,34 @@
 """Progress: cursors, deliveries and members, in a lane of its own.
 
 Each verb locks the progress row of its group and partition first (I1), loads the few deliveries the
-decision needs, lets `model.delivery` decide, and writes the change. What must be flushed is known only
-once it is decided (I8): the verb then starts over with a flushed transaction.
+decision needs, lets `model.delivery` (or `model.ordered`) decide, and writes the change. What must be
+flushed is known only once it is decided (I8): the verb then starts over with a flushed transaction. Other
+processes are told where somebody may now be handed something; not of acks, first hand-outs and heartbeats.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from ..model import delivery, settlement
-from ..model.delivery import Ask, Settlement, Span
+from ..model.delivery import Ask, Holder, Kind, OrderedAsk, Settlement, Span
+from ..model.ordered import FAR
+from . import ordered
 from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
 from .locked import (
     DELIVERY,
-    LOWEST,
-    ROW,
     UNSETTLED,
     Locked,
     NeedsFlushError,
     NeedsStartError,
-    Row,
     reset_meanwhile,
 )
-from .lookups import log_of
+from .lookups import reading_log
 from .measures import log_start_of, measure
-from .session import Lane, Session
+from .row import ROW, Row
+from .session import Lane, Session, Transaction, verbs
 
 __all__ = ["SqlProgress"]
 
@@ -35,8 +37,16 @@ T = TypeVar("T")
 _DUE_ROWS = 64  # deliveries looked at in one poll
 _ENTER = """INSERT INTO penstock_members (group_id, name, client, joined_at, until_ms)
             VALUES (?, ?, ?, ?, ?)"""
+_RENEW = "UPDATE penstock_members SET until_ms = ? WHERE group_id = ? AND name = ?"
+_MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM penstock_members
+              WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
+_LOOK = """SELECT partition_id, next_new, next_due, holder_token, holder, holder_until
+           FROM penstock_progress WHERE group_id = ? AND generation = ?"""
+_HELD_BY = """SELECT partition_id FROM penstock_deliveries WHERE token = ? AND group_id = ?
+              UNION SELECT partition_id FROM penstock_progress WHERE holder_token = ? AND group_id = ?"""
 
 
+@verbs
 class SqlProgress:
     def __init__(self, session: Session, catalog: Catalog) -> None:
         self._session = session
@@ -46,11 +56,9 @@ class SqlProgress:
 
     def peek(self, group: Group, partition_ids: Sequence[int]) -> dict[int, Peek]:
         wanted = set(partition_ids)
-        look = """SELECT partition_id, next_new, next_due FROM penstock_progress
-                  WHERE group_id = ? AND generation = ?"""
         with self._session.read(Lane.PROGRESS) as tx:
-            rows = tx.all(look, group.id, group.generation)
-        return {row[0]: Peek(row[1], row[2]) for row in rows if row[0] in wanted}
+            rows = tx.all(_LOOK, group.id, group.generation)
+        return {row[0]: Peek(row[1], row[2], Holder(*row[3:])) for row in rows if row[0] in wanted}
 
     def dues(self) -> dict[int, int]:
         earliest = """SELECT group_id, MIN(next_due) FROM penstock_progress
@@ -58,27 +66,34 @@ class SqlProgress:
         with self._session.read(Lane.PROGRESS) as tx:
             return dict(tx.all(earliest))
 
-    def held_by(self, group_id: int, token: int) -> set[int]:
-        held = "SELECT partition_id FROM penstock_deliveries WHERE token = ? AND group_id = ?"
+    def started_ms(self) -> int:
         with self._session.read(Lane.PROGRESS) as tx:
-            return {row[0] for row in tx.all(held, token, group_id)}
+            return tx.started_ms()
+
+    def held_by(self, group_id: int, token: int) -> set[int]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return {row[0] for row in tx.all(_HELD_BY, token, group_id, token, group_id)}
 
     def poll(
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
         def decide(locked: Locked) -> Granted:
+            ordered.leave_order(locked)
             locked.skip_to(log_start)
-            if again := locked.deliveries("AND token = ? ORDER BY first_offset", ask.token):
+            if again := locked.held(ask.token):
                 return locked.hand_out_again(again, group.settings.lease_ms)
-            due = locked.due(_DUE_ROWS)
-            before = locked.row.cursor
-            change = delivery.poll(before, due, locked.now, ask, group.terms)
+            looks = locked.looks
+            due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
+            before, safe = locked.row.cursor, locked.safe(due, group.settings.lease_ms)
+            change = delivery.poll(before, safe, locked.now, ask, group.terms)
             if any(d.spent for d in change.granted) or change.leaving:
                 locked.must_flush()
             if waited_ms is not None and change.cursor > before:
                 locked.row.first_wait_ms = waited_ms
-            if change.cursor != before or change.drop or locked.dirty:
+            if change.cursor != before or change.drop:
                 locked.apply(change)
+            if looks and len(due) < _DUE_ROWS:
+                locked.look_up_due()
             return Granted(
                 change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining
             )
@@ -89,35 +104,60 @@ class SqlProgress:
         self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
     ) -> Settled:
         def decide(locked: Locked) -> Settled:
-            held = locked.deliveries("AND token = ? ORDER BY first_offset", token)
+            if group.settings.mode == "ordered":
+                return ordered.settle(locked, group, token, settlements)
+            held = locked.held(token)
             change = settlement.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
             if change.leaving:
                 locked.must_flush()
             lost = locked.in_other_hands(change.missing, token)
             if change.drop:
                 locked.apply(change)
+            if any(s.kind in (Kind.RETRY, Kind.RELEASE) for s in settlements):
+                locked.announce()
             return Settled(lost, change.leaving, change.unplaced)
 
         return self._locked(group, partition_id, decide)
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         def decide(locked: Locked) -> tuple[Span, ...]:
-            held = locked.deliveries("AND token = ? ORDER BY first_offset", token)
+            if group.settings.mode == "ordered":
+                return ordered.extend(locked, group, token, spans)
             until = locked.now + group.settings.lease_ms
-            change = settlement.extend(held, spans, until, locked.row.cursor)
+            change = settlement.extend(locked.held(token), spans, until, locked.row.cursor)
             if change.drop:
                 locked.apply(change)
-            return locked.in_other_hands(change.missing, token)
+            return change.missing
 
         return self._locked(group, partition_id, decide)
 
+    def poll_ordered(
+        self,
+        group: Group,
+        partition_id: int,
+        ask: OrderedAsk,
+        *,
+        log_start: int = 0,
+        waited_ms: int | None = None,
+    ) -> Granted:
+        def decide(locked: Locked) -> Granted:
+            locked.skip_to(log_start)
+            return ordered.poll(locked, group, ask, waited_ms)
+
+        return self._locked(group, partition_id, decide, flush=ask.on_delivery)
+
+    def hand_over(self, group: Group, partition_id: int, token: int) -> None:
+        self._locked(group, partition_id, lambda locked: ordered.hand_over(locked, token))
+
+    def restart_stopped(self, group: Group, partition_id: int) -> int:
+        return self._locked(group, partition_id, ordered.restart)
+
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         def decide(locked: Locked) -> Granted:
-            low, high = min(s[0] for s in spans), max(s[1] for s in spans)
-            where = "AND first_offset <= ? AND last_offset >= ? ORDER BY first_offset"
-            rows = locked.deliveries(where, high, low)
+            rows = [d for d in locked.near(spans) if any(d.first <= b and d.last >= a for a, b in spans)]
             change = settlement.seize(locked.row.cursor, rows, spans, locked.now, ask, group.terms)
             locked.apply(change)
+            locked.announce()
             return Granted(change.granted, change.leaving)
 
         return self._locked(group, partition_id, decide, flush=True) if spans else Granted(())
@@ -129,7 +169,10 @@ class SqlProgress:
         while True:
             try:
                 with self._session.write(Lane.PROGRESS, flush=flush) as tx:
-                    return decide(Locked(tx, self._session, group, partition_id, start, flush))
+                    locked = Locked(tx, group, partition_id, start, flush)
+                    decided = decide(locked)
+                    locked.save()
+                    return decided
             except NeedsFlushError:
                 flush = True
             except NeedsStartError:
@@ -142,68 +185,70 @@ class SqlProgress:
     def committed(self, group_id: int, partition_id: int) -> int | None:
         with self._session.read(Lane.PROGRESS) as tx:
             row = tx.one(ROW, group_id, partition_id)
-            lowest = tx.one(LOWEST, group_id, partition_id)
         if row is None or row[0] != self._catalog.start_of(group_id, partition_id)[0]:
             return None
-        return int(row[1]) if lowest is None or lowest[0] is None else min(int(lowest[0]), int(row[1]))
+        return Row.of(row).lowest
 
     def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
         return [self._backlog(group, partition_id, open_spans) for partition_id in partition_ids]
 
     def _backlog(self, group: Group, partition_id: int, open_spans: int) -> Backlog:
         key = (group.id, partition_id)
-        with self._session.read(Lane.LOG) as tx:
+        with reading_log(self._session, partition_id) as tx:
             log_start = log_start_of(tx, partition_id)
         with self._session.read(Lane.PROGRESS) as tx:
             raw = tx.one(ROW, *key)
-            lowest, unsettled = tx.one(UNSETTLED, log_start, log_start, *key, log_start) or (None, 0)
-            where = " AND last_offset >= ? ORDER BY first_offset LIMIT ?"
-            rows = tx.all(DELIVERY + where, *key, log_start, open_spans) if open_spans else []
-        if raw is None or raw[0] != group.generation:
-            row = Row(group.generation, self._catalog.start_of(*key)[1], None)
-            lowest, unsettled, rows = None, 0, []
-        else:
-            row = Row(*raw)
+            row = Row.of(raw) if raw is not None and raw[0] == group.generation else None
+            lowest, unsettled, stopped, rows = _unsettled(tx, key, row, log_start, open_spans)
+        if row is None:
+            start = self._catalog.start_of(*key)[1]
+            row = Row(group.generation, start, start, None)
         row.cursor = max(row.cursor, log_start)  # what was trimmed is passed over by the next poll
         committed = row.cursor if lowest is None else max(log_start, min(lowest, row.cursor))
         spans = tuple((max(r[0], log_start), r[1]) for r in rows)
-        with log_of(self._session, partition_id), self._session.read(Lane.LOG) as tx:
-            return measure(tx, partition_id, row, committed, int(unsettled or 0), spans)
+        with reading_log(self._session, partition_id) as tx:
+            measured = measure(tx, partition_id, row, committed, unsettled, spans)
+        return replace(measured, stopped=stopped)
 
     # ---- groups ----
 
     def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
         for partition_id in partition_ids:
-            self._locked(group, partition_id, lambda locked: None, flush=True)
+            self._locked(group, partition_id, Locked.announce, flush=True)
 
     def forget(self, group_id: int) -> None:
         with self._session.write(Lane.PROGRESS) as tx:
-            for table in ("progress", "deliveries", "members"):
-                tx.run(f"DELETE FROM penstock_{table} WHERE group_id = ?", group_id)
+            for table in ("progress", "deliveries", "members", "activity"):
+                tx.do(f"DELETE FROM penstock_{table} WHERE group_id = ?", group_id)
+            tx.announce(Lane.PROGRESS)
+
+    # ---- members ----
 
     def join(self, group_id: int, member: str, client: str, ttl_ms: int) -> None:
         with self._session.write(Lane.PROGRESS, flush=False) as tx:
             now = tx.now_ms()
-            renewed = tx.run(
-                "UPDATE penstock_members SET until_ms = ? WHERE group_id = ? AND name = ?",
-                now + ttl_ms,
-                group_id,
-                member,
-            )
-            if not renewed:
-                tx.run(_ENTER, group_id, member, client, now, now + ttl_ms)
-                tx.run("DELETE FROM penstock_members WHERE group_id = ? AND until_ms < ?", group_id, now)
+            if not tx.run(_RENEW, now + ttl_ms, group_id, member):
+                tx.do(_ENTER, group_id, member, client, now, now + ttl_ms)
+                tx.do("DELETE FROM penstock_members WHERE group_id = ? AND until_ms < ?", group_id, now)
 
     def leave(self, group_id: int, member: str) -> None:
         with self._session.write(Lane.PROGRESS, flush=False) as tx:
-            tx.run("DELETE FROM penstock_members WHERE group_id = ? AND name = ?", group_id, member)
+            tx.do("DELETE FROM penstock_members WHERE group_id = ? AND name = ?", group_id, member)
+            tx.announce(Lane.PROGRESS)
 
     def members(self, group_id: int) -> list[Member]:
         with self._session.read(Lane.PROGRESS) as tx:
-            rows = tx.all(
-                """SELECT group_id, name, client, joined_at, until_ms FROM penstock_members
-                   WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name""",
-                group_id,
-                tx.now_ms(),
-            )
-        return [Member(*row) for row in rows]
+            return [Member(*row) for row in tx.all(_MEMBERS, group_id, tx.now_ms())]
+
+
+def _unsettled(
+    tx: Transaction, key: tuple[int, int], row: Row | None, log_start: int, open_spans: int
+) -> tuple[int | None, int, int, Sequence[tuple[Any, ...]]]:
+    """The lowest unsettled offset, how many messages are unsettled, how many stopped, and the first rows."""
+    if row is None:
+        return None, 0, 0, ()
+    found = tx.one(UNSETTLED, log_start, log_start, FAR, *key, row.lowest, log_start)
+    lowest, unsettled, stopped = found or (None, 0, 0)
+    where = " AND last_offset >= ? ORDER BY first_offset LIMIT ?"
+    rows = tx.all(DELIVERY + where, *key, row.lowest, log_start, open_spans) if open_spans else ()
+    return lowest, int(unsettled or 0), int(stopped or 0), rows

@@ -1,7 +1,7 @@
 """Tables and migrations. A migration is a number and its statements per lane; none is ever edited.
 
-`{blob}`, `{serial}` and `{offset}` are the dialect's types. Log tables, one per partition, are made with
-their topic.
+`{blob}`, `{hash}`, `{serial}` and `{offset}` are the dialect's types. Log tables, one per partition, are made
+with their topic.
 """
 
 from __future__ import annotations
@@ -9,9 +9,19 @@ from __future__ import annotations
 import uuid
 
 from ..errors import SchemaMismatch
-from .session import Dialect, Lane, Session
+from .session import Dialect, Lane, Session, Transaction
 
-__all__ = ["MIGRATIONS", "VERSION", "create_log", "log_table", "migrate", "version_of"]
+__all__ = [
+    "MIGRATIONS",
+    "VERSION",
+    "check_schema",
+    "create_log",
+    "log_table",
+    "migrate",
+    "script",
+    "statements",
+    "version_of",
+]
 
 Statements = tuple[str, ...]
 
@@ -112,34 +122,142 @@ _1_PROGRESS: Statements = (
         PRIMARY KEY (group_id, name))""",
 )
 
+_2_LOG: Statements = (
+    "ALTER TABLE penstock_partitions ADD COLUMN volatile INTEGER NOT NULL DEFAULT 0",
+    # delayed messages: a batch that is due at one moment is a row
+    """CREATE TABLE penstock_schedule (
+        id {serial},
+        topic_id BIGINT NOT NULL,
+        partition_id BIGINT NOT NULL,
+        due_at BIGINT NOT NULL,
+        records INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        id_hash {hash},
+        ids {blob},
+        batch {blob} NOT NULL)""",
+    "CREATE INDEX penstock_schedule_due ON penstock_schedule (due_at, id)",
+    "CREATE INDEX penstock_schedule_id ON penstock_schedule (topic_id, id_hash, id)",
+    # what was scheduled since somebody last looked, in topics that look at ids (I13)
+    "CREATE INDEX penstock_schedule_new ON penstock_schedule (partition_id, id)",
+    # how many delayed messages wait: counted, since there may be millions of rows
+    """CREATE TABLE penstock_delayed (
+        topic_id BIGINT NOT NULL,
+        partition_id BIGINT NOT NULL,
+        messages BIGINT NOT NULL,
+        PRIMARY KEY (topic_id, partition_id))""",
+    # a move of due messages into logs that is under way: its stamp (I12)
+    """CREATE TABLE penstock_moves (
+        id {offset} PRIMARY KEY,
+        producer_id BIGINT NOT NULL,
+        plan {blob} NOT NULL)""",
+)
+
+_2_PROGRESS: Statements = (
+    # ordered groups: who holds the partition (I5)
+    "ALTER TABLE penstock_progress ADD COLUMN holder_token BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE penstock_progress ADD COLUMN holder VARCHAR(120) NOT NULL DEFAULT ''",
+    "ALTER TABLE penstock_progress ADD COLUMN holder_until BIGINT NOT NULL DEFAULT 0",
+    # where reads of deliveries begin, the lowest unsettled offset or the cursor; how many there are (I19)
+    "ALTER TABLE penstock_progress ADD COLUMN lowest BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE penstock_progress ADD COLUMN deliveries INTEGER NOT NULL DEFAULT 0",
+    """UPDATE penstock_progress SET
+        lowest = COALESCE((SELECT MIN(d.first_offset) FROM penstock_deliveries d
+          WHERE d.group_id = penstock_progress.group_id AND d.partition_id = penstock_progress.partition_id),
+          next_new),
+        deliveries = (SELECT COUNT(*) FROM penstock_deliveries d
+          WHERE d.group_id = penstock_progress.group_id AND d.partition_id = penstock_progress.partition_id
+          )""",
+    # its beginning was that of the primary key: databases chose it for what it is not good at
+    "DROP INDEX penstock_deliveries_due ON penstock_deliveries",
+    # ordered groups: since when a failing message holds its key (I10); 0: it has not failed
+    "ALTER TABLE penstock_deliveries ADD COLUMN failing_since BIGINT NOT NULL DEFAULT 0",
+    # a stamped delivery that leaves through the schedule (I17): when it is due; 0: it leaves at once
+    "ALTER TABLE penstock_deliveries ADD COLUMN stamp_due BIGINT NOT NULL DEFAULT 0",
+    # when somebody last used a group (R44)
+    "CREATE TABLE penstock_activity (group_id BIGINT PRIMARY KEY, seen_at BIGINT NOT NULL)",
+)
+
+# Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
+_2_VOLATILE: Statements = (
+    "CREATE TABLE penstock_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
+    *(
+        s
+        for s in _1_LOG
+        if any(t in s for t in ("penstock_partitions", "penstock_trims", "penstock_sequences"))
+    ),
+)
+
 MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     1: {Lane.LOG: _1_LOG, Lane.PROGRESS: _1_PROGRESS},
+    2: {Lane.LOG: _2_LOG, Lane.PROGRESS: _2_PROGRESS, Lane.VOLATILE: _2_VOLATILE},
 }
 VERSION = max(MIGRATIONS)
 
 _SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS penstock_schema (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)"
+    "CREATE TABLE IF NOT EXISTS penstock_schema "
+    "(version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL){table}"
 )
+_NOTE = "INSERT INTO penstock_schema (version, applied_at) VALUES (?, ?)"
 
 
 def migrate(session: Session) -> None:
-    """Bring both lanes to this version. Many processes may do so at once.
+    """Bring every place to this version. Many processes may do so at once.
 
-    Nothing is changed if either lane is newer than this program.
+    Nothing is changed if any of them is newer than this program.
     """
-    behind = [lane for lane in Lane if version_of(session, lane) < VERSION]
+    places = session.dialect.places
+    behind = [lane for lane in places if version_of(session, lane) < VERSION]
     for lane in behind:
-        with session.write(lane) as tx:
-            tx.run(_SCHEMA)
-            row = tx.one("SELECT MAX(version) FROM penstock_schema")
-            have = int(row[0] or 0) if row else 0
+        with session.migrating(lane) as tx:
+            tx.do(_typed(_SCHEMA, session.dialect))
+            have = _newest(tx)
             for number in range(have + 1, VERSION + 1):
-                for statement in MIGRATIONS[number].get(lane, ()):
-                    tx.run(_typed(statement, session.dialect))
-                tx.run("INSERT INTO penstock_schema (version, applied_at) VALUES (?, ?)", number, tx.now_ms())
-            if lane is Lane.LOG and have == 0:
-                insert = "INSERT INTO penstock_settings (name, value) VALUES (?, ?)"
-                tx.many(insert, [("uuid", str(uuid.uuid4())), ("catalog_version", "0")])
+                for statement in statements(number, lane, places):
+                    session.dialect.change(tx, _typed(statement, session.dialect))
+                if lane is Lane.LOG and number == 1:
+                    upsert = session.dialect.upsert("penstock_settings", ("name",), ("value",))
+                    tx.many(upsert, [("uuid", str(uuid.uuid4())), ("catalog_version", "0")])
+                tx.do(_NOTE, number, tx.now_ms())
+
+
+def statements(number: int, lane: Lane, places: tuple[Lane, ...]) -> Statements:
+    """What a migration runs in one place. Where all lanes are one place, those of every lane."""
+    parts = MIGRATIONS[number]
+    if len(places) > 1:
+        return parts.get(lane, ())
+    return (*parts.get(Lane.LOG, ()), *parts.get(Lane.PROGRESS, ()))
+
+
+def script(session: Session) -> list[str]:
+    """The statements that would bring this database to this version, to be read or run by somebody."""
+    found: list[str] = []
+    for lane in session.dialect.places:
+        have = version_of(session, lane)
+        if have < VERSION:
+            found.append(_typed(_SCHEMA, session.dialect))
+        for number in range(have + 1, VERSION + 1):
+            found += [_typed(s, session.dialect) for s in statements(number, lane, session.dialect.places)]
+            if lane is Lane.LOG and number == 1:
+                settings = f"('uuid', '{uuid.uuid4()}'), ('catalog_version', '0')"
+                found.append(f"INSERT INTO penstock_settings (name, value) VALUES {settings}")
+            found.append(
+                f"INSERT INTO penstock_schema (version, applied_at) VALUES ({number}, {session.now_ms()})"
+            )
+    return found
+
+
+def check_schema(session: Session) -> None:
+    """SchemaMismatch if the database is not at this program's version."""
+    for lane in session.dialect.places:
+        version = version_of(session, lane)
+        if version < VERSION:
+            have = f"has schema version {version}" if version else "has no Penstock tables"
+            raise SchemaMismatch(
+                f"the database {have}, and this penstock needs {VERSION}: run `penstock migrate`, or connect "
+                "with migrate=True",
+                found=version,
+                known=VERSION,
+            )
 
 
 def version_of(session: Session, lane: Lane) -> int:
@@ -147,8 +265,7 @@ def version_of(session: Session, lane: Lane) -> int:
     with session.read(lane) as tx:
         if not session.dialect.has_table(tx, "penstock_schema"):
             return 0
-        row = tx.one("SELECT MAX(version) FROM penstock_schema")
-    version = int(row[0] or 0) if row else 0
+        version = _newest(tx)
     if version > VERSION:
         raise SchemaMismatch(
             f"the database has schema version {version}, and this penstock knows {VERSION} at most: "
@@ -159,8 +276,17 @@ def version_of(session: Session, lane: Lane) -> int:
     return version
 
 
+def _newest(tx: Transaction) -> int:
+    row = tx.one("SELECT MAX(version) FROM penstock_schema")
+    return int(row[0] or 0) if row else 0
+
+
 def _typed(statement: str, dialect: Dialect) -> str:
-    for word in ("blob", "serial", "offset"):
+    if statement.startswith("CREATE TABLE") and not statement.endswith("{table}"):
+        statement += "{table}"
+    if statement.startswith("DROP INDEX") and not dialect.indexes_by_table:
+        statement = statement.partition(" ON ")[0]
+    for word in ("blob", "hash", "serial", "offset", "table"):
         statement = statement.replace("{" + word + "}", getattr(dialect, word))
     return statement
 
@@ -169,21 +295,18 @@ def log_table(partition_id: int) -> str:
     return f"penstock_log_{partition_id:d}"
 
 
-def create_log(session: Session, partition_id: int) -> None:
+def create_log(session: Session, partition_id: int, lane: Lane = Lane.LOG) -> None:
     """The table of a partition: a batch is a row. A step of its own, since DDL commits on MySQL (I19)."""
-    with session.write(Lane.LOG) as tx:
-        tx.run(
-            _typed(
-                f"""CREATE TABLE IF NOT EXISTS {log_table(partition_id)} (
-                    base_offset {{offset}} PRIMARY KEY,
-                    records INTEGER NOT NULL,
-                    bytes INTEGER NOT NULL,
-                    bytes_before BIGINT NOT NULL,
-                    appended_at BIGINT NOT NULL,
-                    first_ts BIGINT NOT NULL,
-                    last_ts BIGINT NOT NULL,
-                    ids {{blob}},
-                    batch {{blob}} NOT NULL)""",
-                session.dialect,
-            )
-        )
+    statement = f"""CREATE TABLE IF NOT EXISTS {log_table(partition_id)} (
+        base_offset {{offset}} PRIMARY KEY,
+        records INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        bytes_before BIGINT NOT NULL,
+        appended_at BIGINT NOT NULL,
+        first_ts BIGINT NOT NULL,
+        last_ts BIGINT NOT NULL,
+        ids {{blob}},
+        batch {{blob}} NOT NULL)"""
+    with session.write(lane) as tx:
+        text = _typed(statement, session.dialect)
+        session.dialect.create_log(tx, text, log_table(partition_id), volatile=lane is Lane.VOLATILE)

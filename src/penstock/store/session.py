@@ -1,40 +1,62 @@
 """Connections and transactions, the same for every database.
 
-A session has two lanes: `LOG` (batches, catalog; every commit flushed) and `PROGRESS` (cursors,
-deliveries; flushed only where I8 asks). They never share a transaction. Each thread has its own
-connection per lane. What differs between databases is in a `Dialect`.
+A session has lanes: `LOG` (batches, catalog, schedule; every commit flushed), `PROGRESS` (cursors,
+deliveries; flushed only where I8 asks) and `VOLATILE` (batches of volatile topics; never flushed). They
+never share a transaction. On SQLite each lane is a file of its own, elsewhere all are one database.
+Connections are kept in a pool per lane; a broken one is thrown away. What differs between databases is in
+a `Dialect`.
+
+A transaction that surely was undone for a passing reason (a deadlock, a connection that had gone stale,
+two that insert the same key) is run again by `verbs`, which every class of verbs is marked with. A commit
+of unknown fate never is: that is for whoever knows how to ask (I2).
 """
 
 from __future__ import annotations
 
+import functools
 import threading
-from collections.abc import Generator, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
-from ..errors import ClosedError, StoreError
+from ..errors import ClosedError, StoreError, StoreUnavailable
 from .contract import Watcher
 
-__all__ = ["Dialect", "Lane", "Session", "Transaction"]
+__all__ = ["Dialect", "Lane", "Row", "Session", "Transaction", "by_key", "verbs"]
 
 Row = tuple[Any, ...]
+C = TypeVar("C", bound=type)
+
+_TRIES = 8  # of a verb whose transaction was undone
+_PAUSE_S = 0.002  # before the second one; doubled for each further one
+_IDLE_S = 10.0  # a connection that was not used for longer is replaced
 
 
 class Lane(Enum):
     LOG = "log"
     PROGRESS = "progress"
+    VOLATILE = "volatile"
 
 
 class Dialect(Protocol):
     """What one kind of database does differently."""
 
     blob: str  # type of a column of bytes
+    hash: str  # type of a column of 16 bytes that can be indexed
     serial: str  # type of a primary key that counts by itself
     offset: str  # type of an integer primary key that is given
+    table: str  # what follows the closing bracket of CREATE TABLE
+    indexes_by_table: bool  # an index is named together with its table
     for_update: str  # suffix that locks the rows a SELECT returns
+    places: tuple[Lane, ...]  # lanes that have tables of their own
+    pooled: bool  # connections go stale when they are not used
 
     def connect(self, lane: Lane) -> Any: ...
+
+    def usable(self, connection: Any) -> bool:
+        """Whether a connection may be used again after an error, or by the next who asks."""
 
     def reading(self, lane: Lane) -> AbstractContextManager[None]:
         """Held around statements that only read."""
@@ -47,18 +69,62 @@ class Dialect(Protocol):
     def sql(self, text: str) -> str:
         """`?` parameters in the driver's own style."""
 
+    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+        """A cursor with the result."""
+
+    def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
+        """How many rows a statement met."""
+
+    def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None: ...
+
+    def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
+        """Insert a row and return the id it was given."""
+
+    def locked(self, connection: Any, sql: str, args: Sequence[Any]) -> tuple[Row | None, int]:
+        """The row of a SELECT that locks it, and the time read after that (I1, I16)."""
+
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         """Insert a row (values in the order key, columns), or change the columns of the one with that key."""
 
-    def now_ms(self, connection: Any) -> int: ...
+    def newest(self, table: str, key: tuple[str, ...]) -> str:
+        """What follows WHERE in a SELECT of a row that changes all the time, by its key.
+
+        The last value of the key is given twice. Past versions of the row are not stepped over (I19).
+        """
+
+    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
+        """The same in an UPDATE of that row, which is locked already."""
+
+    def now_ms(self, connection: Any) -> int:
+        """The shard's clock."""
+
+    def time_ms(self) -> int | None:
+        """The same from memory, within a few milliseconds; None: it has to be read once."""
 
     def has_table(self, tx: Transaction, name: str) -> bool: ...
 
-    def watch(self) -> Watcher:
+    def migrating(self, connection: Any) -> AbstractContextManager[None]:
+        """Held while tables are made: one process at a time."""
+
+    def change(self, tx: Transaction, statement: str) -> None:
+        """Run a statement of a migration; may find it done, by one that was cut off."""
+
+    def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None: ...
+
+    def announce(self, lane: Lane) -> None:
+        """Something was committed that others may wait for."""
+
+    def watch(self, session: Session) -> Watcher:
         """A way to learn of commits by others."""
 
     def error(self, error: Exception, lane: Lane) -> StoreError | None:
         """The error of our tree for a driver's error; None if it is not the driver's."""
+
+    def undone(self, error: Exception) -> bool:
+        """Whether the transaction that met this error was undone and would succeed if it were run again."""
+
+    def started_ms(self, connection: Any) -> int:
+        """When the server was started, if progress that was not flushed may have been lost then; else 0."""
 
     def close(self) -> None: ...
 
@@ -66,74 +132,118 @@ class Dialect(Protocol):
 class Transaction:
     """Statements on one connection. Small on purpose: SQL is written where it is used."""
 
-    __slots__ = ("_connection", "_dialect")
+    __slots__ = ("_connection", "_dialect", "_now", "announced")
 
     def __init__(self, connection: Any, dialect: Dialect) -> None:
         self._connection = connection
         self._dialect = dialect
+        self._now: int | None = None
+        self.announced: set[Lane] = set()
+
+    @property
+    def dialect(self) -> Dialect:
+        return self._dialect
 
     def one(self, sql: str, *args: Any) -> Row | None:
-        row: Row | None = self._connection.execute(self._dialect.sql(sql), args).fetchone()
+        row: Row | None = self._execute(sql, args).fetchone()
         return row
 
     def all(self, sql: str, *args: Any) -> list[Row]:
-        rows: list[Row] = self._connection.execute(self._dialect.sql(sql), args).fetchall()
-        return rows
+        return list(self._execute(sql, args).fetchall())
 
-    def stream(self, sql: str, *args: Any) -> Generator[Row, None, None]:
-        """Rows one by one, so that no more are read than are taken."""
-        cursor = self._connection.execute(self._dialect.sql(sql), args)
-        try:
-            yield from cursor
-        finally:
-            cursor.close()
+    def locked(self, sql: str, *args: Any) -> Row | None:
+        """Lock one row, and read the clock after that: `now_ms` answers with it from then on."""
+        text = self._dialect.sql(sql + self._dialect.for_update)
+        row, self._now = self._dialect.locked(self._connection, text, args)
+        return row
 
     def run(self, sql: str, *args: Any) -> int:
-        count: int = self._connection.execute(self._dialect.sql(sql), args).rowcount
-        return count
+        """Returns how many rows it met."""
+        return self._dialect.run(self._connection, self._dialect.sql(sql), args)
+
+    def do(self, sql: str, *args: Any) -> None:
+        """Like `run` where nobody asks for the count: some databases then need not answer at once."""
+        self._execute(sql, args)
 
     def many(self, sql: str, rows: Sequence[Row]) -> None:
-        self._connection.executemany(self._dialect.sql(sql), rows)
+        self._dialect.many(self._connection, self._dialect.sql(sql), rows)
 
     def insert(self, sql: str, *args: Any) -> int:
         """Insert one row and return the id it was given."""
-        row_id: int = self._connection.execute(self._dialect.sql(sql), args).lastrowid
-        return row_id
+        return self._dialect.insert(self._connection, self._dialect.sql(sql), args)
 
     def now_ms(self) -> int:
-        return self._dialect.now_ms(self._connection)
+        return self._dialect.now_ms(self._connection) if self._now is None else self._now
+
+    def started_ms(self) -> int:
+        return self._dialect.started_ms(self._connection)
+
+    def announce(self, lane: Lane) -> None:
+        """Tell those who wait, once this is committed."""
+        self.announced.add(lane)
+
+    def _execute(self, sql: str, args: Sequence[Any]) -> Any:
+        return self._dialect.execute(self._connection, self._dialect.sql(sql), args)
 
 
 class Session:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self._mine = threading.local()
-        self._opened: list[Any] = []
+        self._idle: dict[Lane, list[tuple[Any, float]]] = {lane: [] for lane in Lane}
         self._guard = threading.Lock()
         self._closed = False
+        self.lanes: dict[int, Lane] = {}  # of partitions, as far as somebody asked: `lookups.lane_of`
 
     def now_ms(self) -> int:
+        known = self.dialect.time_ms()
+        if known is not None:
+            return known
         with self.read(Lane.LOG) as tx:
             return tx.now_ms()
+
+    def log_lane(self, volatile: bool) -> Lane:
+        return Lane.VOLATILE if volatile else Lane.LOG
 
     @contextmanager
     def read(self, lane: Lane) -> Iterator[Transaction]:
         """Statements that change nothing; each sees what was committed when it started."""
-        with self._mapped(lane), self.dialect.reading(lane):
-            yield Transaction(self._connection(lane), self.dialect)
+        with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.reading(lane):
+            yield Transaction(connection, self.dialect)
 
     @contextmanager
     def write(self, lane: Lane, *, flush: bool = True) -> Iterator[Transaction]:
         """One transaction: committed at the end, rolled back if the block raises."""
-        with self._mapped(lane):
-            connection = self._connection(lane)
+        with self._mapped(lane), self._borrowed(lane) as connection:
             self.dialect.begin(connection, lane, flush=flush)
+            tx = Transaction(connection, self.dialect)
+            try:
+                yield tx
+            except BaseException:
+                self.dialect.end(connection, lane, commit=False)
+                raise
+            self._commit(connection, lane)
+        for announced in tx.announced:
+            self.dialect.announce(announced)
+
+    @contextmanager
+    def migrating(self, lane: Lane) -> Iterator[Transaction]:
+        """Make tables: one process at a time, and in one transaction where the database can."""
+        with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.migrating(connection):
+            self.dialect.begin(connection, lane, flush=True)
             try:
                 yield Transaction(connection, self.dialect)
             except BaseException:
                 self.dialect.end(connection, lane, commit=False)
                 raise
+            self._commit(connection, lane)
+
+    def _commit(self, connection: Any, lane: Lane) -> None:
+        try:
             self.dialect.end(connection, lane, commit=True)
+        except Exception as error:
+            if not self.dialect.usable(connection):  # lost on its way: it may have been committed
+                error.run_once = True  # type: ignore[attr-defined]
+            raise
 
     @contextmanager
     def _mapped(self, lane: Lane) -> Iterator[None]:
@@ -143,23 +253,93 @@ class Session:
             mapped = self.dialect.error(error, lane)
             if mapped is None:
                 raise
+            mapped.undone = self.dialect.undone(error) and not hasattr(error, "run_once")
+            if isinstance(mapped, StoreUnavailable) and self.dialect.pooled:
+                self.forget(lane)  # also of a server that has become read-only: the address may name others
             raise mapped from error
 
-    def _connection(self, lane: Lane) -> Any:
-        if self._closed:
-            raise ClosedError("this connection is closed; call penstock.connect again")
-        connection = getattr(self._mine, lane.value, None)
-        if connection is None:
-            connection = self.dialect.connect(lane)
+    @contextmanager
+    def _borrowed(self, lane: Lane) -> Iterator[Any]:
+        connection = self._take(lane)
+        try:
+            yield connection
+        except BaseException:
+            if self.dialect.usable(connection):
+                self._give(lane, connection)
+            else:
+                connection.close()
+                self.forget(lane)
+            raise
+        self._give(lane, connection)
+
+    def _take(self, lane: Lane) -> Any:
+        while True:
             with self._guard:
-                self._opened.append(connection)
-            setattr(self._mine, lane.value, connection)
-        return connection
+                if self._closed:
+                    raise ClosedError("this connection is closed; call penstock.connect again")
+                found = self._idle[lane].pop() if self._idle[lane] else None
+            if found is None:
+                return self._connect(lane)
+            connection, since = found
+            if not self.dialect.pooled or time.monotonic() - since < _IDLE_S:
+                return connection
+            connection.close()
+
+    def _connect(self, lane: Lane) -> Any:
+        try:
+            return self.dialect.connect(lane)
+        except Exception as error:
+            error.run_once = True  # type: ignore[attr-defined]  # each try may take the whole time-out
+            raise
+
+    def _give(self, lane: Lane, connection: Any) -> None:
+        with self._guard:
+            if not self._closed:
+                self._idle[lane].append((connection, time.monotonic()))
+                return
+        connection.close()
+
+    def forget(self, lane: Lane) -> None:
+        """Throw away the lane's connections: one was lost, and the others of its time likely too."""
+        with self._guard:
+            stale, self._idle[lane] = self._idle[lane], []
+        for connection, _ in stale:
+            connection.close()
 
     def close(self) -> None:
         with self._guard:
             self._closed = True
-            opened, self._opened = self._opened, []
-        for connection in opened:
+            idle = [connection for lane in Lane for connection, _ in self._idle[lane]]
+            for lane in Lane:
+                self._idle[lane] = []
+        for connection in idle:
             connection.close()
         self.dialect.close()
+
+
+def by_key(key: tuple[str, ...]) -> str:
+    """`Dialect.newest` and `at_newest` where past versions of a row are not in the way."""
+    return " AND ".join(f"{column} = ?" for column in (*key, key[-1]))
+
+
+def verbs(kind: C) -> C:
+    """A class whose public methods are verbs: one that was undone for a passing reason is run again."""
+    for name, member in list(vars(kind).items()):
+        if callable(member) and not name.startswith("_"):
+            setattr(kind, name, _again(member))
+    return kind
+
+
+def _again(verb: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(verb)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        for tried in range(_TRIES):
+            try:
+                return verb(*args, **kwargs)
+            except StoreError as error:
+                if not error.undone or tried == _TRIES - 1:
+                    raise
+            time.sleep(_PAUSE_S * 2**tried)
+        raise AssertionError("the last try returns or raises")
+
+    return run

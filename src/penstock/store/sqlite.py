@@ -1,9 +1,10 @@
-"""SQLite: two files, WAL, one writer at a time per file.
+"""SQLite: three files, WAL, one writer at a time per file.
 
-The log file is flushed at every commit (`synchronous=FULL`), the progress file only where it is asked
-for (I8). The files are never attached to each other. If the progress file is lost, every group starts
-again from its start: messages come twice, none is missing (R15). Before BEGIN IMMEDIATE a writer waits for
-its turn, which makes many processes on one file fair; SQLite's lock is what keeps the data right (I19).
+The log file is flushed at every commit (`synchronous=FULL`), the progress file only where it is asked for
+(I8), the file of volatile topics never. The files are never attached to each other. If the progress file
+is lost, every group starts again from its start: messages come twice, none is missing (R15). Before BEGIN
+IMMEDIATE a writer waits for its turn, which makes many processes on one file fair; SQLite's lock is what
+keeps the data right (I19).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
@@ -21,7 +22,7 @@ from ..clock import Clock
 from ..config import DEFAULTS, Limits
 from ..errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from .contract import Watcher
-from .session import Lane, Transaction
+from .session import Lane, Row, Session, Transaction, by_key
 from .turn import Turn
 
 __all__ = ["SqliteDialect"]
@@ -34,13 +35,17 @@ _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_
 
 
 class _Connection(sqlite3.Connection):
-    flushing: bool | None = None  # what `synchronous` was last set to
+    synchronous: str = ""  # what it was last set to
 
 
 class SqliteDialect:
-    blob = "BLOB"
+    blob = hash = "BLOB"
+    table = ""
+    places = tuple(Lane)
+    pooled = False
     serial = "INTEGER PRIMARY KEY AUTOINCREMENT"  # AUTOINCREMENT: ids are never used again (I11)
     offset = "INTEGER"  # INTEGER PRIMARY KEY is the row's own id: no second index
+    indexes_by_table = False
     for_update = ""  # BEGIN IMMEDIATE locks the file
 
     def __init__(self, path: Path | None, clock: Clock, limits: Limits = DEFAULTS) -> None:
@@ -54,7 +59,7 @@ class SqliteDialect:
     def file(self, lane: Lane) -> Path | None:
         if self.path is None or lane is Lane.LOG:
             return self.path
-        return self.path.with_name(f"{self.path.name}.progress")
+        return self.path.with_name(f"{self.path.name}.{lane.value}")
 
     def _lock_file(self, lane: Lane) -> Path | None:
         file = self.file(lane)
@@ -93,12 +98,22 @@ class SqliteDialect:
             return self._memory[lane]
 
     def _prepare(self, connection: _Connection, lane: Lane) -> None:
-        if lane is Lane.LOG:  # of a new file; batches are read three times as fast as with 4 KiB
+        if lane is not Lane.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
             connection.execute(f"PRAGMA page_size={_LOG_PAGE_BYTES}")
         self._use_wal(connection)
         connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_BYTES}")
-        _set_flush(connection, lane is Lane.LOG)
+        _set_flush(connection, lane, flush=True)
+
+    def discard(self, lane: Lane) -> None:
+        """Remove a lane's file."""
+        file = self.file(lane)
+        if file is not None:
+            for ending in ("", "-wal", "-shm"):
+                file.with_name(f"{file.name}{ending}").unlink(missing_ok=True)
+
+    def usable(self, connection: _Connection) -> bool:
+        return True
 
     def _use_wal(self, connection: _Connection) -> None:
         """Processes that open a new file at once are refused without the busy time-out: ask again."""
@@ -134,7 +149,7 @@ class SqliteDialect:
         self._take_turn(lane)
         try:
             if self.path is not None:
-                _set_flush(connection, flush or lane is Lane.LOG)
+                _set_flush(connection, lane, flush=flush)
             connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             self._turns[lane].release()
@@ -154,8 +169,27 @@ class SqliteDialect:
         finally:
             self._turns[lane].release()
 
+    # ---- statements ----
+
     def sql(self, text: str) -> str:
         return text
+
+    def execute(self, connection: _Connection, sql: str, args: Sequence[Any]) -> Any:
+        return connection.execute(sql, args)
+
+    def run(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
+        return connection.execute(sql, args).rowcount
+
+    def many(self, connection: _Connection, sql: str, rows: Sequence[Row]) -> None:
+        connection.executemany(sql, rows)
+
+    def insert(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
+        row_id = connection.execute(sql, args).lastrowid
+        assert row_id is not None, "an insert gives an id"
+        return row_id
+
+    def locked(self, connection: _Connection, sql: str, args: Sequence[Any]) -> tuple[Row | None, int]:
+        return connection.execute(sql, args).fetchone(), self._clock.now_ms()
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
@@ -166,15 +200,41 @@ class SqliteDialect:
             f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
         )
 
+    def newest(self, table: str, key: tuple[str, ...]) -> str:
+        return by_key(key)
+
+    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
+        return by_key(key)
+
     def now_ms(self, connection: _Connection) -> int:
         return self._clock.now_ms()
+
+    def time_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def started_ms(self, connection: _Connection) -> int:
+        return 0  # what is lost with power was held by processes that are gone too
+
+    # ---- schema ----
 
     def has_table(self, tx: Transaction, name: str) -> bool:
         return tx.one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name) is not None
 
+    def migrating(self, connection: _Connection) -> AbstractContextManager[None]:
+        return nullcontext()  # BEGIN IMMEDIATE locks the file
+
+    def change(self, tx: Transaction, statement: str) -> None:
+        tx.do(statement)
+
+    def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None:
+        tx.do(statement)
+
     # ---- wake-ups ----
 
-    def watch(self) -> Watcher:
+    def announce(self, lane: Lane) -> None:
+        pass  # whoever watches looks at the file
+
+    def watch(self, session: Session) -> Watcher:
         return _FileWatcher(self) if self.path is not None else _MemoryWatcher(self._commits)
 
     def close(self) -> None:
@@ -196,12 +256,15 @@ class SqliteDialect:
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
             return self._busy(lane)
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[lane]}")
+            return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[lane]}", lane=lane)
         if code in _UNWRITABLE:
             return StoreUnavailable(
                 f"{file} cannot be written ({error}); check that file, folder and disk are there and writable"
             )
         return StoreError(f"{file}: {error}")
+
+    def undone(self, error: Exception) -> bool:
+        return isinstance(error, sqlite3.IntegrityError)
 
     def _busy(self, lane: Lane) -> StoreBusy:
         return StoreBusy(
@@ -234,6 +297,7 @@ class SqliteDialect:
 _CURES = {
     Lane.LOG: "restore it, and the progress file beside it, from a backup",
     Lane.PROGRESS: "restore it from the same backup as the log, or remove it: groups then start again",
+    Lane.VOLATILE: "remove it: the messages of volatile topics are lost, nothing else",
 }
 
 
@@ -246,7 +310,8 @@ class _FileWatcher:
         self._seen: dict[Lane, int] = {}
 
     def changed(self) -> tuple[bool, bool]:
-        return self._moved(Lane.LOG), self._moved(Lane.PROGRESS)
+        log, volatile = self._moved(Lane.LOG), self._moved(Lane.VOLATILE)
+        return log or volatile, self._moved(Lane.PROGRESS)
 
     def _moved(self, lane: Lane) -> bool:
         try:
@@ -268,8 +333,8 @@ class _MemoryWatcher:
 
     def changed(self) -> tuple[bool, bool]:
         before, self._seen = self._seen, dict(self._commits)
-        log, progress = (self._seen[lane] != before.get(lane) for lane in (Lane.LOG, Lane.PROGRESS))
-        return log, progress
+        moved = {lane: self._seen[lane] != before.get(lane) for lane in Lane}
+        return moved[Lane.LOG] or moved[Lane.VOLATILE], moved[Lane.PROGRESS]
 
     def close(self) -> None:
         pass
@@ -279,7 +344,10 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _set_flush(connection: _Connection, flush: bool) -> None:
-    if connection.flushing is not flush:
-        connection.execute(f"PRAGMA synchronous={'FULL' if flush else 'NORMAL'}")
-        connection.flushing = flush
+def _set_flush(connection: _Connection, lane: Lane, *, flush: bool) -> None:
+    wanted = "FULL" if flush or lane is Lane.LOG else "NORMAL"
+    if lane is Lane.VOLATILE:
+        wanted = "OFF"
+    if connection.synchronous != wanted:
+        connection.execute(f"PRAGMA synchronous={wanted}")
+        connection.synchronous = wanted

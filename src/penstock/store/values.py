@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..model.delivery import Delivery, Span, Terms
+from ..model.delivery import Delivery, Holder, Span, Terms
 from ..model.route import Route
+from ..model.schedule import Home, Planned, Waiting
 from ..model.settings import GroupSettings, TopicSettings
 
 __all__ = [
@@ -17,9 +18,11 @@ __all__ = [
     "Appended",
     "Backlog",
     "Bounds",
+    "Finished",
     "Granted",
     "Group",
     "Member",
+    "Move",
     "News",
     "Peek",
     "Settled",
@@ -50,13 +53,17 @@ class Group:
 
     @property
     def terms(self) -> Terms:
-        return Terms(self.settings.lease_ms, self.settings.max_attempts)
+        s = self.settings
+        return Terms(s.lease_ms, s.max_attempts, stop=s.exhausted == "stop", max_hold_ms=s.max_hold_ms)
 
 
 @dataclass(frozen=True, slots=True)
 class Append:
     partition_id: int
     batch: bytes  # a verified RecordBatch v2; its base offset is overwritten
+    due_at: int = 0  # a delayed batch: it waits in the schedule until then; 0: it is stored now
+    ids: bytes = b""  # 16 bytes for each message (`model.dedup.digest`); stored with the batch (R32)
+    dedup_ms: int = 0  # the topic's window: repeats by id are left out; 0: ids are not looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +71,11 @@ class Appended:
     base_offset: int
     appended_at: int
     duplicate: bool = False  # the producer had sent this very batch before
+    repeats: tuple[tuple[int, int], ...] = ()  # (place in the batch, offset): ids stored before, dropped now
+
+    # Messages that were not repeats follow each other from `base_offset` on; it is -1 if there are none, and
+    # of a delayed batch, whose offsets are not known yet. So is the offset of a repeat whose first message
+    # waits in the schedule.
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,12 +103,33 @@ class News:
 
     catalog_version: int
     ends: Mapping[int, int]  # partition id → next offset
+    next_due: int | None = None  # when the next delayed message is due
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Due messages on their way into logs: the stamp of whoever moves them (I12)."""
+
+    id: int
+    producer_id: int
+    planned: tuple[Planned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """What became of a move, or of rows that need none (`move_id` is None then)."""
+
+    move_id: int | None
+    gone: frozenset[int] = frozenset()  # rows that are in their logs, or nowhere
+    changed: tuple[Waiting, ...] = ()  # to be put in the place of the rows with their ids
+    messages: Mapping[Home, int] = field(default_factory=dict)  # how many fewer wait by that
 
 
 @dataclass(frozen=True, slots=True)
 class Peek:
     cursor: int
     next_due: int | None  # no delivery is due before this moment
+    holder: Holder = field(default_factory=Holder)  # ordered groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +139,8 @@ class Granted:
     unplaced: tuple[Span, ...] = ()  # exhausted, but `Ask.dead` was not given: ask again with it
     next_due: int | None = None
     draining: bool = False  # a suspect waits until the member holds nothing: it should ask no more till then
+    holder: Holder | None = None  # ordered groups: the asker was refused; who holds the partition, if anybody
+    recall: bool = False  # ordered groups: the holder settles what it handles and hands the partition over
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +148,7 @@ class Settled:
     lost: tuple[Span, ...] = ()  # unsettled, and not in the asker's hands
     leaving: tuple[Delivery, ...] = ()  # stamped: the caller moves them now (I12)
     unplaced: tuple[Span, ...] = ()  # that was the last attempt: settle again, with a stamp
+    kept: tuple[Delivery, ...] = ()  # ordered groups: retried or released, and still the holder's
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,3 +175,4 @@ class Backlog:
     arrival_per_s: float
     drain_per_s: float
     open: tuple[Span, ...] = field(default=(), repr=False)
+    stopped: int = 0  # ordered groups: messages that wait for people to look at them (R23)

@@ -1,0 +1,185 @@
+"""One append transaction: batches get their offsets under the partition's lock.
+
+Locks first, in id order, then every look-up (I1). Offsets are given inside the lock and become visible at
+commit, so a reader never sees a hole that fills later. Messages whose id is known are left out (R32). A
+refused batch leaves no trace and does not disturb its neighbours; everything here dies with the transaction
+(I2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..config import DEFAULTS
+from ..errors import PartitionSealed, PenstockError
+from ..model import sequence
+from ..model.batch import BatchHeader, read_header, with_base_offset
+from .contract import Append, Appended
+from .lookups import unknown_partition
+from .schedule import Delayed
+from .schema import log_table
+from .session import Lane, Session, Transaction
+from .sifting import Sifting, check_ids, kept_of
+from .volatile import LIFE_OFFSETS
+
+__all__ = ["Appending"]
+
+NO_OFFSET = -1  # of a delayed batch: it gets its offsets when it is due; of one with nothing but repeats
+
+_LOCK = "SELECT state, next_offset, next_bytes, appended_at, topic_id FROM penstock_partitions WHERE id = ?"
+_ADVANCE = "UPDATE penstock_partitions SET next_offset = ?, next_bytes = ?, appended_at = ? WHERE id = ?"
+_SEQUENCE = "SELECT state FROM penstock_sequences WHERE producer_id = ? AND partition_id = ?"
+_INSERT = """INSERT INTO {log}
+             (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, ids, batch)
+             VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+
+@dataclass(slots=True)
+class _Partition:
+    """A locked partition while batches are added."""
+
+    sealed: bool
+    next_offset: int
+    next_bytes: int
+    appended_at: int
+    topic_id: int
+    rows: list[tuple[Any, ...]] = field(default_factory=list)
+    log_start: int | None = None  # another one: what was there is lost
+
+    def begin_anew(self) -> None:
+        """The last offsets that were given may be forgotten, but not by everybody: none is given twice."""
+        self.next_offset = self.log_start = (self.next_offset // LIFE_OFFSETS + 1) * LIFE_OFFSETS
+
+
+class Appending:
+    def __init__(
+        self, tx: Transaction, lane: Lane, session: Session, appends: Sequence[Append], ids: Sifting
+    ) -> None:
+        self._tx = tx
+        self._dialect = session.dialect
+        self._partitions = self._lock({a.partition_id for a in appends})
+        if lane is Lane.VOLATILE:
+            self._look_for_a_crash()
+        self._ids = ids
+        ids.begin(
+            tx, lane, {partition_id: part.next_offset for partition_id, part in self._partitions.items()}
+        )
+        self._sequences: dict[tuple[int, int], sequence.SequenceState | None] = {}
+        self._moved: set[tuple[int, int]] = set()
+        self._delayed = Delayed()
+        self._now = tx.now_ms()
+
+    def _lock(self, ids: set[int]) -> dict[int, _Partition]:
+        locked = {}
+        for partition_id in sorted(ids):
+            row = self._tx.locked(_LOCK, partition_id)
+            if row is not None and row[0] != "dropped":
+                locked[partition_id] = _Partition(row[0] == "sealed", *row[1:])
+        return locked
+
+    def _look_for_a_crash(self) -> None:
+        """A crash of the server empties volatile logs; looked for at the first append since its start."""
+        started_ms = self._tx.started_ms()
+        for partition_id, part in self._partitions.items():
+            unseen = part.next_offset > 0 and part.appended_at < started_ms
+            if unseen and self._tx.one(f"SELECT 1 FROM {log_table(partition_id)} LIMIT 1") is None:
+                part.begin_anew()
+
+    def run(self, appends: Sequence[Append]) -> list[Appended | PenstockError]:
+        results: list[Appended | PenstockError] = []
+        for append in appends:
+            try:
+                results.append(self._add(append))
+            except PenstockError as refused:  # this batch only; nothing of it was written
+                results.append(refused)
+        self._write()
+        return results
+
+    def _add(self, append: Append) -> Appended:
+        header = read_header(append.batch)
+        check_ids(append, header.records)
+        partition = self._partitions.get(append.partition_id)
+        if partition is None:
+            raise unknown_partition(append.partition_id)
+        repeat = self._repeat(append.partition_id, header)
+        if repeat is not None:
+            dropped = self._ids.were_repeats(append, repeat, self._now)
+            return Appended(repeat, partition.appended_at, duplicate=True, repeats=dropped)
+        if partition.sealed:
+            raise PartitionSealed(
+                "the partition takes no more batches; fetch the route again and send to its successors"
+            )
+        repeats = self._ids.repeats(append, partition.next_offset, self._now)
+        kept = kept_of(append, repeats)
+        if kept is None:
+            stored = Appended(NO_OFFSET, self._now)
+        elif append.due_at:
+            stored = self._schedule(kept, partition, header.records - len(repeats))
+        else:
+            stored = self._store(kept, partition, header if kept is append else read_header(kept.batch))
+        self._remember(append.partition_id, header, stored.base_offset)  # sequences count what was sent
+        return replace(stored, repeats=repeats) if repeats else stored
+
+    def _schedule(self, append: Append, partition: _Partition, records: int) -> Appended:
+        self._delayed.add(append, partition.topic_id, records, self._now)
+        self._ids.scheduled(append)
+        return Appended(NO_OFFSET, self._now)
+
+    def _store(self, append: Append, partition: _Partition, header: BatchHeader) -> Appended:
+        offset = partition.next_offset
+        partition.appended_at = max(partition.appended_at, self._now)
+        ids = self._ids.stored(append, offset, header.records, partition.appended_at)
+        partition.rows.append(
+            (offset, header.records, header.size, partition.next_bytes, partition.appended_at,
+             header.first_ts, header.last_ts, ids, with_base_offset(append.batch, offset))
+        )  # fmt: skip
+        partition.next_offset += header.records
+        partition.next_bytes += header.size
+        return Appended(offset, partition.appended_at)
+
+    # ---- sequences ----
+
+    def _repeat(self, partition_id: int, header: BatchHeader) -> int | None:
+        """The first offset of a batch that is stored already; None if it is the next one (I3)."""
+        if header.producer_id < 0 or header.base_sequence < 0:
+            return None
+        key = (header.producer_id, partition_id)
+        if key not in self._sequences:
+            row = self._tx.one(_SEQUENCE, *key)
+            self._sequences[key] = sequence.unpack(row[0]) if row else None
+        return sequence.check(self._sequences[key], header.epoch, header.base_sequence, header.records)
+
+    def _remember(self, partition_id: int, header: BatchHeader, offset: int) -> None:
+        if header.producer_id < 0 or header.base_sequence < 0:
+            return
+        key = (header.producer_id, partition_id)
+        self._sequences[key] = sequence.remember(
+            self._sequences[key], header.epoch, header.base_sequence, header.records, offset,
+            DEFAULTS.remembered_batches,
+        )  # fmt: skip
+        self._moved.add(key)
+
+    # ---- writing ----
+
+    def _write(self) -> None:
+        for partition_id, part in self._partitions.items():
+            if part.rows:
+                self._tx.many(_INSERT.format(log=log_table(partition_id)), part.rows)
+                self._tx.do(_ADVANCE, part.next_offset, part.next_bytes, part.appended_at, partition_id)
+            if part.rows and part.log_start is not None:
+                trims = self._dialect.upsert("penstock_trims", ("partition_id",), ("log_start",))
+                self._tx.do(trims, partition_id, part.log_start)
+        self._delayed.write(self._tx)
+        upsert = self._dialect.upsert(
+            "penstock_sequences", ("producer_id", "partition_id"), ("state", "seen_at")
+        )
+        rows = []
+        for key in sorted(self._moved):
+            state = self._sequences[key]
+            assert state is not None, "a remembered batch has a state"
+            rows.append((*key, sequence.pack(state), self._now))
+        if rows:
+            self._tx.many(upsert, rows)
+        self._tx.announce(Lane.LOG)

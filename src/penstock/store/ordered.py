@@ -1,0 +1,138 @@
+"""The verbs of ordered groups, on a locked progress row: load, let `model.ordered` decide, write.
+
+The row's holder is the only lease (I5). A poll reads no delivery at all while its asker goes on from the
+cursor; it looks at everything that is unsettled only when `next_due` says so: a mover went away, a stopped
+message was restarted, or something went out alone. A change of holder, a redelivery and a stamp are flushed;
+renewals are not (I8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..model import ordered
+from ..model.delivery import NOBODY, Delivery, Holder, OrderedAsk, Settlement, Span
+from ..model.ordered import FAR, Claim
+from .contract import Granted, Group, Settled
+from .locked import Locked
+
+__all__ = ["extend", "hand_over", "leave_order", "poll", "restart", "settle"]
+
+_MORE_ROWS = 64  # looked at in one poll beyond what its budget needs: what leaves costs nothing of it
+_STAYS = "stamp_producer IS NULL"
+_UNSEEN = f"""(({_STAYS} AND (last_offset >= ? OR token = 0 OR alone = 1))
+               OR (stamp_producer IS NOT NULL AND visible_at <= ?))"""
+
+
+def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -> Granted:
+    if not _claimed(locked, group, ask):
+        return Granted((), holder=locked.row.holder)
+    locked.hold(Holder(ask.token, ask.member, locked.now + group.settings.lease_ms))
+    looks = locked.looks
+    rows, all_known = _unreceived(locked, ask, looks)
+    before = locked.row.cursor
+    change = ordered.poll(before, rows, locked.now, ask, group.terms, all_known=all_known)
+    if change.leaving or any(d.spent for d in change.put if d.token == ask.token):
+        locked.must_flush()
+    if waited_ms is not None and change.cursor > before:
+        locked.row.first_wait_ms = waited_ms
+    if change.drop or change.put or change.cursor != before:
+        locked.apply(change)
+    if looks and all_known and not change.recall:
+        locked.look_up_due()
+    if any(d.alone for d in change.granted):
+        locked.look_at(locked.now)  # the next poll ends that
+    return Granted(
+        change.granted,
+        change.leaving,
+        change.unplaced,
+        locked.row.next_due,
+        change.draining,
+        recall=change.recall,
+    )
+
+
+def _claimed(locked: Locked, group: Group, ask: OrderedAsk) -> bool:
+    """Whether the asker holds the partition now; if it does so anew, what others had of it is free."""
+    holder, now = locked.row.holder, locked.now
+    claim = ordered.claim(holder, ask, now, locked.row.cursor)
+    if claim is Claim.TAKES_OVER:  # when the server was started costs a look
+        safe_from = locked.started_ms() + group.settings.lease_ms
+        claim = ordered.claim(holder, ask, now, locked.row.cursor, safe_from)
+    if claim is Claim.REFUSED:
+        return False
+    if claim is Claim.HOLDS:
+        return True
+    locked.must_flush()
+    if claim is Claim.TAKES_OVER:
+        locked.apply(ordered.lapse(locked.held(holder.token), holder.until, now, locked.row.cursor))
+    elif not holder.until:  # nobody ever held it: the group may have been shared until now
+        strangers = locked.where(f"token <> 0 AND {_STAYS}")
+        locked.apply(ordered.hand_over(strangers, locked.row.cursor))
+        locked.look_up_due()
+    return True
+
+
+def _unreceived(locked: Locked, ask: OrderedAsk, looks: bool) -> tuple[list[Delivery], bool]:
+    """What the asker has not received, lowest first, and whether that is all of it."""
+    limit = max(1, ask.messages) + _MORE_ROWS
+    row = locked.row
+    expects = row.lowest if ask.expects is None else ask.expects
+    if looks:
+        rows = locked.where(_UNSEEN, expects, locked.now, limit=limit)
+    elif expects < row.cursor:
+        rows = locked.reaching(expects, row.cursor, _STAYS, limit=limit)
+    else:
+        return [], True
+    return rows, len(rows) < limit
+
+
+def settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:
+    """What the token has: all that the holder has received, or what a mover was told to move."""
+    rows = locked.near([(s.first, s.last) for s in settlements])
+    held = [row for row in rows if row.token == token]
+    change = ordered.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
+    if change.leaving or any(d.visible_at >= FAR for d in change.kept):
+        locked.must_flush()
+    lost = locked.in_other_hands(change.missing, token)
+    if change.drop:
+        locked.apply(change)
+    return Settled(lost, change.leaving, change.unplaced, change.kept)
+
+
+def extend(locked: Locked, group: Group, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+    holder = locked.row.holder
+    if holder.token != token:
+        return tuple(spans)
+    locked.hold(Holder(token, holder.member, locked.now + group.settings.lease_ms))
+    return ()
+
+
+def hand_over(locked: Locked, token: int) -> None:
+    if locked.row.holder.token != token or token == NOBODY:
+        return
+    locked.must_flush()
+    locked.apply(ordered.hand_over(locked.held(token), locked.row.cursor))
+    locked.hold(Holder(until=locked.now))
+    locked.announce()
+
+
+def restart(locked: Locked) -> int:
+    stopped = locked.where("visible_at >= ?", FAR)
+    if stopped:
+        locked.must_flush()
+        locked.apply(ordered.restart(stopped, locked.now, locked.row.cursor))
+        locked.look_at(locked.now)
+        locked.announce()
+    return sum(d.size for d in stopped)
+
+
+def leave_order(locked: Locked) -> None:
+    """The group is shared from now on: each delivery has its own lease again."""
+    if not locked.row.holder.until:
+        return
+    locked.must_flush()
+    rows = locked.where(_STAYS)
+    locked.apply(ordered.part_ways(rows, locked.row.holder, locked.now, locked.row.cursor))
+    locked.look_up_due()
+    locked.hold(Holder())
