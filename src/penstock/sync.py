@@ -202,10 +202,12 @@ class Connection(_Block):
         self.close()
 
 
-def connect(url: str, *, client_id: str | None = None, clock: Clock | None = None) -> Connection:
+def connect(
+    url: str, *, client_id: str | None = None, migrate: bool = False, clock: Clock | None = None
+) -> Connection:
     """Connect to a store: `with penstock.sync.connect(url) as mq`, or call `close()` in the end."""
     refuse_running_loop()
-    connecting = _connect(url, client_id=client_id, clock=clock)
+    connecting = _connect(url, client_id=client_id, migrate=migrate, clock=clock)
     loop = LoopThread(wrapped)
     try:
         connection: Connection = loop.call(connecting._opened)

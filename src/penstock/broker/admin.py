@@ -1,16 +1,19 @@
-"""Managing topics and groups: the blocking use cases behind an endpoint's calls. Run in worker threads."""
+"""Topics, and how far groups are behind: blocking use cases, run in worker threads.
+
+A topic goes with its groups and their own topics. Decides nothing about groups: `groups` does.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ..config import DEFAULTS
-from ..errors import GroupExists, GroupLive, TopicExists, UnknownGroup, UnknownTopic
-from ..model.names import check_group, check_topic, dead_topic, is_internal, owner, retry_topic
-from ..model.settings import GroupSettings, GroupWish, Start, TopicSettings
+from ..errors import TopicExists
+from ..model.names import base_of, check_topic, is_internal, owner
+from ..model.settings import Start, TopicSettings
 from ..store.contract import Backlog, Group, Store, Topic
 from .catalog import CatalogCache
-from .endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, TopicInfo
+from .endpoint import Lag, PartitionLag, TopicInfo
 
 __all__ = ["Admin"]
 
@@ -33,12 +36,13 @@ class Admin:
         return self.topic(name)
 
     def topics(self) -> list[TopicInfo]:
-        return [self._topic_info(topic) for topic in self._store.catalog.topics()]
+        delayed = self._store.schedule.delayed()
+        return [self._topic_info(topic, delayed) for topic in self._store.catalog.topics()]
 
     def topic(self, name: str) -> TopicInfo:
-        return self._topic_info(self._store.catalog.topic(name))
+        return self._topic_info(self._store.catalog.topic(name), self._store.schedule.delayed())
 
-    def _topic_info(self, topic: Topic) -> TopicInfo:
+    def _topic_info(self, topic: Topic, delayed: Mapping[int, int]) -> TopicInfo:
         bounds = self._store.log.bounds(r.partition_id for r in topic.route.ranges)
         return TopicInfo(
             name=topic.name,
@@ -47,9 +51,12 @@ class Admin:
             created_at=topic.created_at,
             messages=sum(b.end - b.start for b in bounds.values()),
             groups=tuple(
-                g.name for g in self._store.catalog.groups(topic.name) if not g.name.startswith("_")
+                g.name
+                for g in self._store.catalog.groups(topic.name)
+                if not g.name.startswith("_") and base_of(g.name) is None
             ),
             internal=is_internal(topic.name),
+            delayed=delayed.get(topic.id, 0),
         )
 
     def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
@@ -65,15 +72,19 @@ class Admin:
         own = [t for t in topics if (of := owner(t)) is not None and of[0] == name]
         for doomed in (name, *own):
             groups = self._store.catalog.groups(doomed)
+            self._store.schedule.purge(topics[doomed].id)  # in slices, before the catalog is locked
             self._store.catalog.delete_topic(doomed)
             for group in groups:
                 self._store.progress.forget(group.id)
         self._catalog.forget()
 
     def purge(self, name: str) -> int:
-        ids = [r.partition_id for r in self._store.catalog.topic(name).route.ranges]
+        """Delayed messages first: those that come due meanwhile are in the log by then."""
+        topic = self._store.catalog.topic(name)
+        delayed = self._store.schedule.purge(topic.id)
+        ids = [r.partition_id for r in topic.route.ranges]
         before = self._store.log.bounds(ids)
-        return sum(self._store.log.trim(pid, before[pid].end) - before[pid].start for pid in ids)
+        return delayed + sum(self._store.log.trim(pid, before[pid].end) - before[pid].start for pid in ids)
 
     def resolve(self, topic: str, start: Start) -> dict[int, int]:
         ranges = self._catalog.topic(topic).route.ranges
@@ -91,109 +102,44 @@ class Admin:
             found[piece.partition_id] = min(max(offset, edge.start), edge.end)
         return found
 
-    # ---- groups ----
-
-    def create_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        check_group(name)
-        group = self._store.catalog.create_group(topic, name, wish.over(GroupSettings()))
-        self._catalog.forget()
-        return self._group_info(group)
-
-    def subscribe(self, topic: str, name: str, wish: GroupWish, member: str, client: str) -> GroupInfo:
-        check_group(name)
-        try:
-            group = self._store.catalog.group(topic, name)
-        except UnknownGroup:
-            try:
-                group = self._store.catalog.create_group(topic, name, wish.over(GroupSettings()))
-            except GroupExists:  # another consumer was faster
-                group = self._store.catalog.group(topic, name)
-            self._catalog.forget()
-        wish.check(group.settings, topic=topic, group=name)
-        self.join(group, member, client)
-        return self._group_info(group)
-
-    def join(self, group: Group, member: str, client: str) -> None:
-        ttl = DEFAULTS.member_ttl_factor * group.settings.lease_ms
-        self._store.progress.join(group.id, member, client, ttl)
-
-    def unsubscribe(self, topic: str, name: str, member: str) -> None:
-        try:
-            self._store.progress.leave(self._catalog.group(topic, name).id, member)
-        except (UnknownTopic, UnknownGroup):
-            pass  # it was deleted, and its members with it
-
-    def groups(self, topic: str) -> list[GroupInfo]:
-        return [self._group_info(g) for g in self._store.catalog.groups(topic)]
-
-    def alter_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        """Change the group, and with it the group on its retry topic."""
-        group = self._store.catalog.group(topic, name)
-        changed = self._store.catalog.alter_group(topic, name, wish.over(group.settings), group.paused)
-        try:
-            retry = self._store.catalog.group(retry_topic(topic, name), name)
-            self._store.catalog.alter_group(retry.topic, name, wish.over(retry.settings), retry.paused)
-        except (UnknownTopic, UnknownGroup):
-            pass  # nothing was redriven yet
-        self._catalog.forget()
-        return self._group_info(changed)
-
-    def pause(self, topic: str, name: str, paused: bool) -> GroupInfo:
-        group = self._store.catalog.group(topic, name)
-        changed = self._store.catalog.alter_group(topic, name, group.settings, paused)
-        self._catalog.forget()
-        return self._group_info(changed)
-
-    def delete_group(self, topic: str, name: str, force: bool) -> None:
-        self._refuse_live(topic, name, "deleted", force)
-        group = self._store.catalog.delete_group(topic, name)
-        self._store.progress.forget(group.id)
-        for own in (dead_topic(topic, name), retry_topic(topic, name)):
-            try:
-                self.delete_topic(own)
-            except UnknownTopic:
-                pass
-        self._catalog.forget()
-
-    def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
-        self._refuse_live(topic, name, "reset", force)
-        group = self._store.catalog.reset_group(topic, name, start)
-        ranges = self._store.catalog.topic(topic).route.ranges
-        self._store.progress.rewind(group, [r.partition_id for r in ranges])
-        self._catalog.forget()
-        return self._group_info(group)
-
-    def _refuse_live(self, topic: str, name: str, what: str, force: bool) -> None:
-        members = self._store.progress.members(self._store.catalog.group(topic, name).id)
-        if members and not force:
-            names = ", ".join(m.name for m in members[:3])
-            raise GroupLive(
-                f"group {name!r} of topic {topic!r} is in use by {len(members)} member(s) ({names}); "
-                f"stop them, or pass force=True: then it is {what} under their hands",
-                topic=topic,
-                group=name,
-            )
-
-    def _group_info(self, group: Group) -> GroupInfo:
-        members = tuple(
-            MemberInfo(m.name, m.client, m.joined_at, m.until) for m in self._store.progress.members(group.id)
-        )
-        return GroupInfo(
-            group.topic, group.name, group.settings, group.paused, group.generation, group.created_at, members
-        )
-
     # ---- backlog ----
 
     def lag(self, topic: str, group: str) -> Lag:
+        """A broadcast group is as far behind as the member that is furthest behind."""
+        readers = self._catalog.readers(topic, group)
+        lags = [self._lag(topic, reader.name) for reader in readers] or [self._nobody(topic, group)]
+        slowest = max(lags, key=lambda lag: (lag.total.messages, lag.total.oldest_age_ms))
+        return replace(slowest, group=group)
+
+    def _nobody(self, topic: str, group: str) -> Lag:
+        """A broadcast group without members has nothing to wait for."""
+        found = self._catalog.topic(topic)
+        edges = self._store.log.bounds(r.partition_id for r in found.route.ranges)
+        idle = [
+            Backlog(r.partition_id, end, end, end, 0, 0, 0, 0, 0.0, 0.0)
+            for r in found.route.ranges
+            for end in [edges[r.partition_id].end]
+        ]
+        rows = [_partition_lag(topic, r.partition, b) for r, b in zip(found.route.ranges, idle, strict=True)]
+        return Lag(topic, group, tuple(rows), _total(topic, rows))
+
+    def _lag(self, topic: str, group: str) -> Lag:
         rows = []
         for source, reader in self._catalog.sources(topic, group):
             numbers = {r.partition_id: r.partition for r in source.route.ranges}
+            holders = self._holders(reader, list(numbers))
             for backlog in self._store.progress.backlog(reader, list(numbers)):
-                rows.append(_partition_lag(source.name, numbers[backlog.partition_id], backlog))
+                holder = holders.get(backlog.partition_id, "")
+                rows.append(_partition_lag(source.name, numbers[backlog.partition_id], backlog, holder))
         return Lag(topic, group, tuple(rows), _total(topic, rows))
 
+    def _holders(self, group: Group, partition_ids: Sequence[int]) -> dict[int, str]:
+        """Ordered groups: who holds which partition now."""
+        now, peeks = self._store.now_ms(), self._store.progress.peek(group, partition_ids)
+        return {p: peek.holder.member for p, peek in peeks.items() if peek.holder.until > now}
 
-def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
+
+def _partition_lag(topic: str, number: int, b: Backlog, holder: str = "") -> PartitionLag:
     messages = max(0, b.end - b.cursor) + b.unsettled
     return PartitionLag(
         topic=topic,
@@ -208,6 +154,8 @@ def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
         arrival_per_s=b.arrival_per_s,
         drain_per_s=b.drain_per_s,
         drain_eta_s=_eta(messages, b.drain_per_s, b.arrival_per_s),
+        holder=holder,
+        stopped=b.stopped,
     )
 
 
@@ -227,6 +175,7 @@ def _total(topic: str, rows: Sequence[PartitionLag]) -> PartitionLag:
         arrival_per_s=arrival,
         drain_per_s=drain,
         drain_eta_s=_eta(messages, drain, arrival),
+        stopped=sum(r.stopped for r in rows),
     )
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..errors import GroupExists, TopicExists, UnknownGroup, UnknownTopic
-from ..model.names import REDRIVE_GROUP, dead_topic, retry_topic
+from ..model.names import REDRIVE_GROUP, base_of, dead_topic, retry_topic
 from ..model.settings import GroupSettings, TopicSettings
 from ..store.contract import Catalog, Group, Topic
 
-__all__ = ["CatalogCache", "Source"]
+__all__ = ["CatalogCache", "Source", "is_base", "readers"]
 
 T = TypeVar("T")
 
@@ -26,6 +26,16 @@ Source = tuple[Topic, Group]
 """A topic and the group that reads it."""
 
 
+def is_base(group: Group) -> bool:
+    """A broadcast group itself: it has no progress, the groups of its members have (R11)."""
+    return group.settings.mode == "broadcast" and base_of(group.name) is None
+
+
+def readers(groups: Iterable[Group]) -> list[Group]:
+    """The groups that have progress: what they have not settled must be kept (R44)."""
+    return [group for group in groups if not is_base(group)]
+
+
 class CatalogCache:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -33,11 +43,14 @@ class CatalogCache:
         self._known: dict[tuple[str, ...], object] = {}
         self._version = -1
         self._looked_at = 0.0
+        self._forgotten = 0
 
     def forget(self) -> None:
+        """After a change made here. What is being read just now may be old, and is not remembered."""
         with self._lock:
             self._known.clear()
             self._looked_at = 0.0
+            self._forgotten += 1
 
     def saw_version(self, version: int) -> bool:
         """Told the catalog's version; True if what was remembered is out of date."""
@@ -58,6 +71,16 @@ class CatalogCache:
         """What a consumer of the group reads: the topic, and the group's retry topic if there is one."""
         return self._get(("sources", topic, group), lambda: self._read_sources(topic, group))
 
+    def readers(self, topic: str, group: str) -> list[Group]:
+        """The group; in its place the groups of its members, if it is a broadcast group."""
+        return self._get(("readers", topic, group), lambda: self._read_readers(topic, group))
+
+    def known_topic(self, name: str) -> Topic | None:
+        """The topic without asking the store: None if it is not known, or was not looked at of late."""
+        if time.monotonic() - self._looked_at > _FRESH_S:
+            return None
+        return self._known.get(("topic", name))  # type: ignore[return-value]
+
     def known_sources(self, topic: str, group: str) -> list[Source] | None:
         """The same without asking the store: None if it is not known, or was not looked at of late."""
         if time.monotonic() - self._looked_at > _FRESH_S:
@@ -66,7 +89,7 @@ class CatalogCache:
 
     def dead_letters(self, topic: str, group: str) -> Topic | None:
         """The group's dead-letter topic, if it was made already."""
-        return self._get(("dead", topic, group), lambda: self._read_topic(dead_topic(topic, group)))
+        return self._get(("dead", topic, group), lambda: self._read_dead_letters(dead_topic(topic, group)))
 
     def make_dead_letters(self, topic: str, group: str) -> Topic:
         return self.make_internal(dead_topic(topic, group), REDRIVE_GROUP, GroupSettings())
@@ -77,10 +100,10 @@ class CatalogCache:
         with self._lock:
             if key in self._known:
                 return self._known[key]  # type: ignore[return-value]
-            version = self._version
+            read_at = (self._version, self._forgotten)
         value = read()
         with self._lock:
-            if version == self._version:
+            if read_at == (self._version, self._forgotten):
                 self._known[key] = value
         return value
 
@@ -93,10 +116,18 @@ class CatalogCache:
             pass
         return sources
 
-    def _read_topic(self, name: str) -> Topic | None:
+    def _read_readers(self, topic: str, group: str) -> list[Group]:
+        found = self._catalog.group(topic, group)
+        if not is_base(found):
+            return [found]
+        return [g for g in self._catalog.groups(topic) if base_of(g.name) == group]
+
+    def _read_dead_letters(self, name: str) -> Topic | None:
+        """None also if whoever made it was cut off before it made the group: it is made again then."""
         try:
+            self._catalog.group(name, REDRIVE_GROUP)
             return self._catalog.topic(name)
-        except UnknownTopic:
+        except (UnknownTopic, UnknownGroup):
             return None
 
     def make_internal(self, topic: str, group: str, settings: GroupSettings) -> Topic:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
+from ..errors import UsageError
 from ..model.delivery import Ask, Kind, Settlement, Span
-from ..model.names import REDRIVE_GROUP, retry_topic
-from ..model.settings import GroupSettings, Start
+from ..model.names import REDRIVE_GROUP
 from ..store.contract import Granted, Group, Store, Topic
 from .catalog import CatalogCache
 from .deliveries import Deliveries, Departure, new_stamp
 from .endpoint import DeadLetters
+from .retries import make_retry_topic
 
 __all__ = ["DeadLetterOffice"]
 
@@ -31,23 +32,29 @@ class DeadLetterOffice:
         self._deliveries = deliveries
 
     def letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
-        letters = self._box(topic, group)
-        if letters is None:
-            return []
-        place = letters.route.ranges[0]
-        spans = self._open(letters, limit)
+        return [self._letters(box, limit) for _, box in self._boxes(topic, group)]
+
+    def _letters(self, box: Topic, limit: int) -> DeadLetters:
+        place = box.route.ranges[0]
+        spans = self._open(box, limit)
         batches = [b for span in spans for b in self._deliveries.read_span(place.partition_id, *span)]
         unique = {b.base_offset: b for b in batches}
-        return [
-            DeadLetters(
-                letters.name, place.partition, place.partition_id, tuple(spans), tuple(unique.values())
-            )
-        ]
+        return DeadLetters(
+            box.name, place.partition, place.partition_id, tuple(spans), tuple(unique.values())
+        )
 
-    def _box(self, topic: str, group: str) -> Topic | None:
-        """The group's dead-letter topic; None if it never had a dead letter."""
-        self._catalog.group(topic, group)  # raises if there is no such group
-        return self._catalog.dead_letters(topic, group)
+    def _boxes(
+        self, topic: str, group: str, offsets: Sequence[int] | None = None
+    ) -> list[tuple[Group, Topic]]:
+        """The group and its dead-letter topic, if it ever had a dead letter; in a broadcast group many."""
+        readers = self._catalog.readers(topic, group)
+        if offsets is not None and [reader.name for reader in readers] != [group]:
+            raise UsageError(
+                f"group {group!r} is a broadcast group, and each member has its own dead letters: name the "
+                f"member whose you mean, such as {group + '@ann'!r}; groups() lists them"
+            )
+        found = ((reader, self._catalog.dead_letters(topic, reader.name)) for reader in readers)
+        return [(reader, box) for reader, box in found if box is not None]
 
     def _open(self, letters: Topic, limit: int) -> list[Span]:
         """Spans of letters still there, up to `limit` messages."""
@@ -65,12 +72,15 @@ class DeadLetterOffice:
 
     def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> tuple[int, list[Departure]]:
         """Stamp the letters for the group's retry topic; the mover does the rest."""
-        letters = self._box(topic, group)
-        if letters is None:
-            return 0, []
-        settings = self._store.catalog.group(topic, group).settings
-        fresh = GroupSettings(lease_ms=settings.lease_ms, max_attempts=settings.max_attempts, start=Start())
-        target = self._catalog.make_internal(retry_topic(topic, group), group, fresh)
+        done = [
+            self._redrive(topic, own.name, box, offsets) for own, box in self._boxes(topic, group, offsets)
+        ]
+        return sum(count for count, _ in done), [leaving for _, leaving in done]
+
+    def _redrive(
+        self, topic: str, group: str, letters: Topic, offsets: Sequence[int] | None
+    ) -> tuple[int, Departure]:
+        target = make_retry_topic(self._catalog, self._store.catalog.group(topic, group))
         reader, place, taken, token = self._take(letters, offsets)
         held = [(d.first, d.last) for d in taken.deliveries]
         moves = [
@@ -81,12 +91,22 @@ class DeadLetterOffice:
         done = self._store.progress.settle(reader, place, token, moves)
         number = letters.route.ranges[0].partition
         leaving = taken.leaving + done.leaving
-        return sum(d.size for d in leaving), [Departure(reader, number, place, leaving)]
+        return sum(d.size for d in leaving), Departure(reader, number, place, leaving)
+
+    def restart_stopped(self, topic: str, group: str) -> int:
+        """Ordered groups: what stopped its key begins anew; returns how many messages that are."""
+        return sum(
+            self._store.progress.restart_stopped(reader, piece.partition_id)
+            for own in self._catalog.readers(topic, group)
+            for source, reader in self._catalog.sources(topic, own.name)
+            if reader.settings.mode == "ordered"
+            for piece in source.route.ranges
+        )
 
     def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
-        letters = self._box(topic, group)
-        if letters is None:
-            return 0
+        return sum(self._discard(box, offsets) for _, box in self._boxes(topic, group, offsets))
+
+    def _discard(self, letters: Topic, offsets: Sequence[int] | None) -> int:
         reader, place, taken, token = self._take(letters, offsets)
         acks = [Settlement(Kind.ACK, d.first, d.last) for d in taken.deliveries]
         self._store.progress.settle(reader, place, token, acks)

@@ -8,18 +8,33 @@ deliveries: `model.delivery` does.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from ..config import DEFAULTS
 from ..errors import GenerationChanged, StoreError, UnknownPartition
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
+from ..model.reason import as_reason
 from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Peek, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
+from .retries import FarRetries
 from .tail import TailCache
 
-__all__ = ["Deliveries", "Departure", "Handed", "Outcome", "new_stamp", "released"]
+__all__ = [
+    "Deliveries",
+    "Departure",
+    "Handed",
+    "Look",
+    "Outcome",
+    "earlier",
+    "has_due",
+    "has_new",
+    "lease_of",
+    "new_stamp",
+    "released",
+]
 
 _WHOLE = 2**31  # no limit on bytes
 _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
@@ -45,6 +60,15 @@ class Handed:
     departures: list[Departure] = field(default_factory=list)
     draining: bool = False
     next_due: int | None = None  # nothing is due before then
+    revoked: tuple[int, ...] = ()  # ordered groups: to be handed over
+    lost: tuple[int, ...] = ()  # ordered groups: not the asker's any more
+    claimed: list[tuple[Group, int]] = field(default_factory=list)  # ordered groups: newly the asker's
+    watchful: bool = False  # ordered groups: others hold something; that they hand it over is news
+    started_ms: int = 0  # ordered groups: see `PollReply`
+
+    @property
+    def worth_telling(self) -> bool:
+        return bool(self.grants or self.draining or self.revoked or self.lost)
 
 
 @dataclass(slots=True)
@@ -52,26 +76,33 @@ class Outcome:
     """What settling brought."""
 
     lost: list[tuple[Settle, tuple[Span, ...]]] = field(default_factory=list)
+    kept: list[tuple[Settle, tuple[Lease, ...]]] = field(default_factory=list)  # ordered groups
     departures: list[Departure] = field(default_factory=list)
     waiting: set[int] = field(default_factory=set)  # groups to which something was handed back
 
 
 class Deliveries:
-    def __init__(self, store: Store, catalog: CatalogCache, tail: TailCache) -> None:
+    def __init__(
+        self, store: Store, catalog: CatalogCache, tail: TailCache, far_retry_ms: int = DEFAULTS.far_retry_ms
+    ) -> None:
         self._store = store
         self._catalog = catalog
         self._tail = tail
+        self._retries = FarRetries(catalog, self.read_span, far_retry_ms)
         self._turn = 0  # partitions take turns at being first
 
     # ---- poll ----
 
     def poll(self, request: PollRequest) -> Handed:
+        return self.by_fresh_catalog(self._poll, request)
+
+    def by_fresh_catalog(self, poll: Callable[[PollRequest], Handed], request: PollRequest) -> Handed:
         for _ in range(_FRESH_LOOKS):
             try:
-                return self._poll(request)
+                return poll(request)
             except (GenerationChanged, UnknownPartition):  # reset, or deleted: what is cached is old
                 self._catalog.forget()
-        return self._poll(request)
+        return poll(request)
 
     def _poll(self, request: PollRequest) -> Handed:
         sources = self._catalog.sources(request.topic, request.group)
@@ -79,7 +110,7 @@ class Deliveries:
         if sources[0][1].paused:
             return handed
         dead = self._catalog.dead_letters(request.topic, request.group)
-        look = _Look(request, dead, request.messages, request.bytes, request.empty_handed)
+        look = Look(request, dead, request.messages, request.bytes, request.empty_handed)
         self._turn += 1
         for source in reversed(sources):  # what was redriven first: it has waited longest
             try:
@@ -92,7 +123,7 @@ class Deliveries:
                 break
         return handed
 
-    def _poll_source(self, source: Source, look: _Look, handed: Handed) -> None:
+    def _poll_source(self, source: Source, look: Look, handed: Handed) -> None:
         topic, group = source
         ids = [r.partition_id for r in topic.route.ranges]
         bounds = self._store.log.bounds(ids)
@@ -102,14 +133,14 @@ class Deliveries:
         held = self._store.progress.held_by(group.id, request.token) if request.repeated else set()
         for piece in self._in_turn(topic, peeks, held, now):
             partition_id = piece.partition_id
-            peek = peeks.get(partition_id) or self._first_peek(group, partition_id, bounds)
+            peek = peeks.get(partition_id) or self.first_peek(group, partition_id, bounds)
             if peek is None:
                 continue
-            if held or _has_new(peek, bounds[partition_id]) or _has_due(peek, now):
+            if held or has_new(peek, bounds[partition_id]) or has_due(peek, now):
                 granted = self._poll_partition(group, partition_id, peek, bounds[partition_id], look)
                 self._hand(handed, look, topic, group, piece, granted)
             else:
-                handed.next_due = _earlier(handed.next_due, peek.next_due)
+                handed.next_due = earlier(handed.next_due, peek.next_due)
             if look.full:
                 return
 
@@ -122,9 +153,9 @@ class Deliveries:
         ranges = topic.route.ranges[turn:] + topic.route.ranges[:turn]
         if held:
             return [r for r in ranges if r.partition_id in held]
-        return sorted(ranges, key=lambda r: not _has_due(peeks.get(r.partition_id), now))
+        return sorted(ranges, key=lambda r: not has_due(peeks.get(r.partition_id), now))
 
-    def _first_peek(self, group: Group, partition_id: int, bounds: dict[int, Bounds]) -> Peek | None:
+    def first_peek(self, group: Group, partition_id: int, bounds: dict[int, Bounds]) -> Peek | None:
         """Progress of a partition that was never polled is made from the group's start."""
         if bounds[partition_id].end == 0:
             return None
@@ -132,7 +163,7 @@ class Deliveries:
         return self._store.progress.peek(group, [partition_id]).get(partition_id)
 
     def _poll_partition(
-        self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: _Look
+        self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: Look
     ) -> Granted:
         start = bounds.start
         cursor = max(peek.cursor, start)
@@ -148,20 +179,20 @@ class Deliveries:
                 return granted  # the exhausted ones leave with the next poll
 
     def _hand(
-        self, handed: Handed, look: _Look, topic: Topic, group: Group, piece: Range, granted: Granted
+        self, handed: Handed, look: Look, topic: Topic, group: Group, piece: Range, granted: Granted
     ) -> None:
-        handed.next_due = _earlier(handed.next_due, granted.next_due)
+        handed.next_due = earlier(handed.next_due, granted.next_due)
         handed.draining = look.full = granted.draining  # nothing more is looked at then
         if granted.leaving:
             handed.departures.append(Departure(group, piece.partition, piece.partition_id, granted.leaving))
         if not granted.deliveries:
             return
         leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in granted.deliveries)
-        batches = self._batches(piece.partition_id, granted.deliveries, look.batches)
+        batches = self.batches_of(piece.partition_id, granted.deliveries, look.batches)
         handed.grants.append(Grant(topic.name, piece.partition, piece.partition_id, leases, batches))
         look.spend(leases, batches)
 
-    def _batches(
+    def batches_of(
         self, partition_id: int, deliveries: Sequence[Delivery], read: Sequence[StoredBatch]
     ) -> tuple[StoredBatch, ...]:
         """The batches that hold these deliveries: those read already, and the rest from the log."""
@@ -215,7 +246,11 @@ class Deliveries:
     def _settle(self, part: Settle, group: Group, target: Topic | None, outcome: Outcome) -> Settle | None:
         """Settle one part; returns what of it must be settled again once there is a target."""
         now = self._store.now_ms()
-        settlements = [_settlement(verdict, now, target) for verdict in part.verdicts]
+        settlements = []
+        for verdict in part.verdicts:
+            one = _settlement(verdict, now, target)
+            is_retry = one.kind is Kind.RETRY
+            settlements += self._retries.of(one, group, part.partition_id, now) if is_retry else [one]
         try:
             done = self._store.progress.settle(group, part.partition_id, part.token, settlements)
         except GenerationChanged:  # the group was reset: what was held is nobody's any more
@@ -224,6 +259,8 @@ class Deliveries:
             return None
         if done.lost:
             outcome.lost.append((part, done.lost))
+        if done.kept:
+            outcome.kept.append((part, tuple(lease_of(d) for d in done.kept)))
         if done.leaving:
             number = self._number(part.topic, part.partition_id)
             outcome.departures.append(Departure(group, number, part.partition_id, done.leaving))
@@ -238,7 +275,7 @@ class Deliveries:
 
 
 @dataclass(slots=True)
-class _Look:
+class Look:
     """The budget of one poll, shared by the partitions it visits."""
 
     request: PollRequest
@@ -291,7 +328,7 @@ def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:
         first=verdict.first,
         last=verdict.last,
         visible_at=now + verdict.delay_ms if verdict.at_ms is None else verdict.at_ms,
-        reason=verdict.reason,
+        reason=as_reason(verdict.reason),
         stamp=new_stamp(target),
     )
 
@@ -312,17 +349,22 @@ def new_stamp(target: Topic | None) -> Stamp | None:
     return Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
 
 
+def lease_of(delivery: Delivery) -> Lease:
+    """What the holder of a partition is told of a delivery (ordered groups)."""
+    return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
+
+
 def _overlap(batch: StoredBatch, delivery: Delivery) -> bool:
     return delivery.first <= batch.last_offset and delivery.last >= batch.base_offset
 
 
-def _has_new(peek: Peek, bounds: Bounds) -> bool:
+def has_new(peek: Peek, bounds: Bounds) -> bool:
     return max(peek.cursor, bounds.start) < bounds.end
 
 
-def _has_due(peek: Peek | None, now: int) -> bool:
+def has_due(peek: Peek | None, now: int) -> bool:
     return peek is not None and peek.next_due is not None and peek.next_due <= now
 
 
-def _earlier(one: int | None, other: int | None) -> int | None:
+def earlier(one: int | None, other: int | None) -> int | None:
     return min((t for t in (one, other) if t is not None), default=None)

@@ -12,10 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ..config import Limits
-from ..errors import PenstockError
+from ..errors import PenstockError, UnknownGroup, UnknownPartition, UnknownTopic
+from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
 from ..store.contract import Group, Store, Topic
+from .catalog import readers
+from .groups import TOUCH_MS
 
-__all__ = ["DropLogs", "Duty", "DutyRunner", "ForgetProducers", "Retention"]
+__all__ = ["DropLogs", "Duty", "DutyRunner", "ExpireGroups", "ForgetProducers", "Retention"]
 
 _log = logging.getLogger("penstock.broker")
 
@@ -42,27 +45,95 @@ class Retention:
 
     def run_once(self) -> None:
         for topic in self._store.catalog.topics():
-            groups = self._store.catalog.groups(topic.name)
-            for piece in topic.route.ranges:
-                self._trim(topic, piece.partition_id, groups)
-                sweep(self._store, piece.partition_id, self._limits)
+            try:
+                self._drop(topic)
+            except (UnknownTopic, UnknownPartition):
+                pass  # it was deleted meanwhile
 
-    def _trim(self, topic: Topic, partition_id: int, groups: Sequence[Group]) -> None:
+    def _drop(self, topic: Topic) -> None:
+        groups = readers(self._store.catalog.groups(topic.name))
+        places = [piece.partition_id for piece in topic.route.ranges]
+        committed = self._store.usage.committed(groups, places)
+        for partition_id in places:
+            if topic.settings.volatile:
+                self._store.log.skip_lost(partition_id)
+            needed = min((committed[group.id][partition_id] for group in groups), default=None)
+            self._trim(topic, partition_id, needed)
+            sweep(self._store, partition_id, self._limits, self._ids_from(topic))
+
+    def _ids_from(self, topic: Topic) -> int | None:
+        """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
+        window_ms = topic.settings.dedup_ms
+        return self._store.now_ms() - window_ms if window_ms else None
+
+    def _trim(self, topic: Topic, partition_id: int, needed: int | None) -> None:
+        """`needed` is the lowest offset that a group has not settled; None: there is no group."""
         settings = topic.settings
         before = self._store.now_ms() - settings.retention_ms if settings.retention_ms else 0
         limit = self._store.log.expire_by_limits(
             partition_id, before_ms=before, keep_bytes=settings.retention_bytes
         )
-        needed = min((self._needed(group, partition_id) for group in groups), default=limit)
-        start = limit if settings.keep == "limits" else min(limit, needed)
-        if settings.drop_settled and groups:
+        start = limit if settings.keep == "limits" or needed is None else min(limit, needed)
+        if settings.drop_settled and needed is not None:
             start = max(start, needed)
         if start > self._store.log.bounds([partition_id])[partition_id].start:
             self._store.log.trim(partition_id, start)
 
-    def _needed(self, group: Group, partition_id: int) -> int:
-        committed = self._store.progress.committed(group.id, partition_id)
-        return self._store.catalog.start_of(group.id, partition_id)[1] if committed is None else committed
+
+class ExpireGroups:
+    """Forget groups that nobody has used for as long as they say (R44), and members without a name (R11)."""
+
+    name: str = "expire-groups"
+    every_s: float = 30
+
+    def __init__(self, store: Store, forget: Callable[[Group], None]) -> None:
+        self._store = store
+        self._forget = forget
+        self._told: set[int] = set()  # groups that are kept for their dead letters
+
+    def run_once(self) -> None:
+        for topic in self._store.catalog.topics():
+            try:
+                self._expire(self._store.catalog.groups(topic.name))
+            except UnknownTopic:
+                pass  # it was deleted meanwhile
+
+    def _expire(self, groups: Sequence[Group]) -> None:
+        """A broadcast group waits until those of its members are gone."""
+        seen, now = self._store.usage.seen(), self._store.now_ms()
+        with_members = {base_of(group.name) for group in groups}
+        bases = {group.name: group for group in groups if group.name in with_members}
+        for group in groups:
+            idle_ms = group.settings.expires_ms + TOUCH_MS  # activity is written down once in that time
+            if not group.settings.expires_ms or group.name in bases or now - seen.get(group.id, 0) < idle_ms:
+                continue
+            if self._may_go(group) and self._store.usage.retire(group.id, idle_ms):
+                _log.info("group %r of topic %r expired: nobody used it", group.name, group.topic)
+                self._forget(group)
+                if (base := bases.get(base_of(group.name) or "")) is not None:
+                    self._store.usage.touch(base.id)
+
+    def _may_go(self, group: Group) -> bool:
+        letters = self._letters(group)
+        if letters and group.id not in self._told and not is_unnamed(group.name):
+            self._told.add(group.id)
+            _log.warning(
+                "group %r of topic %r is not used, but kept: redrive or discard its %d dead letters first",
+                group.name,
+                group.topic,
+                letters,
+            )
+        return not letters or is_unnamed(group.name)
+
+    def _letters(self, group: Group) -> int:
+        try:
+            box = self._store.catalog.topic(dead_topic(group.topic, group.name))
+            reader = self._store.catalog.group(box.name, REDRIVE_GROUP)
+        except (UnknownTopic, UnknownGroup):
+            return 0
+        places = [piece.partition_id for piece in box.route.ranges]
+        found = self._store.progress.backlog(reader, places)
+        return sum(max(0, b.end - b.cursor) + b.unsettled for b in found)
 
 
 class DropLogs:
@@ -96,10 +167,11 @@ class ForgetProducers:
         self._store.log.forget_producers(self._store.now_ms() - self._limits.producer_memory_ms)
 
 
-def sweep(store: Store, partition_id: int, limits: Limits) -> bool:
+def sweep(store: Store, partition_id: int, limits: Limits, appended_before: int | None = None) -> bool:
     """Delete what lies below the start, in slices; False if some is left for the next run."""
     for _ in range(_SLICES):
-        if store.log.sweep(partition_id, rows=limits.retention_slice_rows) == 0:
+        rows = limits.retention_slice_rows
+        if store.log.sweep(partition_id, rows=rows, appended_before=appended_before) == 0:
             return True
     return False
 

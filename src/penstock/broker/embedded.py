@@ -10,24 +10,26 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Sequence
-from functools import partial
-from pathlib import Path
+from collections.abc import Awaitable, Iterable, Sequence
+from contextlib import suppress
 
+from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import GenerationChanged, PenstockError, UsageError
 from ..model.batch import verify
+from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
 from ..model.route import Route
 from ..model.settings import GroupWish, Start, TopicSettings
-from ..store import open_memory, open_sqlite
-from ..store.contract import Append, Appended, News, Store
+from ..store import open_store
+from ..store.contract import Append, Appended, Bounds, News, Store, StoredBatch, Topic
 from .admin import Admin
+from .backlog import BacklogGate
 from .catalog import CatalogCache, Source
 from .deadletters import DeadLetterOffice
 from .deliveries import Deliveries, Departure, Handed, released
-from .duties import DropLogs, Duty, DutyRunner, ForgetProducers, Retention
+from .duties import DropLogs, Duty, DutyRunner, ExpireGroups, ForgetProducers, Retention
 from .endpoint import (
     Beat,
     DeadLetters,
@@ -38,9 +40,14 @@ from .endpoint import (
     PollReply,
     PollRequest,
     Settle,
+    SettleReply,
     TopicInfo,
 )
+from .groups import Groups
 from .mover import Mover
+from .ordered import OrderedDeliveries
+from .schedule import ScheduleMover
+from .schedule_thread import ScheduleThread
 from .tail import TailCache
 from .waiters import Key, Waiters, WatcherThread
 from .workers import Workers
@@ -51,16 +58,17 @@ __all__ = ["Broker", "open_endpoint"]
 _log = logging.getLogger("penstock.broker")
 
 _JUST_MS = 100  # equal moments may stand for two releases
+_HOLDERS: Key = ("holders", 0)
+_HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
 _SOON_MS = 10_000  # what is due later is found by the next poll: no long poll lasts that much longer
 
 
 async def open_endpoint(
-    path: Path | None, *, memory: str = "", clock: Clock | None = None, limits: Limits = DEFAULTS
+    address: Address, *, clock: Clock | None = None, limits: Limits = DEFAULTS, migrate: bool = False
 ) -> Broker:
-    """A broker on a file, or in memory (`memory` names one that this process shares)."""
-    clock = clock or SystemClock()
-    opening = partial(open_memory, memory, clock) if path is None else partial(open_sqlite, path, clock)
-    return Broker(await asyncio.to_thread(opening), clock, limits)
+    """A broker in this process on the store that the address names."""
+    store = await asyncio.to_thread(open_store, address, clock, limits, make_tables=migrate)
+    return Broker(store, clock or SystemClock(), limits)
 
 
 class Broker:
@@ -73,25 +81,33 @@ class Broker:
         self._in_thread = self._workers.run
         self._catalog = CatalogCache(store.catalog)
         self._tail = TailCache(limits.tail_cache_bytes)
-        self._deliveries = Deliveries(store, self._catalog, self._tail)
+        self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)
+        self._ordered = OrderedDeliveries(store, self._catalog, self._deliveries)
         self._admin = Admin(store, self._catalog)
+        self._groups = Groups(store, self._catalog, limits, self._admin.delete_topic)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
         self._writer = Writer(store.log, self._tail, limits, self._appended)
         self._mover = Mover(store, self._deliveries.read_span, self._writer.append, self._in_thread)
+        self._backlog = BacklogGate(store, limits, self._in_thread)
         self._ends: dict[int, int] = {}  # of partitions, as far as waiters were told
         self._dues: dict[int, int] = {}  # when groups have something due
         self._watcher = WatcherThread(store, limits.watch_interval_ms, self._news)
         self._waiters.on_first, self._waiters.on_none = self._watcher.resume, self._watcher.pause
         self._unsubscribe = clock.subscribe(self._clock_moved)
         duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
+        duties.append(ExpireGroups(store, self._groups.forget))
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
+        due = ScheduleMover(store, limits, holder, self._due_moved, self._watch_schedule)
+        self._schedule = ScheduleThread(due, store.now_ms)
+        self._writer.scheduled = self._watcher.on_due = self._schedule.scheduled
         self._background: set[asyncio.Task[None]] = set()
+        self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     def now_ms(self) -> int:
-        return self._clock.now_ms()
+        return self.store.now_ms()
 
     async def close(self) -> None:
         if self._closed:
@@ -101,6 +117,7 @@ class Broker:
         self._waiters.notify_all()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._writer.close()
+        await asyncio.to_thread(self._schedule.stop)
         await self.duties.close()
         await self._watcher.close()
         await self._workers.close()
@@ -109,12 +126,25 @@ class Broker:
     # ---- news ----
 
     def _clock_moved(self) -> None:
+        self._schedule.clock_moved()
         self._loop.call_soon_threadsafe(self._waiters.notify_all)
 
     def _appended(self, ends: dict[int, int]) -> None:
         for partition_id, end in ends.items():
             self._ends[partition_id] = max(end, self._ends.get(partition_id, 0))
             self._waiters.notify(("partition", partition_id))
+
+    def _due_moved(self, stored: Sequence[tuple[int, StoredBatch]]) -> None:
+        """Delayed messages are in their logs now; told by the schedule's mover, in its thread."""
+        ends: dict[int, int] = {}
+        for partition_id, batch in stored:
+            self._tail.add(partition_id, batch)
+            ends[partition_id] = batch.last_offset + 1
+        with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._appended, ends)
+
+    def _watch_schedule(self, wanted: bool) -> None:
+        (self._watcher.resume if wanted else self._watcher.pause)("schedule")
 
     def _news(self, news: News | None, dues: dict[int, int] | None) -> None:
         """Something was committed, here or in another process: wake whom it concerns."""
@@ -127,10 +157,18 @@ class Broker:
                     self._waiters.notify(("partition", partition_id))
         if dues is not None:
             self._notify_due(dues)
+            if self._holders_timer is None:
+                self._holders_timer = self._loop.call_later(_HOLDERS_S, self._notify_holders)
+
+    def _notify_holders(self) -> None:
+        """Partitions of ordered groups may have been handed over elsewhere; looked at now and then only."""
+        self._holders_timer = None
+        self._ordered.forget_members()
+        self._waiters.notify(_HOLDERS)
 
     def _notify_due(self, dues: dict[int, int]) -> None:
         """Wake groups with something due soon, if that is new: it moved, or came due just now."""
-        now = self._clock.now_ms()
+        now = self.store.now_ms()
         for group_id, due in dues.items():
             if due < now + _SOON_MS and (due != self._dues.get(group_id) or due > now - _JUST_MS):
                 self._waiters.notify(("group", group_id))
@@ -164,10 +202,29 @@ class Broker:
 
     # ---- log ----
 
-    async def append(self, topic: str, partition_id: int, batch: bytes) -> Appended:
-        if verify(batch).control:
+    async def append(
+        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+    ) -> Appended:
+        header = verify(batch)
+        if header.control:
             raise UsageError("control batches are Penstock's own; send messages")
-        return await self._writer.append(Append(partition_id, batch))
+        known = await self._topic(topic)
+        if not due_at and self._backlog.limits(known.settings):
+            await self._backlog.pass_through(known, header.records, header.size)
+        window_ms = known.settings.dedup_ms
+        if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
+            ids = digests_of(batch)
+        if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
+            ids = b""
+        return await self._writer.append(Append(partition_id, batch, due_at, ids, window_ms))
+
+    async def cancel(self, topic: str, id: str) -> bool:
+        topic_id = (await self._topic(topic)).id
+        return await self._in_thread(self.store.schedule.cancel, topic_id, digest(id))
+
+    async def _topic(self, name: str) -> Topic:
+        known = self._catalog.known_topic(name)
+        return await self._in_thread(self._catalog.topic, name) if known is None else known
 
     async def fetch(
         self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
@@ -186,7 +243,16 @@ class Broker:
         found = (
             self._deliveries.read(partition_id, start, max_messages, max_bytes) if start < bounds.end else []
         )
+        if start < bounds.end and not (found and found[0].base_offset <= start):
+            bounds = self._skip_lost(partition_id, bounds)
         return Fetched(tuple(found), bounds.start, bounds.end)
+
+    def _skip_lost(self, partition_id: int, bounds: Bounds) -> Bounds:
+        """A crash may empty a volatile log: nobody is to wait for what was in it (R3)."""
+        if not self.store.log.is_volatile(partition_id):
+            return bounds
+        self.store.log.skip_lost(partition_id)
+        return self.store.log.bounds([partition_id])[partition_id]
 
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
         return await self._in_thread(self._admin.resolve, topic, start)
@@ -194,25 +260,25 @@ class Broker:
     # ---- groups ----
 
     async def create_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        return await self._in_thread(self._admin.create_group, topic, name, wish)
+        return await self._in_thread(self._groups.create, topic, name, wish)
 
     async def groups(self, topic: str) -> list[GroupInfo]:
-        return await self._in_thread(self._admin.groups, topic)
+        return await self._in_thread(self._groups.of_topic, topic)
 
     async def alter_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        return await self._in_thread(self._admin.alter_group, topic, name, wish)
+        return await self._in_thread(self._groups.alter, topic, name, wish)
 
     async def pause(self, topic: str, name: str, paused: bool) -> GroupInfo:
-        info = await self._in_thread(self._admin.pause, topic, name, paused)
+        info = await self._in_thread(self._groups.pause, topic, name, paused)
         self._waiters.notify_all()
         return info
 
     async def delete_group(self, topic: str, name: str, force: bool) -> None:
-        await self._in_thread(self._admin.delete_group, topic, name, force)
+        await self._in_thread(self._groups.delete, topic, name, force)
         self._waiters.notify_all()
 
     async def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
-        info = await self._in_thread(self._admin.reset, topic, name, start, force)
+        info = await self._in_thread(self._groups.reset, topic, name, start, force)
         self._waiters.notify_all()
         return info
 
@@ -221,59 +287,81 @@ class Broker:
 
     # ---- deliveries ----
 
-    async def subscribe(self, topic: str, group: str, wish: GroupWish, member: str, client: str) -> GroupInfo:
-        return await self._in_thread(self._admin.subscribe, topic, group, wish, member, client)
+    async def subscribe(
+        self, topic: str, group: str, wish: GroupWish, member: str, client: str, *, named: bool = True
+    ) -> GroupInfo:
+        info = await self._in_thread(self._groups.subscribe, topic, group, wish, member, client, named)
+        if info.settings.mode == "ordered":
+            self._notify_groups(await self._in_thread(self._ordered.joined, topic, info.name))
+        return info
 
     async def unsubscribe(self, topic: str, group: str, member: str) -> None:
-        await self._in_thread(self._admin.unsubscribe, topic, group, member)
+        concerned = await self._in_thread(self._ordered.leave, topic, group, member)
+        await self._in_thread(self._groups.unsubscribe, topic, group, member)
+        self._notify_groups(concerned)
+
+    def _notify_groups(self, group_ids: Iterable[int]) -> None:
+        self._waiters.notify(*(("group", group_id) for group_id in group_ids))
 
     async def poll(self, request: PollRequest) -> PollReply:
         deadline = self._loop.time() + min(request.wait_ms, self._limits.poll_wait_ms) / 1000
+        watched = [_HOLDERS]  # by polls of ordered groups
         while True:
             sources = self._catalog.known_sources(request.topic, request.group)
             if sources is None:
                 sources = await self._in_thread(self._catalog.sources, request.topic, request.group)
-            with self._waiters.listening(_keys(sources)) as news:
-                handed = await self._hand_out(request)
-                if handed.grants or handed.draining or self._loop.time() >= deadline or self._closed:
-                    return PollReply(tuple(handed.grants), sources[0][1].settings.lease_ms, handed.draining)
+            settings = sources[0][1].settings
+            ordered = settings.mode == "ordered"
+            with self._waiters.listening(_keys(sources) + (watched if ordered else [])) as news:
+                handed = await self._hand_out(request, self._ordered if ordered else self._deliveries)
+                if handed.worth_telling or self._loop.time() >= deadline or self._closed:
+                    return PollReply(
+                        tuple(handed.grants), settings.lease_ms, handed.draining, handed.revoked, handed.lost,
+                        handed.started_ms,
+                    )  # fmt: skip
+                watched = [_HOLDERS] if handed.watchful else []
                 await _wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
 
-    async def _hand_out(self, request: PollRequest) -> Handed:
+    async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
+        ended = await self._in_thread(self._ordered.hand_over, topic, group, token, partition_ids)
+        self._notify_groups(ended)
+
+    async def _hand_out(self, request: PollRequest, poller: Deliveries | OrderedDeliveries) -> Handed:
         """A poll that is cancelled meanwhile gives back what it was given."""
-        looking = asyncio.ensure_future(self._look(request))
+        looking = asyncio.ensure_future(self._look(request, poller))
         try:
             return await asyncio.shield(looking)
         except asyncio.CancelledError:
-            giving_back = asyncio.create_task(self._give_back(request, looking))
+            giving_back = asyncio.create_task(self._give_back(request, looking, poller is self._ordered))
             self._background.add(giving_back)
             giving_back.add_done_callback(self._background.discard)
             raise
 
-    async def _look(self, request: PollRequest) -> Handed:
-        handed = await self._in_thread(self._deliveries.poll, request)
+    async def _look(self, request: PollRequest, poller: Deliveries | OrderedDeliveries) -> Handed:
+        handed = await self._in_thread(poller.poll, request)
         await self._depart(handed.departures, dead=True)
         return handed
 
-    async def _give_back(self, request: PollRequest, looking: Awaitable[Handed]) -> None:
+    async def _give_back(self, request: PollRequest, looking: Awaitable[Handed], ordered: bool) -> None:
         try:
             handed = await looking
-            if handed.grants and not request.on_delivery:
+            if ordered:  # what it held before it holds still, and is sent again what it did not receive (I6)
+                await self._in_thread(self._ordered.end, handed.claimed, request.token)
+                self._notify_groups(group.id for group, _ in handed.claimed)
+            elif handed.grants and not request.on_delivery:
                 await self.settle(request.topic, request.group, released(request, handed))
         except PenstockError as error:
             _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
 
     def _until(self, due_ms: int | None) -> float:
         """Seconds until something is due. A manual clock wakes all waiters when it is moved."""
-        return 3600.0 if due_ms is None else max(0.001, (due_ms - self._clock.now_ms()) / 1000)
+        return 3600.0 if due_ms is None else max(0.001, (due_ms - self.store.now_ms()) / 1000)
 
-    async def settle(
-        self, topic: str, group: str, parts: Sequence[Settle]
-    ) -> list[tuple[Settle, tuple[Span, ...]]]:
+    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
         outcome = await self._in_thread(self._deliveries.settle, topic, group, parts)
         await self._depart(outcome.departures, dead=True)
-        self._waiters.notify(*(("group", group_id) for group_id in outcome.waiting))
-        return outcome.lost
+        self._notify_groups(outcome.waiting)
+        return SettleReply(tuple(outcome.lost), tuple(outcome.kept))
 
     async def _depart(self, departures: Sequence[Departure], *, dead: bool) -> None:
         for leaving in departures:
@@ -284,7 +372,7 @@ class Broker:
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         lost = []
         for beat in beats:
-            self._admin.join(self._catalog.group(beat.topic, beat.group), beat.member, beat.client)
+            self._groups.join(self._catalog.group(beat.topic, beat.group), beat.member, beat.client)
             for held in beat.held:
                 reader = self._catalog.group(held.topic, beat.group)
                 try:
@@ -303,6 +391,8 @@ class Broker:
 
     async def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
         count, departures = await self._in_thread(self._letters.redrive, topic, group, offsets)
+        if offsets is None:
+            count += await self._in_thread(self._letters.restart_stopped, topic, group)
         await self._depart(departures, dead=False)
         self._waiters.notify_all()
         return count

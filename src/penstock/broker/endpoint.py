@@ -33,6 +33,7 @@ __all__ = [
     "PollReply",
     "PollRequest",
     "Settle",
+    "SettleReply",
     "TopicInfo",
     "Verdict",
 ]
@@ -50,6 +51,7 @@ class TopicInfo:
     messages: int  # kept now, over all partitions
     groups: tuple[str, ...]
     internal: bool  # a group's own topic: dead letters, retries
+    delayed: int = 0  # sent, and not due yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ class GroupInfo:
     generation: int
     created_at: int
     members: tuple[MemberInfo, ...]  # live ones; none: nobody uses the group now
+    idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
 
 
 # ---- reading ----
@@ -96,6 +99,13 @@ class PollRequest:
     empty_handed: bool  # the asker holds nothing of this group
     on_delivery: bool = False
     repeated: bool = False  # asked before under this token, without an answer (I6)
+    positions: tuple[tuple[int, int], ...] = ()  # ordered groups: (partition id, offset expected next) (I6)
+    giving_up: tuple[int, ...] = ()  # ordered groups: of these, those revoked that are not handed over yet
+    started_ms: int = 0  # ordered groups: as the reply had it from which on `positions` are held
+
+    # In an ordered group the token is the holder's, the same for as long as the consumer lives; `positions`
+    # names the partitions it holds (offset -1: it has received nothing yet), and a poll for 0 messages only
+    # asks whether that is still so.
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +114,7 @@ class Lease:
     last: int
     attempt: int
     alone: bool  # to be settled before anything else is asked for (I14)
+    not_before: int = 0  # ordered groups: its key waits until then (I5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,7 @@ class Grant:
     partition_id: int
     leases: tuple[Lease, ...]
     batches: tuple[StoredBatch, ...]
+    position: int = -1  # ordered groups: the offset to expect next; no leases: it is held, and read so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +134,9 @@ class PollReply:
     grants: tuple[Grant, ...]
     lease_ms: int
     draining: bool = False  # a suspect waits (I14): ask again once nothing is held, or after a lease
+    revoked: tuple[int, ...] = ()  # ordered groups: partitions that are others' turn; `hand_over` them soon
+    lost: tuple[int, ...] = ()  # ordered groups: of `positions`, those that the asker does not hold any more
+    started_ms: int = 0  # ordered groups: when the database was started, as `Progress.started_ms`
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +155,12 @@ class Settle:
     partition_id: int
     token: int
     verdicts: tuple[Verdict, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SettleReply:
+    lost: tuple[tuple[Settle, tuple[Span, ...]], ...] = ()  # what of a part is in other hands
+    kept: tuple[tuple[Settle, tuple[Lease, ...]], ...] = ()  # ordered groups: retried, released; still held
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +199,8 @@ class PartitionLag:
     arrival_per_s: float
     drain_per_s: float
     drain_eta_s: float | None  # None: not draining at these rates
+    holder: str = ""  # ordered groups: the member that holds the partition
+    stopped: int = 0  # ordered groups: messages that hold their key until they are redriven (R23)
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +235,14 @@ class Endpoint(Protocol):
     async def route(self, topic: str) -> Route: ...
 
     # log
-    async def append(self, topic: str, partition_id: int, batch: bytes) -> Appended: ...
+    async def append(
+        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+    ) -> Appended:
+        """Store a batch now, or (`due_at`) when it is due. `ids`: 16 bytes a message, if they are known."""
+
+    async def cancel(self, topic: str, id: str) -> bool:
+        """Take back a delayed message; False if it is not waiting any more."""
+
     async def fetch(
         self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched: ...
@@ -229,17 +259,23 @@ class Endpoint(Protocol):
     async def lag(self, topic: str, group: str) -> Lag: ...
 
     # deliveries
-    async def subscribe(self, topic: str, group: str, wish: GroupWish, member: str, client: str) -> GroupInfo:
-        """Make the group if it is not there (GroupConflict if it differs) and enter the member."""
+    async def subscribe(
+        self, topic: str, group: str, wish: GroupWish, member: str, client: str, *, named: bool = True
+    ) -> GroupInfo:
+        """Make the group if it is not there (GroupConflict if it differs) and enter the member.
+
+        The answer names the group to poll: in mode "broadcast" it is the member's own, which for a member
+        that is not `named` begins at the end and is forgotten when it leaves, or is idle (R11).
+        """
 
     async def unsubscribe(self, topic: str, group: str, member: str) -> None: ...
     async def poll(self, request: PollRequest) -> PollReply:
         """Wait for deliveries. A poll that is cancelled gives back what it was given meanwhile."""
 
-    async def settle(
-        self, topic: str, group: str, parts: Sequence[Settle]
-    ) -> list[tuple[Settle, tuple[Span, ...]]]:
-        """Settle; returns the parts of which something is lost, with the lost spans."""
+    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply: ...
+
+    async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
+        """Ordered groups: hold these partitions no longer; what is unsettled goes to the next holder."""
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         """Renew members and leases; blocking, from any thread. Returns what is lost."""

@@ -1,4 +1,5 @@
-"""Moving messages from a log to a group's own topic: to the dead letters, and back by redrive (R20).
+"""Moving messages from a log to a group's own topic: to the dead letters, and back by redrive (R20); and
+retries that are far away, through the schedule, to the group's retry topic (I17).
 
 The two are not one transaction. The delivery was stamped, durably, with the identity of the append
 (I12); the mover appends under that identity and then settles the delivery. Whoever finds a stamped
@@ -16,7 +17,7 @@ from ..model.batch import BatchBuilder, Record, records
 from ..model.delivery import Delivery, Kind, Settlement
 from ..store.contract import Append, Appended, Group, Store, StoredBatch
 
-__all__ = ["Mover"]
+__all__ = ["Mover", "attempts_used"]
 
 _log = logging.getLogger("penstock.broker")
 
@@ -24,6 +25,7 @@ Headers = list[tuple[str, bytes | None]]
 
 _ORIGIN = ("penstock-topic", "penstock-partition", "penstock-offset", "penstock-timestamp", "penstock-id")
 _DEATH = ("penstock-reason", "penstock-attempts", "penstock-dead-at")
+_USED = ("penstock-attempts", "penstock-failures")  # of a far retry: used up before it came there
 _WHOLE = 2**31 - 1  # internal appends are exempt from limits on size (I17)
 
 
@@ -65,12 +67,15 @@ class Mover:
             for record in records(batch.data):
                 if delivery.first <= record.offset <= delivery.last:
                     headers = _origin(record, group.topic, partition, partition_id)
-                    if dead:
-                        headers += _death(delivery, now)
+                    if delivery.stamp.due_at:
+                        headers += _used(record, delivery)
+                    elif dead:
+                        headers += _death(record, delivery, now)
                     builder.append(record.timestamp, record.key, record.value, headers)
         if builder.count:
             batch_bytes = builder.build(delivery.stamp.producer_id, 0, 0)
-            await self._append(Append(delivery.stamp.partition_id, batch_bytes))
+            stamp = delivery.stamp
+            await self._append(Append(stamp.partition_id, batch_bytes, due_at=stamp.due_at))
         ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
         await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
         return builder.count
@@ -78,7 +83,7 @@ class Mover:
 
 def _origin(record: Record, topic: str, partition: int, partition_id: int) -> Headers:
     """The message's headers and where it came from at first; a second move keeps the first origin."""
-    kept = [(name, value) for name, value in record.headers if name not in _DEATH]
+    kept = [(name, value) for name, value in record.headers if name not in (*_DEATH, *_USED)]
     have = {name for name, _ in kept}
     values = (topic, partition, record.offset, record.timestamp, f"{partition_id}-{record.offset}")
     if _ORIGIN[0] in have:
@@ -86,6 +91,20 @@ def _origin(record: Record, topic: str, partition: int, partition_id: int) -> He
     return kept + [(n, str(v).encode()) for n, v in zip(_ORIGIN, values, strict=True) if n not in have]
 
 
-def _death(delivery: Delivery, now: int) -> Headers:
-    values = (delivery.reason, delivery.spent, now)
+def _death(record: Record, delivery: Delivery, now: int) -> Headers:
+    values = (delivery.reason, attempts_used(record)[0] + delivery.spent, now)
     return [(name, str(value).encode()) for name, value in zip(_DEATH, values, strict=True)]
+
+
+def _used(record: Record, delivery: Delivery) -> Headers:
+    attempts, failures = attempts_used(record)
+    values = (attempts + delivery.spent, failures + delivery.failures)
+    return [(name, str(value).encode()) for name, value in zip(_USED, values, strict=True)]
+
+
+def attempts_used(record: Record) -> tuple[int, int]:
+    """Attempts, and failures among them that count, before a message came here by a far retry."""
+    own = {name: value for name, value in record.headers if name in _USED and value and value.isdigit()}
+    if _USED[1] not in own:
+        return 0, 0
+    return int(own.get(_USED[0]) or 0), int(own[_USED[1]] or 0)

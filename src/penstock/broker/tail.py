@@ -1,7 +1,8 @@
 """The tail cache: the newest batches in memory, so that consumers that keep up read no blobs from disk.
 
 Filled only after a commit (I2). A batch never changes once stored, so whatever is here is right; what is
-not here is read from the store. Bounded in bytes; the oldest batch goes first, whatever its partition.
+not here is read from the store. After a commit of unknown fate the partition's batches are forgotten.
+Bounded in bytes; the oldest batch goes first, whatever its partition.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Iterable
 
 from ..store.contract import StoredBatch
 
@@ -36,6 +38,13 @@ class TailCache:
                 oldest, freed = self._order.popleft()
                 self._bytes -= freed
                 self._tails[oldest].pop()
+
+    def forget(self, partition_ids: Iterable[int]) -> None:
+        with self._lock:
+            gone = {partition_id for partition_id in partition_ids if self._tails.pop(partition_id, None)}
+            if gone:
+                self._bytes -= sum(cost for partition_id, cost in self._order if partition_id in gone)
+                self._order = deque(entry for entry in self._order if entry[0] not in gone)
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         """Batches without a gap from the one that contains `offset`; empty if that one is not here."""

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from ..errors import PenstockError
 from ..store.contract import News, Store
@@ -20,6 +20,9 @@ __all__ = ["Key", "Waiters", "WatcherThread"]
 
 Key = tuple[str, int]
 """("partition", id) or ("group", id)."""
+
+_AFTER_FAILURE_S = 0.2
+_LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
 
 _log = logging.getLogger("penstock.broker")
 
@@ -73,18 +76,27 @@ class WatcherThread:
     ) -> None:
         self._store = store
         self._interval_s = interval_ms / 1000
+        self.on_due: Callable[[int], None] = lambda due_at: None  # in this thread: the next delayed message
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
         self._loop = asyncio.get_running_loop()
+        self._failing = False
         self._wanted = threading.Event()
+        self._guard = threading.Lock()
+        self._wanted_by: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="penstock-watcher", daemon=True)
         self._thread.start()
 
-    def resume(self) -> None:
-        self._wanted.set()
+    def resume(self, who: str = "waiters") -> None:
+        with self._guard:
+            self._wanted_by.add(who)
+            self._wanted.set()
 
-    def pause(self) -> None:
-        self._wanted.clear()
+    def pause(self, who: str = "waiters") -> None:
+        with self._guard:
+            self._wanted_by.discard(who)
+            if not self._wanted_by and not self._stopping.is_set():
+                self._wanted.clear()
 
     async def close(self) -> None:
         self._stopping.set()
@@ -92,10 +104,15 @@ class WatcherThread:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._watch()
+            self._wanted.wait()
+
+    def _watch(self) -> None:
+        """Until nobody has wanted it for a while: what nobody reads would pile up somewhere."""
         watcher = self._store.watch()
         try:
-            while not self._stopping.wait(self._interval_s):
-                self._wanted.wait()
+            while not self._stopping.wait(self._interval_s) and self._wanted.wait(_LINGER_S):
                 if not self._stopping.is_set():
                     self._look(watcher.changed)
         finally:
@@ -108,7 +125,16 @@ class WatcherThread:
                 return
             news = self._store.log.news() if log else None
             dues = self._store.progress.dues() if progress else None
+            if news is not None and news.next_due is not None:
+                self.on_due(news.next_due)
         except PenstockError as error:
-            _log.warning("cannot look for news of other processes: %s", error)
+            if not self._failing:
+                _log.warning("cannot look for news of other processes, trying again: %s", error)
+            self._failing = True
+            self._stopping.wait(_AFTER_FAILURE_S)
             return
-        self._loop.call_soon_threadsafe(self._report, news, dues)
+        if self._failing:
+            _log.info("news of other processes are seen again")
+        self._failing = False
+        with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._report, news, dues)

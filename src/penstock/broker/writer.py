@@ -3,7 +3,8 @@
 Appends that arrive while a commit is under way go into the next one together, so the cost of a flush is
 shared by all that wait for it. If the transaction fails, each append is run again by itself, in order:
 one that fails does not take its neighbours with it (I2), and one that was stored after all is recognised
-by its sequence (I3). The queue is bounded in bytes: a full one slows its callers, it drops nothing (I17).
+by its sequence (I3). If the store cannot be reached, all fail alike, and their senders repeat them. The
+queue is bounded in bytes: a full one slows its callers, it drops nothing (I17).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 
 from ..config import Limits
-from ..errors import ClosedError, PenstockError, StoreError
+from ..errors import ClosedError, PenstockError, StoreBusy, StoreError, StoreUnavailable
 from ..model.batch import read_header, with_base_offset
 from ..store.contract import Append, Appended, Log, StoredBatch
 from .tail import TailCache
@@ -30,7 +31,10 @@ class _Waiting:
 
 
 class Writer:
-    """`appended` is called in the event loop with the new ends of partitions, by id."""
+    """`appended` is called in the event loop with the new ends of partitions, by id.
+
+    `scheduled` is called in the writer's thread with the due moment of a delayed batch.
+    """
 
     def __init__(
         self, log: Log, tail: TailCache, limits: Limits, appended: Callable[[dict[int, int]], None]
@@ -39,6 +43,7 @@ class Writer:
         self._tail = tail
         self._limits = limits
         self._appended = appended
+        self.scheduled: Callable[[int], None] = lambda due_at: None
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._pending_bytes = 0
@@ -99,22 +104,36 @@ class Writer:
         try:
             return self._log.append(appends)
         except PenstockError as error:
-            if len(appends) == 1:
-                return [error]
+            self._tail.forget({append.partition_id for append in appends})  # who knows what is stored now
+            if len(appends) == 1 or isinstance(error, StoreUnavailable):
+                return [error] * len(appends)
         except Exception as error:
             return [_unexpected(error)] * len(appends)
-        return [self._store([append])[0] for append in appends]
+        return self._store_each(appends)
+
+    def _store_each(self, appends: Sequence[Append]) -> list[Appended | PenstockError]:
+        """One by one. Whoever holds a partition's lock for long is waited for once, not once for each."""
+        results: list[Appended | PenstockError] = []
+        busy: dict[int, StoreBusy] = {}
+        for append in appends:
+            result = busy.get(append.partition_id) or self._store([append])[0]
+            if isinstance(result, StoreBusy):
+                busy[append.partition_id] = result
+            results.append(result)
+        return results
 
     def _remember(self, group: list[_Waiting], results: list[Appended | PenstockError]) -> dict[int, int]:
         ends: dict[int, int] = {}
         for waiting, result in zip(group, results, strict=True):
-            if isinstance(result, Appended) and not result.duplicate:
+            if isinstance(result, Appended) and waiting.append.due_at:
+                self.scheduled(waiting.append.due_at)
+            elif isinstance(result, Appended) and not result.duplicate and result.base_offset >= 0:
                 batch, partition_id = waiting.append.batch, waiting.append.partition_id
-                data = with_base_offset(batch, result.base_offset)
-                records = read_header(batch).records
-                self._tail.add(
-                    partition_id, StoredBatch(result.base_offset, records, result.appended_at, data)
-                )
+                records = read_header(batch).records - len(result.repeats)
+                if not result.repeats:  # else what is stored is another batch
+                    data = with_base_offset(batch, result.base_offset)
+                    stored = StoredBatch(result.base_offset, records, result.appended_at, data)
+                    self._tail.add(partition_id, stored)
                 ends[partition_id] = result.base_offset + records
         return ends
 

@@ -17,10 +17,11 @@ from ..errors import CatalogError, InvalidSetting, UnknownTopic
 from ..model.batch import records
 from ..model.names import HEADER_PREFIX, check_group, check_topic
 from ..model.route import Route
-from ..model.settings import GroupSettings, GroupWish, Keep, Mode, TopicSettings
+from ..model.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
 from ..units import Duration, duration_ms, size_bytes
 from .codec import unpack
 from .consuming.reading import Browsed, Position, as_start
+from .expiry import Expiry
 from .guard import Guard
 from .message import DeadLetter, Received
 
@@ -45,14 +46,23 @@ class Admin:
         name: str,
         *,
         partitions: int = DEFAULTS.partitions,
-        storage: str = "durable",
+        storage: Storage = "durable",
         retention: Duration | None = "7d",
         retention_bytes: int | str | None = None,
         keep: Keep = "needed",
         drop_settled: bool = False,
+        dedup_window: Duration | None = None,
+        max_backlog: int | None = None,
+        max_backlog_bytes: int | str | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
-        """Make a topic. `retention=None` keeps messages however old; `exist_ok` takes one that is there."""
+        """Make a topic. `retention=None` keeps messages however old; `exist_ok` takes one that is there.
+
+        `storage="volatile"` is fast and lost with a crash of the machine. Once the slowest group is
+        `max_backlog` messages (or `max_backlog_bytes`) behind, sends raise BacklogFull until it catches up.
+        With `dedup_window="10m"` a message whose id was sent within that time, or that some group has not
+        settled yet, is not stored again: its receipt says `duplicate`. Equal ids need equal keys, or none.
+        """
         self._guard.check()
         settings = TopicSettings(
             storage=storage,
@@ -62,6 +72,9 @@ class Admin:
             else size_bytes(retention_bytes, name="retention_bytes"),
             keep=keep,
             drop_settled=_flag(drop_settled, "drop_settled"),
+            dedup_ms=0 if dedup_window is None else duration_ms(dedup_window, name="dedup_window"),
+            max_backlog=_messages(max_backlog or 0, "max_backlog"),
+            max_backlog_bytes=size_bytes(max_backlog_bytes or 0, name="max_backlog_bytes"),
         )
         return await self._endpoint.create_topic(check_topic(name), settings, partitions, exist_ok)
 
@@ -82,8 +95,12 @@ class Admin:
         retention_bytes: int | str | None = None,
         keep: Keep | None = None,
         drop_settled: bool | None = None,
+        dedup_window: Duration | None = None,
+        max_backlog: int | None = None,
+        max_backlog_bytes: int | str | None = None,
     ) -> TopicInfo:
-        """Change what is given; None leaves it. 0 means no limit."""
+        """Change what is given; None leaves it. 0 means no limit, and for `dedup_window` that ids are not
+        looked at. Producers see a new window within about two seconds."""
         before = await self.topic(name)
         asked: dict[str, Any] = {
             "retention_ms": None if retention is None else duration_ms(retention, name="retention"),
@@ -92,6 +109,11 @@ class Admin:
             else size_bytes(retention_bytes, name="retention_bytes"),
             "keep": keep,
             "drop_settled": None if drop_settled is None else _flag(drop_settled, "drop_settled"),
+            "dedup_ms": None if dedup_window is None else duration_ms(dedup_window, name="dedup_window"),
+            "max_backlog": None if max_backlog is None else _messages(max_backlog, "max_backlog"),
+            "max_backlog_bytes": None
+            if max_backlog_bytes is None
+            else size_bytes(max_backlog_bytes, name="max_backlog_bytes"),
         }
         changes = {setting: value for setting, value in asked.items() if value is not None}
         return await self._endpoint.alter_topic(name, replace(before.settings, **changes))
@@ -101,9 +123,20 @@ class Admin:
         await self._explained(name, self._endpoint.delete_topic(check_topic(name)))
 
     async def purge(self, name: str) -> int:
-        """Drop all messages of a topic, for every group; returns how many there were."""
+        """Drop all messages of a topic, for every group, delayed ones too; returns how many there were."""
         self._guard.check()
         return await self._explained(name, self._endpoint.purge(name))
+
+    async def cancel(self, topic: str, id: str) -> bool:
+        """Take back a delayed message; True if it was still waiting.
+
+        False: it was delivered or is about to be, was cancelled before, or never was there. If several wait
+        under that id, all are taken back.
+        """
+        self._guard.check()
+        if not isinstance(id, str) or not id:
+            raise InvalidSetting(f"id={id!r}: the id of the message, such as receipt.id")
+        return await self._explained(topic, self._endpoint.cancel(topic, id))
 
     async def route(self, topic: str) -> Route:
         self._guard.check()
@@ -121,11 +154,16 @@ class Admin:
         start: Position | None = None,
         lease: Duration | None = None,
         max_attempts: int | None = None,
-        exhausted: str | None = None,
+        exhausted: Exhausted | None = None,
+        max_hold: Duration | None = None,
+        expires: Duration | None = None,
     ) -> GroupInfo:
-        """Make a group before its first consumer does, for instance to fix where it starts."""
+        """Make a group before its first consumer does, for instance to fix where it starts.
+
+        A group that nobody used for `expires` is forgotten, unless dead letters wait in it; 0: never.
+        """
         self._guard.check()
-        wish = group_wish(mode, order, start, lease, max_attempts, exhausted)
+        wish = group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires)
         return await self._explained(topic, self._endpoint.create_group(topic, check_group(group), wish))
 
     async def groups(self, topic: str) -> list[GroupInfo]:
@@ -139,11 +177,16 @@ class Admin:
         *,
         lease: Duration | None = None,
         max_attempts: int | None = None,
-        exhausted: str | None = None,
+        exhausted: Exhausted | None = None,
+        max_hold: Duration | None = None,
+        expires: Duration | None = None,
     ) -> GroupInfo:
-        """Change what is given; None leaves it. Where a group stands is changed by `reset`."""
+        """Change what is given; None leaves it. Where a group stands is changed by `reset`.
+
+        What is done to a broadcast group is done to the groups of all its members.
+        """
         self._guard.check()
-        wish = group_wish(None, None, None, lease, max_attempts, exhausted)
+        wish = group_wish(None, None, None, lease, max_attempts, exhausted, max_hold, expires)
         return await self._explained(topic, self._endpoint.alter_group(topic, group, wish))
 
     async def pause(self, topic: str, group: str) -> GroupInfo:
@@ -174,12 +217,13 @@ class Admin:
     # ---- dead letters ----
 
     async def dead_letters(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
-        """Messages the group gave up on, oldest first."""
+        """Messages the group gave up on, oldest first; without those whose `expires` has passed."""
         self._guard.check()
         if type(limit) is not int or limit < 1:
             raise InvalidSetting(f"limit={limit!r}: a whole number from 1 up")
         found = await self._explained(topic, self._endpoint.dead_letters(topic, group, limit))
-        return [letter for part in found for letter in _letters(part)][:limit]
+        now_ms = self._endpoint.now_ms()
+        return [letter for part in found for letter in _letters(part, now_ms)][:limit]
 
     async def redrive(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
         """Hand dead letters back to that group alone; returns how many."""
@@ -238,7 +282,9 @@ def group_wish(
     start: Position | None,
     lease: Duration | None,
     max_attempts: int | None,
-    exhausted: str | None,
+    exhausted: Exhausted | None,
+    max_hold: Duration | None = None,
+    expires: Duration | None = None,
 ) -> GroupWish:
     wish = GroupWish(
         mode=mode,
@@ -247,20 +293,20 @@ def group_wish(
         lease_ms=None if lease is None else duration_ms(lease, name="lease"),
         max_attempts=max_attempts,
         exhausted=exhausted,
+        max_hold_ms=None if max_hold is None else duration_ms(max_hold, name="max_hold"),
+        expires_ms=None if expires is None else duration_ms(expires, name="expires"),
     )
     wish.over(GroupSettings())  # refuses what no group can have
     return wish
 
 
-def _letters(part: DeadLetters) -> list[DeadLetter]:
-    browsed = Browsed(part.topic, part.partition, part.partition_id)
+def _letters(part: DeadLetters, now_ms: int) -> list[DeadLetter]:
+    browsed, expiry = Browsed(part.topic, part.partition, part.partition_id), Expiry(now_ms)
     found: list[DeadLetter] = []
     for batch in part.batches:
         kept = [r for r in records(batch.data) if any(first <= r.offset <= last for first, last in part.open)]
-        own = [dict(record.headers) for record in kept]
-        found += [
-            _letter(message, headers) for message, headers in zip(unpack(kept, browsed), own, strict=True)
-        ]
+        own = {record.offset: dict(record.headers) for record in kept}
+        found += [_letter(message, own[message._position]) for message in unpack(kept, browsed, expiry)]
     return found
 
 
@@ -288,3 +334,9 @@ def _flag(value: object, name: str) -> bool:
     if isinstance(value, bool):
         return value
     raise InvalidSetting(f"{name}={value!r}: choose True or False")
+
+
+def _messages(value: object, name: str) -> int:
+    if type(value) is int and value >= 0:
+        return value
+    raise InvalidSetting(f"{name}={value!r}: a whole number of messages from 1 up; 0 means no limit")

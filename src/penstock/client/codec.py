@@ -13,10 +13,13 @@ from datetime import UTC, datetime
 from typing import TypeAlias
 
 from ..config import DEFAULTS
-from ..errors import InvalidMessage, MessageTooLarge
+from ..errors import InvalidMessage, InvalidSetting, MessageTooLarge
 from ..model.batch import Headers, Record
 from ..model.names import HEADER_PREFIX
+from ..model.schedule import SLOT_HEADER
 from ..units import Duration, duration_ms, moment_ms
+from .delay import due_at, new_id
+from .expiry import Expiry
 from .message import NO_HEADERS, Delivered, Message, Received
 
 __all__ = ["Entry", "Packed", "as_key", "pack", "pack_all", "unpack"]
@@ -27,6 +30,7 @@ Entry: TypeAlias = tuple[bytes | None, bytes, Headers]
 _ID, _SOURCE, _EXPIRES = f"{HEADER_PREFIX}id", f"{HEADER_PREFIX}source", f"{HEADER_PREFIX}expires"
 _TOPIC, _PARTITION = f"{HEADER_PREFIX}topic", f"{HEADER_PREFIX}partition"
 _OFFSET, _TIMESTAMP = f"{HEADER_PREFIX}offset", f"{HEADER_PREFIX}timestamp"
+_ATTEMPTS, _FAILURES = f"{HEADER_PREFIX}attempts", f"{HEADER_PREFIX}failures"  # both: of a far retry
 _NONE: Headers = []
 _MAX_MS = 2**53
 
@@ -40,28 +44,34 @@ class Packed:
     ids: list[str | None] | None = None  # None: not one was given
     timestamps: list[int | None] | None = None  # None: all are stamped when they are sent
     keyed: bool = False  # at least one has a key
+    dues: list[int] | None = None  # when each is due, 0: now; None: all now
 
 
-def pack(message: Message, now_ms: int) -> Packed:
-    """One message."""
-    entry, size = _entry(message, now_ms)
+def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
+    """One message. `due` is when it is due if it does not say so itself (0: now), `slot` the one named."""
+    due = _due(message, now_ms, due)
+    id = new_id() if due and message.id is None else message.id
+    entry, size = _entry(message, now_ms, id, due, slot)
     stamp = message.timestamp
     return Packed(
         [entry],
         size,
-        ids=None if message.id is None else [message.id],
+        ids=None if id is None else [id],
         timestamps=None if stamp is None else [_checked_timestamp(stamp)],
         keyed=entry[0] is not None,
+        dues=[due] if due else None,
     )
 
 
-def pack_all(messages: Sequence[Message], now_ms: int) -> Packed:
+def pack_all(messages: Sequence[Message], now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
     """A list of messages, all or none."""
+    if due:
+        return _pack_any(messages, now_ms, due, slot)
     entries: list[Entry] = []
     add, none, limit, total = entries.append, _NONE, DEFAULTS.max_message_bytes, 0
     for m in messages:
         if type(m) is not Message:
-            return _pack_any(messages, now_ms)
+            return _pack_any(messages, now_ms, due, slot)
         value = m.value
         if (
             type(value) is not bytes
@@ -71,42 +81,56 @@ def pack_all(messages: Sequence[Message], now_ms: int) -> Packed:
             or m.source is not None
             or m.expires is not None
             or m.timestamp is not None
+            or m.delay is not None
+            or m.at is not None
             or len(value) > limit
         ):
-            return _pack_any(messages, now_ms)
+            return _pack_any(messages, now_ms, due, slot)
         total += len(value)
         add((None, value, none))
     return Packed(entries, total)
 
 
-def _pack_any(messages: Iterable[object], now_ms: int) -> Packed:
-    packed = Packed([], 0, [], [])
-    ids, stamps = packed.ids or [], packed.timestamps or []
+def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | None) -> Packed:
+    packed = Packed([], 0)
+    ids: list[str | None] = []
+    stamps: list[int | None] = []
+    dues: list[int] = []
     for at, message in enumerate(messages):
         if not isinstance(message, Message):
             raise InvalidMessage(
                 f"messages[{at}] is {type(message).__name__}: wrap it, as in penstock.Message(b'…', key='42')"
             )
         try:
-            entry, size = _entry(message, now_ms)
+            dues.append(_due(message, now_ms, due))
+            ids.append(new_id() if dues[-1] and message.id is None else message.id)
+            entry, size = _entry(message, now_ms, ids[-1], dues[-1], slot)
             stamps.append(None if message.timestamp is None else _checked_timestamp(message.timestamp))
-        except (InvalidMessage, MessageTooLarge) as error:
+        except (InvalidMessage, InvalidSetting, MessageTooLarge) as error:
             raise type(error)(f"messages[{at}]: {error}", index=at, **error.details) from None
         packed.entries.append(entry)
         packed.size += size
         packed.keyed = packed.keyed or entry[0] is not None
-        ids.append(message.id)
     packed.ids = ids if any(i is not None for i in ids) else None
     packed.timestamps = stamps if any(s is not None for s in stamps) else None
+    packed.dues = dues if any(dues) else None
     return packed
 
 
-def _entry(message: Message, now_ms: int) -> tuple[Entry, int]:
+def _due(message: Message, now_ms: int, otherwise: int) -> int:
+    if message.delay is None and message.at is None:
+        return otherwise
+    return due_at(message.delay, message.at, now_ms)
+
+
+def _entry(message: Message, now_ms: int, id: str | None, due: int, slot: int | None) -> tuple[Entry, int]:
     value = _as_value(message.value)
     key = None if message.key is None else as_key(message.key)
     headers = _NONE if not message.headers else _user_headers(message.headers)
-    if message.id is not None or message.source is not None or message.expires is not None:
-        headers = [*headers, *_own_headers(message, now_ms)]
+    if id is not None or message.source is not None or message.expires is not None:
+        headers = [*headers, *_own_headers(message, id, due or now_ms)]
+    if due and slot is not None:
+        headers = [*headers, (SLOT_HEADER, b"%d" % slot)]
     size = len(value) + (len(key) if key else 0)
     if headers:
         size += sum(len(name) + len(content or b"") for name, content in headers)
@@ -187,9 +211,9 @@ def _header_name(name: object) -> str:
     return name
 
 
-def _own_headers(message: Message, now_ms: int) -> Headers:
+def _own_headers(message: Message, id: str | None, visible_ms: int) -> Headers:
     own: Headers = []
-    for name, what, text in ((_ID, "id", message.id), (_SOURCE, "source", message.source)):
+    for name, what, text in ((_ID, "id", id), (_SOURCE, "source", message.source)):
         if text is None:
             continue
         if not isinstance(text, str) or not 0 < len(text) <= DEFAULTS.max_key_bytes:
@@ -198,14 +222,15 @@ def _own_headers(message: Message, now_ms: int) -> Headers:
             )
         own.append((name, _encoded(text, what)))
     if message.expires is not None:
-        own.append((_EXPIRES, b"%d" % _expiry_ms(message.expires, now_ms)))
+        own.append((_EXPIRES, b"%d" % _expiry_ms(message.expires, visible_ms)))
     return own
 
 
-def _expiry_ms(expires: Duration | datetime, now_ms: int) -> int:
+def _expiry_ms(expires: Duration | datetime, visible_ms: int) -> int:
+    """A duration counts from when the message can be seen: of a delayed one, when it is due."""
     if isinstance(expires, datetime):
         return moment_ms(expires, name="expires")
-    return now_ms + duration_ms(expires, name="expires")
+    return visible_ms + duration_ms(expires, name="expires")
 
 
 def _checked_timestamp(timestamp: object) -> int:
@@ -217,8 +242,8 @@ def _checked_timestamp(timestamp: object) -> int:
 # ---- back -------------------------------------------------------------------------------------------
 
 
-def unpack(records: Iterable[Record], delivery: Delivered, now_ms: int = 0) -> list[Received]:
-    """Received messages of one delivery, without those that expired by `now_ms`.
+def unpack(records: Iterable[Record], delivery: Delivered, expiry: Expiry | None = None) -> list[Received]:
+    """Received messages of one delivery, without those whose moment has passed if `expiry` is given.
 
     Constructor arguments go by position: it is the hot path.
     """
@@ -226,13 +251,16 @@ def unpack(records: Iterable[Record], delivery: Delivered, now_ms: int = 0) -> l
     found = [
         make(r.value or b"", r.key, bare, "", None, None, r.timestamp, r.offset, None, delivery, r.offset)
         if not r.headers
-        else _with_headers(r, delivery, now_ms, expired)
+        else _with_headers(r, delivery, expiry, expired)
         for r in records
     ]
-    return [message for message in found if message._position not in expired] if expired else found
+    if not expired or expiry is None:
+        return found
+    expiry.dropped += len(expired)
+    return [message for message in found if message._position not in expired]
 
 
-def _with_headers(record: Record, delivery: Delivered, now_ms: int, expired: set[int]) -> Received:
+def _with_headers(record: Record, delivery: Delivered, expiry: Expiry | None, expired: set[int]) -> Received:
     own: dict[str, str] = {}
     shown: dict[str, bytes] = {}
     for name, value in record.headers:
@@ -244,14 +272,17 @@ def _with_headers(record: Record, delivery: Delivered, now_ms: int, expired: set
     if _TOPIC in own:
         origin = (own[_TOPIC], _number(own, _PARTITION, -1))
         offset, timestamp = _number(own, _OFFSET, offset), _number(own, _TIMESTAMP, timestamp)
+    before = _number(own, _ATTEMPTS, 0) if _FAILURES in own else 0
     expires = None
     if _EXPIRES in own:
         expires = _moment(own[_EXPIRES])
-        if _number(own, _EXPIRES, now_ms + 1) <= now_ms:
-            expired.add(record.offset)
+        if expiry is not None:
+            expiry.some = True
+            if _number(own, _EXPIRES, expiry.now_ms + 1) <= expiry.now_ms:
+                expired.add(record.offset)
     return Received(
         record.value or b"", record.key, shown or NO_HEADERS, "", own.get(_SOURCE), expires, timestamp,
-        offset, own.get(_ID), delivery, record.offset, origin,
+        offset, own.get(_ID), delivery, record.offset, origin, before,
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
+from ..address import Address, parse
 from ..broker.embedded import open_endpoint
 from ..broker.endpoint import Endpoint
 from ..clock import Clock, SystemClock
@@ -24,7 +25,7 @@ from ..config import DEFAULTS
 from ..errors import InvalidSetting, UsageError
 from ..model.batch import COMPRESSIONS
 from ..model.names import check_group, check_topic
-from ..model.settings import Mode
+from ..model.settings import Exhausted, Mode
 from ..units import Duration, Moment, duration_ms, size_bytes
 from .admin import Admin, group_wish
 from .consuming.consumer import AckMode, Consumer, ConsumerSettings
@@ -35,23 +36,29 @@ from .guard import Guard
 from .message import Message, Receipt, Received, Value
 from .producing.accumulator import Batching
 from .producing.producer import Producer
-from .url import Address, parse
 
 __all__ = ["Connecting", "Connection", "connect"]
 
 log = logging.getLogger("penstock.connection")
 
+_MEMBER_CHARS = 120
+_CLIENT_CHARS = 100  # the name of a member that has none of its own begins with it
 
-def connect(url: str, *, client_id: str | None = None, clock: Clock | None = None) -> Connecting:
+
+def connect(
+    url: str, *, client_id: str | None = None, migrate: bool = False, clock: Clock | None = None
+) -> Connecting:
     """Connect to a store: `async with connect(url) as mq`, or `mq = await connect(url)`.
 
+    `migrate` makes or changes the tables on a database server, which else is done by `penstock migrate`.
     `clock` is for tests that move time.
     """
     address = parse(url)
-    if client_id is not None and (not isinstance(client_id, str) or not client_id):
-        raise InvalidSetting(f"client_id={client_id!r}: a name such as 'billing-1'")
-    clock = clock or SystemClock()
-    return Connecting(lambda: _open(address, client_id, clock))
+    if client_id is not None and not _is_name(client_id, _CLIENT_CHARS):
+        raise InvalidSetting(
+            f"client_id={client_id!r}: a name of 1 to {_CLIENT_CHARS} printable characters, such as 'shop-1'"
+        )
+    return Connecting(lambda: _open(address, client_id, migrate, clock))
 
 
 class Connecting:
@@ -82,8 +89,8 @@ class Connecting:
         await self._connection.__aexit__(kind, error, trace)
 
 
-async def _open(address: Address, client_id: str | None, clock: Clock) -> Connection:
-    return Connection(await open_endpoint(address.path, memory=address.name, clock=clock), client_id, clock)
+async def _open(address: Address, client_id: str | None, migrate: bool, clock: Clock | None) -> Connection:
+    return Connection(await open_endpoint(address, clock=clock, migrate=migrate), client_id, clock)
 
 
 class Connection(Admin):
@@ -114,7 +121,11 @@ class Connection(Admin):
         at: Moment | None = None,
         timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
     ) -> Receipt:
-        """Send a message and wait until it is stored. Concurrent sends share batches."""
+        """Send a message and wait until it is stored. Concurrent sends share batches.
+
+        With `delay` or `at` it is delivered then (R35): to the millisecond and never before, however far
+        away; `cancel` takes it back until then.
+        """
         return await self._sender(topic).send(
             value,
             key=key,
@@ -134,10 +145,16 @@ class Connection(Admin):
         messages: Iterable[Message],
         *,
         slot: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
         timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
     ) -> list[Receipt]:
-        """Send messages and wait until all are stored. If one is wrong, none is sent."""
-        return await self._sender(topic).send_many(messages, slot=slot, timeout=timeout)
+        """Send messages and wait until all are stored. If one is wrong, none is sent.
+
+        `delay` or `at` is for those that have none of their own: they are all due at one moment.
+        """
+        sender = self._sender(topic)
+        return await sender.send_many(messages, slot=slot, delay=delay, at=at, timeout=timeout)
 
     def producer(
         self,
@@ -196,24 +213,38 @@ class Connection(Admin):
         start: Position | None = None,
         lease: Duration | None = None,
         max_attempts: int | None = None,
-        exhausted: str | None = None,
+        exhausted: Exhausted | None = None,
+        max_hold: Duration | None = None,
+        expires: Duration | None = None,
         ack: AckMode = "manual",
         window: int = DEFAULTS.window_messages,
         window_bytes: int | str = DEFAULTS.window_bytes,
         max_handling: Duration = DEFAULTS.max_handling_ms / 1000,
         member: str | None = None,
     ) -> Consumer:
-        """A member of a group. Settings left out are whatever the group has; a new group takes defaults."""
+        """A member of a group. Settings left out are whatever the group has; a new group takes defaults.
+
+        In mode "ordered" each key is handled in order: the next message of a key is handed out once the one
+        before is settled, and a failing one holds its key (`order="partition"`: its partition) until it
+        succeeds, or is given up after `max_attempts` or `max_hold` (`exhausted="stop"`: then it waits for
+        `redrive`). `poll` may return several messages of a key, in order; if one of them is retried or
+        released, those behind it are taken back: settling them raises LeaseLost, and they come again.
+
+        In mode "broadcast" every member gets every message. One that has a name (`member=`) goes on where
+        it stopped, and begins where the group starts; those who share a name share the messages. One without
+        begins at the end, and is forgotten when it leaves.
+        """
         self._guard.check()
         settings = ConsumerSettings(
             topic=topic,
             group=check_group(group),
             member=_member(member, self.client_id),
             client=self.client_id,
-            wish=group_wish(mode, order, start, lease, max_attempts, exhausted),
+            wish=group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires),
             ack=ack,
             window=Window(window, size_bytes(window_bytes, name="window_bytes")),
             max_handling_ms=duration_ms(max_handling, name="max_handling"),
+            named=member is not None,
         )
         consumer = Consumer(self._endpoint, self._guard, self._heartbeat, settings, self._explained)
         self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
@@ -282,9 +313,16 @@ class Connection(Admin):
 def _member(member: str | None, client_id: str) -> str:
     if member is None:
         return f"{client_id}-{secrets.token_hex(3)}"
-    if not isinstance(member, str) or not 0 < len(member) <= 120:
-        raise InvalidSetting(f"member={member!r}: a name of 1 to 120 characters, such as 'billing-1'")
+    if not _is_name(member, _MEMBER_CHARS):
+        raise InvalidSetting(
+            f"member={member!r}: a name of 1 to {_MEMBER_CHARS} printable characters, such as 'billing-1'"
+        )
     return member
+
+
+def _is_name(name: object, longest: int) -> bool:
+    """Printable: people read it in listings, and not every database can keep the rest."""
+    return isinstance(name, str) and 0 < len(name) <= longest and name.isprintable()
 
 
 def _within(name: str, value: int, limit: int) -> int:

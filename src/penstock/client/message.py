@@ -44,9 +44,7 @@ def id_at(partition_id: int, offset: int) -> str:
     return f"{partition_id}-{offset}"
 
 
-class Message(msgspec.Struct, frozen=True, gc=False):
-    """A message to send. The key decides the partition; equal keys keep their order."""
-
+class _Content(msgspec.Struct, frozen=True, gc=False):
     value: Value
     key: str | bytes | None = None
     headers: Mapping[str, str | bytes] | None = None
@@ -54,6 +52,17 @@ class Message(msgspec.Struct, frozen=True, gc=False):
     source: str | None = None  # where it comes from
     expires: Duration | datetime | None = None  # after so long, or at that moment, nobody is to see it
     timestamp: int | None = None  # milliseconds since 1970; None: when it is sent
+
+
+class Message(_Content, frozen=True, gc=False, kw_only=True):
+    """A message to send. The key decides the partition; equal keys keep their order.
+
+    With `delay` or `at` it is delivered later: not before then, and equal keys in the order in which they are
+    due. `expires`, if it is a duration, then counts from that moment.
+    """
+
+    delay: Duration | None = None  # of a message to be sent: after so long
+    at: Moment | None = None  # of a message to be sent: at that moment
 
 
 class Delivered(Protocol):
@@ -98,6 +107,7 @@ class Received(Message, frozen=True, eq=False, gc=False):
     _delivery: Delivered = None  # type: ignore[assignment]
     _position: int = -1  # the offset where it is stored now
     _origin: tuple[str, int] | None = None  # topic and partition it was first stored in, if it was moved
+    _before: int = 0  # attempts used up before a far retry
 
     @property
     def topic(self) -> str:
@@ -110,7 +120,7 @@ class Received(Message, frozen=True, eq=False, gc=False):
     @property
     def attempt(self) -> int:
         """1 at the first delivery; a release does not count."""
-        return self._delivery.attempt
+        return self._delivery.attempt + self._before
 
     async def ack(self) -> None:
         """Done with. Returns when it is stored; once more is harmless."""
@@ -148,13 +158,17 @@ class Received(Message, frozen=True, eq=False, gc=False):
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is stored. `duplicate`: it was there already, from an earlier try."""
+    """Where a message is stored. `duplicate`: it was there already, from an earlier try or by its id (R32).
+
+    A delayed message has no offset before it is due: `offset` is -1, `partition` where it would go now.
+    It keeps its id; `mq.cancel(topic, receipt.id)` takes it back as long as it waits.
+    """
 
     topic: str
     partition: int
-    offset: int  # -1: sent one-way, nobody knows
+    offset: int  # -1: delayed, or sent one-way: nobody knows
     duplicate: bool = False
-    due: datetime | None = None  # when a delayed message becomes visible; not in this version
+    due: datetime | None = None  # when a delayed message is delivered; None: at once
     _id: str | None = None
     _partition_id: int = -1
 

@@ -164,8 +164,8 @@ def capture(mq: Connection | sync.Connection) -> Captured:
     endpoint: Any = (mq._target if isinstance(mq, sync.Connection) else mq)._endpoint
     captured, append = Captured(), endpoint.append
 
-    async def recording(topic: str, partition_id: int, batch: bytes) -> Appended:
-        appended: Appended = await append(topic, partition_id, batch)
+    async def recording(topic: str, partition_id: int, batch: bytes, **options: Any) -> Appended:
+        appended: Appended = await append(topic, partition_id, batch, **options)
         if not appended.duplicate:
             captured._record(topic, batch)
         return appended

@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 
 from ...errors import CatalogError, SchemaMismatch, StoreCorrupt, UnknownPartition, UsageError
 from ...model.retry import Backoff
-from ...model.settings import Mode
+from ...model.settings import Exhausted, Mode
 from ...units import Duration, duration_ms
 from ..connection import Connection, connect
 from ..consuming.reading import Position
@@ -70,6 +70,7 @@ class App:
         group: str,
         *,
         mode: Mode | None = None,
+        order: str | None = None,
         concurrency: int = 8,
         batch: Batch | int | tuple[Any, ...] | None = None,
         timeout: Duration | None = None,
@@ -77,6 +78,8 @@ class App:
         window: int | None = None,
         lease: Duration | None = None,
         max_attempts: int | None = None,
+        exhausted: Exhausted | None = None,
+        max_hold: Duration | None = None,
         start: Position | None = None,
         ack: AckMode = "after",
     ) -> Callable[[F], F]:
@@ -87,11 +90,17 @@ class App:
         A plain function runs in a thread. `timeout` cancels a coroutine function and counts as a failure;
         a plain function cannot be cancelled. `ack="on_delivery"`: at most once, failures are only told;
         `ack="manual"`: the handler settles; if it raises, what it left is retried.
+
+        In mode "ordered" different keys run side by side, up to `concurrency`, and each key in order: the
+        next message of a key is begun once the one before is settled. A list may have several messages of
+        a key, in order, and no other list has that key at the same time; if the handler raises, all it left
+        of the list is retried, and comes again in order. With `order="partition"` a partition is one key.
         """
         scope = _caller_names()
 
         def register(function: F) -> F:
-            settings: dict[str, Any] = {"mode": mode, "lease": lease, "max_attempts": max_attempts}
+            settings: dict[str, Any] = {"mode": mode, "order": order, "lease": lease}
+            settings |= {"max_attempts": max_attempts, "exhausted": exhausted, "max_hold": max_hold}
             subscription = make_subscription(
                 function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
                 timeout=timeout, retry=retry, ack=ack, window=window, start=start, **settings,

@@ -18,7 +18,8 @@ from functools import partial
 from ...broker.endpoint import Verdict
 from ..consuming.consumer import Consumer
 from ..consuming.hands import LOST, HeldDelivery
-from ..consuming.settling import Run, runs_of
+from ..consuming.ordered import OrderedFetcher
+from ..consuming.settling import Run, delivery_of, runs_of
 from ..message import Received
 from ..producing.appending import pause
 from .handler import ACK, RELEASE, Outcome
@@ -47,6 +48,16 @@ class Intake:
     async def next(self, limit: int) -> list[Received]:
         return await self._consumer.poll(limit, _WAIT_SECONDS)
 
+    @property
+    def ordered(self) -> bool:
+        return isinstance(self._consumer._fetcher, OrderedFetcher)
+
+    def in_order(self, *, one_per_key: bool) -> None:
+        """Ordered groups: whether a key has one message at work at a time, or a run of them."""
+        fetcher = self._consumer._fetcher
+        if isinstance(fetcher, OrderedFetcher):
+            fetcher.outlet.one_per_key, fetcher.outlet.told_of_handling = one_per_key, True
+
     def resize(self, messages: int) -> None:
         self._consumer._fetcher.resize(messages)
 
@@ -59,6 +70,22 @@ class Intake:
         """What is there now, without waiting."""
         await self._consumer._fetcher.look(limit)
         return await self._consumer._take(limit)
+
+    def put_back(self, messages: Sequence[Received]) -> None:
+        """Ordered groups: these are not begun now; they come again, in order."""
+        fetcher = self._consumer._fetcher
+        if messages and isinstance(fetcher, OrderedFetcher):
+            fetcher.outlet.put_back(messages)
+
+    def still_open(self, messages: list[Received]) -> list[Received]:
+        """Without those that were lost or taken back before they were begun."""
+        return [m for m in messages if delivery_of(m).state[m._position - delivery_of(m).first] < LOST]
+
+    def handled(self, messages: Sequence[Received]) -> None:
+        """Messages that were settled on delivery were handled; in an ordered group their keys go on."""
+        fetcher = self._consumer._fetcher
+        if isinstance(fetcher, OrderedFetcher):
+            fetcher.outlet.handled(messages)
 
     # ---- verdicts ----
 
@@ -135,6 +162,8 @@ class Intake:
         await self._consumer._stop_fetching()
         acked, self._acks = self._acks, []
         self._submit(_open_runs(acked), ACK)
+        if self.ordered:
+            return  # the next holder gets it when the partition is handed over
         busy: dict[HeldDelivery, list[tuple[int, int]]] = {}
         for delivery, start, stop in runs_of(at_work):
             busy.setdefault(delivery, []).append((start, stop))

@@ -71,7 +71,7 @@ class Subscription:
     retry: Backoff
     ack: AckMode
     window: int | None  # None: as much as the handler gets done in a moment
-    consumer: Mapping[str, Any]  # what the group is asked for: mode, start, lease, max_attempts
+    consumer: Mapping[str, Any]  # what the group is asked for: mode, order, start, lease, max_attempts, …
 
     @property
     def name(self) -> str:
@@ -121,22 +121,27 @@ def smallest_window(subscription: Subscription) -> int:
     return 2 * subscription.concurrency * each
 
 
-def window_for(subscription: Subscription, seconds_each: float | None) -> int:
+def window_for(subscription: Subscription, seconds_each: float | None, *, ordered: bool = False) -> int:
     """How many messages to hold, given what one costs: what is done in half a second, within limits.
 
-    A member that held more than it can handle soon would keep it from others (R18, R41).
+    A member that held more than it can handle soon would keep it from others (R18, R41). Not so in an ordered
+    group, where others do not get it anyway: there it holds as much as it may, to see many keys.
     """
     if subscription.window is not None:
         return subscription.window
     least = smallest_window(subscription)
+    if ordered:
+        return max(least, DEFAULTS.window_messages)
     if seconds_each is None:
         return least
     soon = 0.5 * subscription.concurrency / max(seconds_each, 1e-9)
     return max(least, int(min(soon, DEFAULTS.window_messages)))
 
 
-def _check_wish(mode: Any, start: Any, lease: Any, max_attempts: Any) -> None:
-    group_wish(mode, None, start, lease, max_attempts, None)
+def _check_wish(
+    mode: Any, order: Any, start: Any, lease: Any, max_attempts: Any, exhausted: Any, max_hold: Any
+) -> None:
+    group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold)
 
 
 def _whole(name: str, value: object, most: int = _MOST_AT_ONCE) -> int:

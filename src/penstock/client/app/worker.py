@@ -63,6 +63,7 @@ class Worker:
         self._lanes: list[asyncio.Task[None]] = []
         self._feeder: asyncio.Task[None] | None = None
         self._caller = Caller(subscription, for_thread)
+        intake.in_order(one_per_key=subscription.batch is None)
 
     # ---- life ----
 
@@ -139,7 +140,7 @@ class Worker:
             while not self._wants_more():
                 self._hungry.clear()
                 await self._hungry.wait()
-            self.intake.resize(window_for(self.subscription, self._seconds_each))
+            self.intake.resize(window_for(self.subscription, self._seconds_each, ordered=self.intake.ordered))
             self._ready += await self.intake.next(self._limit())
             self._arrived.set()
 
@@ -154,12 +155,16 @@ class Worker:
         if self.subscription.ack == "on_delivery":
             return not self._ready and self._idle > 0
         batch = self.subscription.batch
+        if batch is not None and self.intake.ordered:  # its keys are at work with the list that has them
+            return not self._ready and self._idle > 0
         return len(self._ready) < (self.subscription.concurrency if batch is None else batch.count)
 
     def _limit(self) -> int:
         batch = self.subscription.batch
         if self.subscription.ack == "on_delivery":  # no more than can be started at once: R16
             return max(1, self._idle if batch is None else batch.count)
+        if batch is not None and self.intake.ordered:
+            return batch.count
         return max(_MOST_READY, self.subscription.concurrency, 0 if batch is None else batch.count)
 
     async def _next(self) -> list[Received]:
@@ -178,6 +183,9 @@ class Worker:
                 deadline = deadline or monotonic() + batch.linger_s
                 if len(unit) >= batch.count or (not self._ready and monotonic() >= deadline):
                     break
+            if self.intake.ordered:  # the rest may have keys of this list: no other lane must get it
+                self.intake.put_back(self._ready)
+                self._ready.clear()
             # While it stops, what was gathered but not begun has been handed back already.
             return [] if self._stopping and self.subscription.ack != "on_delivery" else unit
 
@@ -210,6 +218,8 @@ class Worker:
             finally:
                 del self._at_work[number]
                 self.handled += len(unit)
+                if self.subscription.ack == "on_delivery":
+                    self.intake.handled(unit)
             ended = monotonic()
             self._measure((ended - began) / len(unit))
             if ended - turn > _TURN_SECONDS:
@@ -221,6 +231,8 @@ class Worker:
         self._seconds_each = seconds if known is None else known + (seconds - known) * _SMOOTHING
 
     async def _handle(self, unit: list[Received]) -> None:
+        if self.intake.ordered:
+            unit = self.intake.still_open(unit)
         bodies, unit = await self._decoded(unit)
         if not unit:
             return

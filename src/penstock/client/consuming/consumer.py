@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
@@ -27,6 +28,8 @@ from ..message import Received
 from .fetching import Fetcher
 from .hands import Hands, Window
 from .heartbeat import Heart, Heartbeat
+from .holding import OrderedHands
+from .ordered import OrderedFetcher
 from .settling import Run, Settler, delivery_of, runs_of
 
 __all__ = ["AckMode", "Consumer", "ConsumerSettings", "runs_of"]
@@ -50,6 +53,7 @@ class ConsumerSettings:
     ack: AckMode = "manual"
     window: Window = field(default_factory=Window)
     max_handling_ms: int = DEFAULTS.max_handling_ms
+    named: bool = True  # the user gave the member its name
 
     def __post_init__(self) -> None:
         if self.ack not in ("manual", "after", "on_delivery"):
@@ -79,9 +83,7 @@ class Consumer:
         self._endpoint, self._guard, self._heartbeat = endpoint, guard, heartbeat
         self._settings, self._explain = settings, explain
         self._who = Beat(settings.topic, settings.group, settings.member, settings.client, ())
-        self._hands = Hands()
-        self._settler = Settler(endpoint, guard, self._hands, self._who, DEFAULTS.lease_ms)
-        self._heart = Heart(self._who, self._hands, DEFAULTS.lease_ms, settings.max_handling_ms)
+        self._equip(Hands())
         self._fetcher = Fetcher(
             endpoint, self._who, self._hands, self._settler, settings.window,
             on_delivery=settings.ack == "on_delivery", lease_changed=self._lease_changed,
@@ -91,6 +93,23 @@ class Consumer:
         self._previous: list[Received] = []  # mode "after": acked when more is asked for
         self._acking: asyncio.Future[None] | None = None  # such acks on their way
         self._failure: BaseException | None = None  # of such an ack
+
+    def _equip(self, hands: Hands) -> None:
+        self._hands = hands
+        self._settler = Settler(self._endpoint, self._guard, hands, self._who, DEFAULTS.lease_ms)
+        self._heart = Heart(self._who, hands, DEFAULTS.lease_ms, self._settings.max_handling_ms)
+
+    def _equip_in_order(self, order: str) -> None:
+        """The group turned out to be ordered: partitions are held, keys are handed out in order."""
+        settings, arrived = self._settings, asyncio.Event()
+        hands = OrderedHands(secrets.randbits(62) + 1, whole=order == "partition", arrived=arrived)
+        self._equip(hands)
+        self._fetcher = OrderedFetcher(
+            self._endpoint, self._who, hands, self._settler, settings.window,
+            on_delivery=settings.ack == "on_delivery", max_handling_ms=settings.max_handling_ms,
+            lease_changed=self._lease_changed, arrived=arrived,
+        )  # fmt: skip
+        self._heart.on_beat = self._fetcher.nudge
 
     @property
     def topic(self) -> str:
@@ -108,6 +127,11 @@ class Consumer:
     def in_hand(self) -> int:
         """Messages held by this consumer: waiting here, or handed out and not settled."""
         return self._hands.messages
+
+    @property
+    def expired(self) -> int:
+        """Messages that were dropped, and settled, because their `expires` had passed."""
+        return self._fetcher.expiry.dropped
 
     # ---- messages ----
 
@@ -162,7 +186,7 @@ class Consumer:
         """From the buffer. Where its leases have passed, ask first whether they can be renewed."""
         if self._fetcher.stale:
             await asyncio.to_thread(self._heartbeat.beat_for, self._heart)
-        return self._fetcher.take(limit)
+        return self._fetcher.unexpired(self._fetcher.take(limit))
 
     # ---- settling ----
 
@@ -187,8 +211,7 @@ class Consumer:
         runs: list[Run] = []
         for delivery in self._hands:
             if delivery.partition_id == at.partition_id:
-                stop = min(message._position - delivery.first + 1, delivery.handed)
-                runs += [(delivery, *run) for run in delivery.open_runs(0, max(0, stop))]
+                runs += [(delivery, *run) for run in delivery.handed_runs(message._position)]
         return runs or runs_of([message])
 
     def _ack_previous(self) -> None:
@@ -225,16 +248,24 @@ class Consumer:
     def _lease_changed(self, lease_ms: int) -> None:
         self._settler.lease_ms = self._heart.lease_ms = lease_ms
 
+    def _go_by(self, info: GroupInfo) -> None:
+        """In mode "broadcast" the group to ask is the member's own (R11)."""
+        self._who = replace(self._who, group=info.name)
+        self._fetcher.who = self._settler.who = self._heart.identity = self._who
+        self._lease_changed(info.settings.lease_ms)
+
     async def __aenter__(self) -> Self:
         self._guard.check()
         if self._fetching is not None or self._closing is not None:
             raise UsageError("a consumer is entered once: make a new one with mq.consumer()")
         who = self._who
         subscribing = self._endpoint.subscribe(
-            who.topic, who.group, self._settings.wish, who.member, who.client
+            who.topic, who.group, self._settings.wish, who.member, who.client, named=self._settings.named
         )
         info: GroupInfo = await self._explain(who.topic, subscribing)
-        self._lease_changed(info.settings.lease_ms)
+        if info.settings.mode == "ordered":
+            self._equip_in_order(info.settings.order)
+        self._go_by(info)
         self._heartbeat.add(self._heart)
         self._fetching = self._guard.loop.create_task(self._fetcher.run())
         return self
@@ -285,6 +316,9 @@ class Consumer:
             how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=repr(failure))
             open_runs = [(d, *run) for d, a, z in runs_of(self._previous) for run in d.open_runs(a, z)]
             self._settler.submit(open_runs, "retry", how)
-        runs: list[Run] = [(d, *run) for d in self._hands for run in d.open_runs()]
-        self._settler.submit(runs, "release")
+        if not isinstance(self._fetcher, OrderedFetcher):
+            runs: list[Run] = [(d, *run) for d in self._hands for run in d.open_runs()]
+            self._settler.submit(runs, "release")
         await self._settler.drained()
+        if isinstance(self._fetcher, OrderedFetcher):
+            await self._fetcher.leave()

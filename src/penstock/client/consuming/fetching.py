@@ -15,9 +15,8 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
 from ...config import DEFAULTS
@@ -25,12 +24,13 @@ from ...errors import PenstockError
 from ...model.batch import Record, records
 from ...store.contract import StoredBatch
 from ..codec import unpack
+from ..expiry import Expiry
 from ..message import Received
 from ..producing.appending import pause
-from .hands import ACKED, LOST, Hands, HeldDelivery, Window
-from .settling import Settler
+from .hands import LOST, Hands, HeldDelivery, Window
+from .settling import Run, Settler, runs_of
 
-__all__ = ["Chunk", "Fetcher", "Window"]
+__all__ = ["Chunk", "Fetcher", "Window", "weight"]
 
 log = logging.getLogger("penstock.consumer")
 
@@ -69,7 +69,7 @@ class Fetcher:
         on_delivery: bool,
         lease_changed: Callable[[int], None],
     ) -> None:
-        self._endpoint, self._who, self._hands, self._settler = endpoint, who, hands, settler
+        self._endpoint, self.who, self._hands, self._settler = endpoint, who, hands, settler
         self._window, self._on_delivery, self._lease_changed = window, on_delivery, lease_changed
         self._opened: dict[int, tuple[int, list[Record]]] = {}  # a batch that leases cut, by partition id
         self._drain_until = 0.0  # by the loop's clock: ask nothing before, unless nothing is held
@@ -77,6 +77,7 @@ class Fetcher:
         self._chunks: deque[Chunk] = deque()
         self.arrived = asyncio.Event()
         self._wanted = 0  # on_delivery: somebody waits for so many messages
+        self.expiry = Expiry()
         self.failure: Exception | None = None
 
     # ---- asking ----
@@ -116,9 +117,9 @@ class Fetcher:
     def _request(self) -> PollRequest:
         hands, window = self._hands, self._window
         return PollRequest(
-            topic=self._who.topic,
-            group=self._who.group,
-            member=self._who.member,
+            topic=self.who.topic,
+            group=self.who.group,
+            member=self.who.member,
             token=secrets.randbits(63) | 1,
             messages=self._wanted if self._on_delivery else max(1, window.messages - hands.messages),
             bytes=max(1, int(window.bytes - hands.bytes)),
@@ -139,7 +140,7 @@ class Fetcher:
                     raise
                 tries += 1
                 if tries == 1:
-                    log.warning("a poll of %s failed, trying again: %r", self._who.member, error)
+                    log.warning("a poll of %s failed, trying again: %r", self.who.member, error)
                 request = replace(request, repeated=True)
             await asyncio.sleep(pause(tries))
 
@@ -167,45 +168,53 @@ class Fetcher:
     async def _accept(self, reply: PollReply, token: int, sent_ms: int) -> None:
         self._lease_changed(reply.lease_ms)
         until = _FOREVER if self._on_delivery else sent_ms + reply.lease_ms
-        missing: list[tuple[HeldDelivery, int, int]] = []
+        missing: list[Run] = []
         for grant in reply.grants:
-            for lease in grant.leases:
-                delivery = HeldDelivery(self._settler, grant, lease, token, until)
-                missing += self._open(grant, lease, delivery)
+            missing += self._receive(grant, token, until)
         loop_time = asyncio.get_running_loop().time()
         self._drain_until = loop_time + reply.lease_ms / 1000 if reply.draining else 0.0
-        if self._chunks:
-            self.arrived.set()
+        if reply.grants:
+            self._look_again()
         if missing:
             await self._account_for(missing)
 
-    def _open(
-        self, grant: Grant, lease: Lease, delivery: HeldDelivery
-    ) -> list[tuple[HeldDelivery, int, int]]:
+    def _receive(self, grant: Grant, token: int, until: float) -> list[Run]:
+        """What was granted of a partition; returns offsets that no batch has."""
+        missing: list[Run] = []
+        for lease in grant.leases:
+            missing += self._open(grant, lease, HeldDelivery(self._settler, grant, lease, token, until))
+        return missing
+
+    def _look_again(self) -> None:
+        """Whether there is something to take may have changed."""
+        if self._chunks:
+            self.arrived.set()
+        else:
+            self.arrived.clear()
+
+    def _open(self, grant: Grant, lease: Lease, delivery: HeldDelivery) -> list[Run]:
         """Messages of a lease into the buffer; returns offsets that no batch has."""
         messages: list[Received] = []
-        position, now_ms = lease.first, self._endpoint.now_ms()
-        missing: list[tuple[HeldDelivery, int, int]] = []
+        position, self.expiry.now_ms = lease.first, self._endpoint.now_ms()
+        missing: list[Run] = []
         for batch in grant.batches:
             if batch.last_offset < position or batch.base_offset > lease.last:
                 continue
             if batch.base_offset > position:
                 missing.append((delivery, position - lease.first, batch.base_offset - lease.first))
             found = self._records(grant.partition_id, batch, position, lease.last)
-            messages = (
-                messages + unpack(found, delivery, now_ms) if messages else unpack(found, delivery, now_ms)
-            )
+            shown = unpack(found, delivery, self.expiry)
+            messages = messages + shown if messages else shown
             position = min(batch.last_offset, lease.last) + 1
         if position <= lease.last:
             missing.append((delivery, position - lease.first, len(delivery.state)))
         self._keep(delivery, messages, missing)
         return missing
 
-    def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Any]) -> None:
-        values = [len(message.value) for message in messages]
-        delivery.bytes_each = (sum(values) / len(values) if values else 0) + _OVERHEAD_BYTES
+    def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
+        delivery.bytes_each = weight(messages)
         if self._on_delivery:
-            delivery.open, delivery.state[:] = 0, bytes((ACKED,)) * len(delivery.state)
+            delivery.settled_already()
             self._buffered += len(messages)
             self._wanted = 0
         else:
@@ -230,14 +239,15 @@ class Fetcher:
             return opened
         return opened[max(0, first - base) : last - base + 1]
 
-    def _ack_empty(self, delivery: HeldDelivery, messages: list[Received], missing: list[Any]) -> None:
+    def _ack_empty(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
         """Offsets without a message for the user: nothing to handle, so they are done with."""
         shown = {message._position - delivery.first for message in messages}
         shown.update(i for _, start, stop in missing for i in range(start, stop))
         empty = [i for i in range(len(delivery.state)) if i not in shown]
+        log.debug("%d offsets of topic %r expired, or hold no message", len(empty), delivery.topic)
         self._settler.submit([(delivery, i, i + 1) for i in empty], "ack")
 
-    async def _account_for(self, missing: list[tuple[HeldDelivery, int, int]]) -> None:
+    async def _account_for(self, missing: list[Run]) -> None:
         """Offsets for which no batch came: gone by retention, or to be asked for again."""
         for delivery, start, stop in missing:
             fetched = await self._endpoint.fetch(
@@ -248,7 +258,10 @@ class Fetcher:
                 self._settler.submit([(delivery, start, gone)], "ack")
             if gone < stop:
                 log.error("no batch came for offsets of a delivery in topic %r; released", delivery.topic)
-                self._settler.submit([(delivery, gone, stop)], "release")
+                self._hand_back(delivery, gone, stop)
+
+    def _hand_back(self, delivery: HeldDelivery, start: int, stop: int) -> None:
+        self._settler.submit([(delivery, start, stop)], "release")
 
     # ---- handing out ----
 
@@ -267,9 +280,22 @@ class Fetcher:
             out = out + part if out else part
             if chunk.done:
                 self._chunks.popleft()
-        if not self._chunks:
-            self.arrived.clear()
+        self._look_again()
         return out
+
+    def unexpired(self, found: list[Received]) -> list[Received]:
+        """Without those whose moment has passed while they waited here: they are done with (R39)."""
+        if not self.expiry.some:
+            return found
+        shown, gone = self.expiry.sift(found, self._endpoint.now_ms())
+        if gone:
+            log.debug("%d messages of topic %r expired and are not shown", len(gone), self.who.topic)
+            self._done_with(gone)
+        return shown
+
+    def _done_with(self, gone: Sequence[Received]) -> None:
+        if not self._on_delivery:
+            self._settler.submit(runs_of(gone), "ack")
 
     def _take_from(self, chunk: Chunk, limit: int, now_ms: int) -> list[Received]:
         delivery = chunk.delivery
@@ -299,3 +325,8 @@ class Fetcher:
         self._chunks.clear()
         self.arrived.clear()
         return count
+
+
+def weight(messages: list[Received]) -> float:
+    """Bytes that a message of these takes, on average."""
+    return sum([len(message.value) for message in messages]) / max(1, len(messages)) + _OVERHEAD_BYTES

@@ -13,21 +13,35 @@ from __future__ import annotations
 import asyncio
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-from ...broker.endpoint import Grant, Held, Lease
+from ...broker.endpoint import Held, Lease, Settle
 from ...config import DEFAULTS
 from ...model.delivery import Span
 from ..message import Kind
 
 if TYPE_CHECKING:
-    from .settling import Settler
+    from .settling import Run, Settler
 
-__all__ = ["ACKED", "ACKING", "GIVEN", "GIVING", "LOST", "OPEN", "Hands", "HeldDelivery", "Window"]
+__all__ = [
+    "ACKED",
+    "ACKING",
+    "BACK",
+    "GIVEN",
+    "GIVING",
+    "LOST",
+    "OPEN",
+    "Hands",
+    "HeldDelivery",
+    "Leased",
+    "Place",
+    "Window",
+]
 
-OPEN, ACKING, ACKED, GIVING, GIVEN, LOST = range(6)  # GIVING: a retry, release or dead on its way
+OPEN, ACKING, ACKED, GIVING, GIVEN, LOST, BACK = range(7)
+# GIVING: a retry, release or dead on its way. BACK: taken back from the user, still held (ordered groups)
 
 _OPEN_RUN = re.compile(rb"\x00+")
 _HELD_RUN = re.compile(rb"[\x00\x01\x03]+")  # what is being settled is kept until it is
@@ -42,6 +56,26 @@ class Window:
     bytes: int = DEFAULTS.window_bytes
 
 
+class Place(Protocol):
+    """A partition, as a grant names it."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def partition_id(self) -> int: ...
+
+
+class Leased(Protocol):
+    """What the heartbeat keeps: held until then, by the endpoint's clock."""
+
+    until: float
+
+    def loses(self, spans: Iterable[Span]) -> bool:
+        """Whether something is lost if the store does not know these as held."""
+
+
 class HeldDelivery:
     """A range of offsets of one partition, held under one token."""
 
@@ -50,9 +84,9 @@ class HeldDelivery:
         "partition_id", "settler", "some_lost", "state", "times", "token", "topic", "until",
     )  # fmt: skip
 
-    def __init__(self, settler: Settler, grant: Grant, lease: Lease, token: int, until: float) -> None:
+    def __init__(self, settler: Settler, place: Place, lease: Lease, token: int, until: float) -> None:
         self.settler = settler
-        self.topic, self.partition, self.partition_id = grant.topic, grant.partition, grant.partition_id
+        self.topic, self.partition, self.partition_id = place.topic, place.partition, place.partition_id
         self.first, self.last, self.attempt, self.alone = lease.first, lease.last, lease.attempt, lease.alone
         self.token = token
         self.until = until  # the lease, by the endpoint's clock
@@ -76,11 +110,19 @@ class HeldDelivery:
         else:
             times.append((upto, now_ms))
 
+    def settled_already(self) -> None:
+        """It was settled as it was handed out (R16)."""
+        self.open, self.state[:] = 0, bytes((ACKED,)) * len(self.state)
+
     def open_runs(self, start: int = 0, stop: int | None = None) -> list[tuple[int, int]]:
         """Index ranges (end excluded) of messages that nobody has settled."""
         return [
             m.span() for m in _OPEN_RUN.finditer(self.state, start, len(self.state) if stop is None else stop)
         ]
+
+    def handed_runs(self, offset: int) -> list[tuple[int, int]]:
+        """Those of the open runs that were handed out, up to that offset."""
+        return self.open_runs(0, max(0, min(offset - self.first + 1, self.handed)))
 
     def held_spans(self, now_ms: int, max_handling_ms: int) -> list[Span]:
         """Offsets whose lease is to be kept."""
@@ -93,6 +135,13 @@ class HeldDelivery:
                     masked[index] = OPEN
             state = bytes(masked) + state[hung:]
         return [(self.first + m.start(), self.first + m.end() - 1) for m in _HELD_RUN.finditer(state)]
+
+    def loses(self, spans: Iterable[Span]) -> bool:
+        return any(
+            self.open_runs(max(first - self.first, 0), last - self.first + 1)
+            for first, last in spans
+            if first <= self.last and last >= self.first
+        )
 
     def _hung(self, before_ms: int) -> int:
         """Messages below this index were handed out before that time."""
@@ -146,7 +195,7 @@ class Hands:
         """These messages are settled, or lost: they are in these hands no more."""
         count = stop - start
         self.mark(delivery, start, stop, state)
-        delivery.some_lost = delivery.some_lost or state == LOST
+        delivery.some_lost = delivery.some_lost or state >= LOST
         delivery.open -= count
         self.messages -= count
         self.bytes -= count * delivery.bytes_each
@@ -155,6 +204,12 @@ class Hands:
             with self._lock:
                 self._deliveries.pop(delivery, None)
         self.changed.set()
+
+    def held_up(self, runs: Sequence[Run]) -> None:
+        """These are on their way to be retried or released."""
+
+    def keep(self, runs: Sequence[Run], kept: Iterable[tuple[Settle, tuple[Lease, ...]]]) -> None:
+        """What of these the store says is still in the same hands (ordered groups)."""
 
     def lose(self, key: tuple[str, int, int], spans: Iterable[Span]) -> None:
         """The store gave these to somebody else. What is being settled is decided by the settling."""
@@ -170,7 +225,7 @@ class Hands:
                 for run in delivery.open_runs(start, stop) if start < stop else ():
                     self.let_go(delivery, *run, LOST)
 
-    def held(self, now_ms: int, max_handling_ms: int) -> dict[Held, list[HeldDelivery]]:
+    def held(self, now_ms: int, max_handling_ms: int) -> Mapping[Held, Sequence[Leased]]:
         """For the heartbeat: what to keep, by token."""
         by_key: dict[tuple[str, int, int], tuple[list[Span], list[HeldDelivery]]] = {}
         for delivery in self:

@@ -1,7 +1,7 @@
 """Heartbeats: one thread for a connection that keeps members live and leases held.
 
 A thread of its own, so that a handler which blocks the event loop does not lose its leases. It reads what
-consumers hold (`Hands.held`), asks the endpoint to keep it, and moves the deliveries' `until`. Must never
+consumers hold (`Hands.held`), asks the endpoint to keep it, and moves `until` of what was kept. Must never
 touch asyncio objects: what is lost is handed to the loop with `call_soon_threadsafe`. A failing beat is
 logged once and tried again; nothing else stops for it.
 """
@@ -12,13 +12,13 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ...broker.endpoint import Beat, Endpoint, Held
 from ...clock import Clock
 from ...model.delivery import Span
 from ..guard import Guard
-from .hands import Hands, HeldDelivery
+from .hands import Hands, Leased
 
 __all__ = ["Heart", "Heartbeat"]
 
@@ -37,6 +37,7 @@ class Heart:
         self.max_handling_ms = max_handling_ms
         self.next_at = 0.0  # by the monotonic clock
         self.failing = False
+        self.on_beat: Callable[[], None] | None = None  # to be told in the loop of every beat
 
     def beat(self, held: Iterable[Held]) -> Beat:
         who = self.identity
@@ -104,26 +105,32 @@ class Heartbeat:
         sent_ms = self._endpoint.now_ms()
         held = heart.hands.held(sent_ms, heart.max_handling_ms)
         try:
-            lost = self._endpoint.beat([heart.beat(held)])
+            told = self._endpoint.beat([heart.beat(held)])
         except Exception as error:
             if not heart.failing and not self._stopped:
                 log.warning("a heartbeat of %s failed, trying again: %r", heart.identity.member, error)
             heart.failing = True
             return
         heart.failing = False
+        # What was settled here meanwhile is not held any more either.
+        lost = [(found, spans) for found, spans in told if any(one.loses(spans) for one in held[found])]
         gone = {found for found, _ in lost}
-        _prolong((d for key, ds in held.items() if key not in gone for d in ds), sent_ms + heart.lease_ms)
-        if lost:
-            self._tell(heart, lost)
+        _prolong(
+            (one for key, kept in held.items() if key not in gone for one in kept), sent_ms + heart.lease_ms
+        )
+        self._tell(heart, lost)
 
     def _tell(self, heart: Heart, lost: list[tuple[Held, tuple[Span, ...]]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
-            self._guard.loop.call_soon_threadsafe(_lose, heart.hands, lost)
+            if lost:
+                self._guard.loop.call_soon_threadsafe(_lose, heart.hands, lost)
+            if heart.on_beat is not None:
+                self._guard.loop.call_soon_threadsafe(heart.on_beat)
 
 
-def _prolong(deliveries: Iterable[HeldDelivery], until: int) -> None:
-    for delivery in deliveries:
-        delivery.until = until
+def _prolong(kept: Iterable[Leased], until: int) -> None:
+    for one in kept:
+        one.until = until
 
 
 def _lose(hands: Hands, lost: list[tuple[Held, tuple[Span, ...]]]) -> None:

@@ -22,6 +22,7 @@ from ...model.settings import Start
 from ...units import moment_ms
 from ..codec import unpack
 from ..ending import end
+from ..expiry import Expiry
 from ..guard import Guard
 from ..message import Kind, Received
 from ..producing.appending import pause
@@ -174,5 +175,6 @@ class Reading:
                     r for r in records(batch.data) if r.offset >= offset and (end is None or r.offset < end)
                 ]
                 offset = max(offset, batch.last_offset + 1)
-                if found:
-                    yield unpack(found, browsed)
+                shown = unpack(found, browsed, Expiry(self._endpoint.now_ms()))
+                if shown:
+                    yield shown

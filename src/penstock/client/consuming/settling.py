@@ -15,13 +15,13 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
-from ...broker.endpoint import Beat, Endpoint, Held, Settle, Verdict
+from ...broker.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
 from ...errors import ClosedError, LeaseLost, PenstockError, UsageError
 from ...model.delivery import Span
 from ..guard import Guard
 from ..message import Kind, Received
 from ..producing.appending import pause
-from .hands import ACKED, ACKING, GIVEN, GIVING, LOST, OPEN, Hands, HeldDelivery
+from .hands import ACKED, ACKING, BACK, GIVEN, GIVING, LOST, OPEN, Hands, HeldDelivery
 
 __all__ = ["Run", "Settler", "delivery_of", "runs_of"]
 
@@ -52,7 +52,7 @@ class _Round:
 class Settler:
     def __init__(self, endpoint: Endpoint, guard: Guard, hands: Hands, beat: Beat, lease_ms: int) -> None:
         self._endpoint, self._guard, self._hands = endpoint, guard, hands
-        self._beat = beat  # who asks
+        self.who = beat
         self.lease_ms = lease_ms
         self.closed = False
         self._gathering: _Round | None = None
@@ -90,17 +90,19 @@ class Settler:
                 current = current or self._newest  # rounds are stored in order: the newest is the last
             for found in delivery.open_runs(start, stop):
                 current = self._add((delivery, *found), kind, how)
+        if kind in ("retry", "release") and current is not None:
+            self._hands.held_up(runs)
         return current
 
     async def extend(self, delivery: HeldDelivery, index: int) -> None:
         self.check()
-        if delivery.state[index] not in (OPEN, LOST):
+        if delivery.state[index] not in (OPEN, LOST, BACK):
             raise UsageError("the message is settled already: there is no lease to extend")
         position, now_ms = delivery.first + index, self._endpoint.now_ms()
         held = Held(*delivery.key, ((position, position),))
         lost: list[tuple[Held, tuple[Span, ...]]] = []
         if delivery.state[index] == OPEN:
-            beat = Beat(self._beat.topic, self._beat.group, self._beat.member, self._beat.client, (held,))
+            beat = Beat(self.who.topic, self.who.group, self.who.member, self.who.client, (held,))
             lost = await asyncio.to_thread(self._endpoint.beat, [beat])
         for gone, spans in lost:
             self._hands.lose((gone.topic, gone.partition_id, gone.token), spans)
@@ -148,27 +150,28 @@ class Settler:
             await asyncio.sleep(0)  # whoever settles in this turn of the loop comes along
             self._gathering = None
             try:
-                lost = await self._store(current.parts())
+                reply = await self._store(current.parts())
             except BaseException as error:
                 self._undo(current, error)
                 if not isinstance(error, Exception):
                     raise
             else:
-                self._finish(current, lost)
+                self._finish(current, reply)
 
-    async def _store(self, parts: list[Settle]) -> list[tuple[Settle, tuple[Span, ...]]]:
+    async def _store(self, parts: list[Settle]) -> SettleReply:
         give_up_at, tries = self._guard.loop.time() + self.lease_ms / 1000, 0
         while True:
             try:
-                return await self._endpoint.settle(self._beat.topic, self._beat.group, parts)
+                return await self._endpoint.settle(self.who.topic, self.who.group, parts)
             except PenstockError as error:
                 tries += 1
                 if not error.retriable or self._guard.loop.time() >= give_up_at:
                     raise
             await asyncio.sleep(pause(tries))
 
-    def _finish(self, current: _Round, lost: Iterable[tuple[Settle, tuple[Span, ...]]]) -> None:
-        gone = [((part.topic, part.partition_id, part.token), span) for part, spans in lost for span in spans]
+    def _finish(self, current: _Round, reply: SettleReply) -> None:
+        self._hands.keep(current.runs, reply.kept)
+        gone = [(_key_of(part), span) for part, spans in reply.lost for span in spans]
         current.some_lost = bool(gone)
         for delivery, start, stop in current.runs:
             self._hands.let_go(delivery, start, stop, ACKED if delivery.state[start] == ACKING else GIVEN)
@@ -176,6 +179,8 @@ class Settler:
                 low, high = max(first - delivery.first, start), min(last - delivery.first + 1, stop)
                 if key == delivery.key and low < high:
                     self._hands.mark(delivery, low, high, LOST)
+        for part, spans in reply.lost:
+            self._hands.lose(_key_of(part), spans)
         if not current.done.done():
             current.done.set_result(None)
 
@@ -191,17 +196,28 @@ class Settler:
     def _raise_lost(self, runs: Sequence[Run], waited: _Round | None) -> None:
         if waited is not None and not waited.some_lost and not any(d.some_lost for d, _, _ in runs):
             return
-        offsets = [d.first + i for d, start, stop in runs for i in range(start, stop) if d.state[i] == LOST]
-        if offsets:
-            raise LeaseLost(
-                f"the lease on {len(offsets)} of these messages ended before they were settled: somebody "
-                "else may handle them again, so make handling safe to repeat; a longer lease helps",
-                offsets=offsets,
-            )
+        found = [(d.first + i, d.state[i]) for d, a, z in runs for i in range(a, z) if d.state[i] >= LOST]
+        if found:
+            why = _LOST if any(state == LOST for _, state in found) else _TAKEN_BACK
+            raise LeaseLost(why.format(len(found)), offsets=[offset for offset, _ in found])
+
+
+_LOST = (
+    "the lease on {} of these messages ended before they were settled: somebody else may handle them again, "
+    "so make handling safe to repeat; a longer lease helps"
+)
+_TAKEN_BACK = (
+    "{} of these messages were taken back before they were settled: an earlier message of their key was "
+    "retried or released, or their handling took longer than max_handling; they come again, in order"
+)
+
+
+def _key_of(part: Settle) -> tuple[str, int, int]:
+    return (part.topic, part.partition_id, part.token)
 
 
 def _refuse_contradiction(state: bytearray, start: int, stop: int, kind: Kind) -> None:
-    states = set(state[start:stop]) - {OPEN, LOST}
+    states = set(state[start:stop]) - {OPEN, LOST, BACK}
     if states & {GIVING, GIVEN} or (kind != "ack" and states):
         done = "acked" if states & {ACKING, ACKED} else "handed back (retry, release or dead)"
         raise UsageError(f"a message that was {done} already cannot be settled as {kind!r}: settle each once")

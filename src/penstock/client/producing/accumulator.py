@@ -9,6 +9,10 @@ turn, however the repeats overtake each other. When a batch is given up, nothing
 it are stored or refused; what was refused then leaves again under a new epoch, in order. A batch that was
 surely not stored gives its sequence back instead. Must never stamp a message anew while an earlier stamp of
 it is unresolved. The epoch counts for this partition alone, as it does in the store.
+
+Delayed messages have accumulators of their own, and with them identities of their own: the store may keep the
+schedule apart from the log. A batch has messages of one due moment only, so there may be many small ones; as
+many are under way as the store remembers.
 """
 
 from __future__ import annotations
@@ -19,7 +23,8 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import count as count_from
+from itertools import islice, repeat
 from typing import Protocol
 
 from ...broker.endpoint import Endpoint
@@ -29,7 +34,7 @@ from ...model.batch import BatchBuilder
 from ...model.route import Range
 from ...model.sequence import next_sequence
 from ...store.contract import Appended
-from .appending import Failed, InFlight, Refused, append_until
+from .appending import Failed, InFlight, Refused, append, append_until
 from .parcel import NOT_SENT, Parcel
 
 __all__ = ["Accumulator", "Batching", "Owner"]
@@ -52,17 +57,32 @@ class Batching:
 class Owner(Protocol):
     """The producer, as its accumulators see it."""
 
+    @property
+    def by_id(self) -> bool:
+        """Whether the topic looks at ids."""
+
     def batch_left(self, where: Range) -> None: ...
+    def resolved(self, accumulator: Accumulator) -> None:
+        """Nothing waits or is under way there; told of delayed messages only."""
+
     def one_way_failed(self, error: Exception, messages: int) -> None: ...
-    def moved_away(self, where: Range, parcels: list[Parcel]) -> None:
+    def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
         """The partition takes no more: route these, in order."""
 
 
 class Accumulator:
     def __init__(
-        self, endpoint: Endpoint, topic: str, where: Range, batching: Batching, owner: Owner
+        self,
+        endpoint: Endpoint,
+        topic: str,
+        where: Range,
+        batching: Batching,
+        owner: Owner,
+        *,
+        delayed: bool = False,
     ) -> None:
         self._endpoint, self._topic, self.where = endpoint, topic, where
+        self.delayed = delayed
         self._batching, self._owner = batching, owner
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Parcel] = deque()
@@ -104,6 +124,10 @@ class Accumulator:
         return list(self._in_flight.values())
 
     @property
+    def busy(self) -> bool:
+        return bool(self._pending or self._in_flight)
+
+    @property
     def _full(self) -> bool:
         return self._messages >= self._batching.batch_messages or self._bytes >= self._batching.batch_bytes
 
@@ -112,6 +136,8 @@ class Accumulator:
             return False
         if not self._in_flight:
             return True
+        if self.delayed:
+            return self._remembered()
         most = self._batching.in_flight_batches if self._full else min(2, self._batching.in_flight_batches)
         return len(self._in_flight) < most and self._remembered()
 
@@ -155,22 +181,29 @@ class Accumulator:
             return
         if self._batching.confirm:
             data = builder.build(self._producer_id, self._epoch, self._sequence)
-            batch = InFlight(self._left, self.where, parcels, data, self._sequence, self._unresolved)
+            batch = self._under_way(parcels, data, self._sequence)
             self._sequence = next_sequence(self._sequence, builder.count)
             task = self._loop.create_task(self._deliver(batch))
         else:
-            batch = InFlight(self._left, self.where, parcels, builder.build(), -1, self._unresolved)
+            batch = self._under_way(parcels, builder.build(), -1)
             task = self._loop.create_task(self._fire(batch))
         self._in_flight[batch] = task
         self._left += 1
         self._owner.batch_left(self.where)
 
+    def _under_way(self, parcels: list[Parcel], data: bytes, sequence: int) -> InFlight:
+        by_id = self._owner.by_id
+        return InFlight(self._left, self.where, parcels, data, sequence, self._unresolved, by_id)
+
     def _gather(self) -> tuple[list[Parcel], BatchBuilder]:
-        """Parcels off the queue and into a batch, as many as fit; not those whose caller has gone."""
+        """Parcels off the queue and into a batch, as many as fit and are due together; not those whose caller
+        has gone."""
         builder = BatchBuilder(self._batching.compression, self._batching.batch_bytes)
         taken: list[Parcel] = []
         now_ms, now = self._endpoint.now_ms(), self._loop.time()
         while self._pending and builder.count < self._batching.batch_messages:
+            if taken and self._pending[0].due_at != taken[0].due_at:
+                break
             parcel = self._pop()
             if parcel.call.abandoned or parcel.call.deadline <= now:
                 parcel.failed(SendTimeout(NOT_SENT, stored=False))
@@ -226,13 +259,25 @@ class Accumulator:
         if self._broken is not None and not self._in_flight:
             self._mend()
         self._pump()
+        if self.delayed and not self.busy:
+            self._owner.resolved(self)
 
     def _stored(self, batch: InFlight, appended: Appended) -> None:
         again = appended.duplicate and batch.tries == 1  # a repeat of our own is not news to the caller
         first = appended.base_offset
+        if appended.repeats:
+            self._stored_in_part(batch, _outcomes(batch, appended, again))
+            return
         for parcel in batch.parcels:
             parcel.stored(self._topic, self.where, first, again)
             first += len(parcel.entries)
+
+    def _stored_in_part(self, batch: InFlight, outcomes: Sequence[tuple[int, bool]]) -> None:
+        at = 0
+        for parcel in batch.parcels:
+            until = at + len(parcel.entries)
+            parcel.stored_in_part(self._topic, self.where, outcomes[at:until])
+            at = until
 
     def _unstored(self, batch: InFlight, outcome: Failed | Refused) -> None:
         self._uncertain = self._uncertain or batch.uncertain
@@ -257,7 +302,7 @@ class Accumulator:
         self._push_back([parcel for batch in refused for parcel in batch.parcels])
         if any(batch.moved for batch in refused):
             parcels = [self._pop() for _ in range(len(self._pending))]
-            self._owner.moved_away(self.where, parcels)
+            self._owner.moved_away(self, parcels)
 
     def _new_epoch(self) -> None:
         self._epoch, self._sequence = self._epoch + 1, 0
@@ -267,7 +312,7 @@ class Accumulator:
     async def _fire(self, batch: InFlight) -> None:
         """One-way: tried once, failures are only counted."""
         try:
-            await self._endpoint.append(self._topic, self.where.partition_id, batch.data)
+            await append(self._endpoint, self._topic, batch)
         except Exception as error:
             self._owner.one_way_failed(error, sum(len(p.entries) for p in batch.parcels))
         finally:
@@ -275,6 +320,13 @@ class Accumulator:
             for parcel in batch.parcels:
                 parcel.call.forgotten(parcel)
         self._pump()
+
+
+def _outcomes(batch: InFlight, appended: Appended, again: bool) -> list[tuple[int, bool]]:
+    """For each message its offset, and whether it was there: a repeat has got no offset of its own (R32)."""
+    repeats, places = dict(appended.repeats), range(sum(len(parcel.entries) for parcel in batch.parcels))
+    own = count_from(appended.base_offset) if appended.base_offset >= 0 else repeat(appended.base_offset)
+    return [(repeats[place], True) if place in repeats else (next(own), again) for place in places]
 
 
 def _before(batch: InFlight, other: InFlight) -> bool:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from ...broker.endpoint import Endpoint
 from ...errors import (
+    BacklogFull,
     PartitionSealed,
     PenstockError,
     SendTimeout,
@@ -27,9 +28,9 @@ from ...errors import (
 )
 from ...model.route import Range
 from ...store.contract import Appended
-from .parcel import Parcel
+from .parcel import Parcel, ids_of
 
-__all__ = ["Failed", "InFlight", "Refused", "append_until", "pause"]
+__all__ = ["Failed", "InFlight", "Refused", "append", "append_until", "pause"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
 
@@ -51,6 +52,8 @@ class InFlight:
         "before",
         "data",
         "deadline",
+        "due_at",
+        "ids",
         "moved",
         "number",
         "parcels",
@@ -68,8 +71,11 @@ class InFlight:
         data: bytes,
         sequence: int,
         before: Callable[[InFlight], asyncio.Task[None] | None],
+        by_id: bool = False,
     ) -> None:
         self.where, self.parcels, self.data, self.sequence = where, parcels, data, sequence
+        self.due_at = parcels[0].due_at
+        self.ids = ids_of(parcels) if self.due_at or by_id else b""  # the topic looks at them
         self.number = number  # in the order they left this partition's accumulator
         self.deadline = max(parcel.call.deadline for parcel in parcels)
         self.before = before  # the unresolved batch right before it, as a task
@@ -86,16 +92,24 @@ async def append_until(
     *,
     broken: Callable[[], bool],
 ) -> Appended | Failed | Refused:
-    """`broken`: a batch before this one was given up, so a gap before it will not close."""
+    """`broken`: a batch before this one was given up, so a gap before it will not close.
+
+    Nor will one before a batch that is the first under way: the store has forgotten batches that it had
+    confirmed (a volatile topic, and a crash).
+    """
     while True:
         batch.tries += 1
+        first = batch.before(batch) is None  # nothing that it could have overtaken is under way
         try:
             async with asyncio.timeout_at(batch.deadline):
-                return await endpoint.append(topic, batch.where.partition_id, batch.data)
+                return await append(endpoint, topic, batch)
         except TimeoutError:
             return _given_up(batch)
         except SequenceGap:
-            if batch.before(batch) is None and broken():
+            if batch.before(batch) is None and (first or broken()):
+                batch.uncertain = (
+                    batch.uncertain or not broken()
+                )  # a crash forgot what was stored: a new epoch
                 return Refused()
         except PenstockError as error:
             outcome = _outcome(batch, error)
@@ -107,6 +121,15 @@ async def append_until(
             return _given_up(batch)
 
 
+async def append(endpoint: Endpoint, topic: str, batch: InFlight) -> Appended:
+    """One try."""
+    if not batch.due_at and not batch.ids:
+        return await endpoint.append(topic, batch.where.partition_id, batch.data)
+    return await endpoint.append(
+        topic, batch.where.partition_id, batch.data, due_at=batch.due_at, ids=batch.ids
+    )
+
+
 def _outcome(batch: InFlight, error: PenstockError) -> Failed | Refused | None:
     """None: the same bytes again."""
     if isinstance(error, PartitionSealed | UnknownPartition | UnknownTopic):
@@ -115,7 +138,7 @@ def _outcome(batch: InFlight, error: PenstockError) -> Failed | Refused | None:
     if isinstance(error, UnknownProducer) and not batch.uncertain:
         batch.uncertain = True  # the store forgot this producer: a new epoch
         return Refused()
-    if isinstance(error, StoreFull):
+    if isinstance(error, StoreFull | BacklogFull) and not batch.uncertain:
         return Failed(error)  # nothing was stored; waiting for space is the caller's choice
     if isinstance(error, StoreUnavailable):
         batch.uncertain = True

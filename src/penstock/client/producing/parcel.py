@@ -1,8 +1,9 @@
 """What travels inside a producer: parcels of messages, and where their receipts go.
 
-A parcel is what one call sends to one partition. Batches are made of parcels, whole or split; a call waits
-for its receipts, which may come from several batches and partitions. Must never resolve a call before every
-message of it is resolved, so that nothing of it is still under way when its caller goes on.
+A parcel is what one call sends to one partition, for one moment: now, or when its messages are due. Batches
+are made of parcels, whole or split; a call waits for its receipts, which may come from several batches and
+partitions. Must never resolve a call before every message of it is resolved, so that nothing of it is still
+under way when its caller goes on.
 """
 
 from __future__ import annotations
@@ -12,11 +13,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ...errors import PenstockError
+from ...model.dedup import NO_ID, digests
 from ...model.route import Range
 from ..codec import Entry, Packed
+from ..delay import as_datetime
 from ..message import Receipt
 
-__all__ = ["NOT_SENT", "Call", "Parcel"]
+__all__ = ["NOT_SENT", "Call", "Parcel", "ids_of"]
 
 NOT_SENT = "the time was over before the message left: nothing was stored, it may be sent again"
 
@@ -78,13 +81,14 @@ class Call:
         elif self._single:
             self.future.set_result(self._receipts[0])
         elif self._receipts and isinstance(self._receipts[0], tuple):
-            self.future.set_result([receipt for _, receipt in sorted(self._receipts, key=_index)])
+            by_index = dict(self._receipts)
+            self.future.set_result([by_index[index] for index in range(len(by_index))])
         else:
             self.future.set_result(self._receipts)
 
 
 class Parcel:
-    __slots__ = ("call", "entries", "ids", "indexes", "keyed", "size", "slot", "timestamps")
+    __slots__ = ("call", "dues", "entries", "ids", "indexes", "keyed", "size", "slot", "timestamps")
 
     def __init__(self, call: Call, packed: Packed, indexes: Sequence[int], slot: int | None = None) -> None:
         self.call = call
@@ -95,12 +99,30 @@ class Parcel:
         self.keyed = packed.keyed
         self.indexes = indexes  # places in the call's list
         self.slot = slot  # named by the caller
+        self.dues = packed.dues
+
+    @property
+    def due_at(self) -> int:
+        """When its messages are due, all at one moment (`by_due`); 0: now."""
+        return self.dues[0] if self.dues else 0
+
+    def by_due(self) -> list[Parcel]:
+        """Parcels whose messages are due at one moment."""
+        if self.dues is None:
+            return [self]
+        places: dict[int, list[int]] = {}
+        for at, due in enumerate(self.dues):
+            places.setdefault(due, []).append(at)
+        return self.divide(list(places.values()))
 
     def stored(self, topic: str, where: Range, first: int, again: bool) -> None:
-        """Its first message is stored at offset `first`, the others follow."""
+        """Its first message is stored at offset `first`, the others follow; delayed ones have no offset."""
         partition, partition_id = where.partition, where.partition_id
         offsets = range(first, first + len(self.entries))
-        if self.ids is None:
+        if self.due_at:
+            due = as_datetime(self.due_at)
+            found = [Receipt(topic, partition, -1, again, due, id, partition_id) for id in self.ids or ()]
+        elif self.ids is None:
             found = [Receipt(topic, partition, offset, again, None, None, partition_id) for offset in offsets]
         else:
             found = [
@@ -108,6 +130,15 @@ class Parcel:
                 for offset, given in zip(offsets, self.ids, strict=True)
             ]
         self.call.stored(self, found)
+
+    def stored_in_part(self, topic: str, where: Range, found: Sequence[tuple[int, bool]]) -> None:
+        """For each message its offset, and whether it is a repeat: the offset is that of the first then."""
+        due = as_datetime(self.due_at) if self.due_at else None
+        receipts = [
+            Receipt(topic, where.partition, offset, repeat, due, given, where.partition_id)
+            for (offset, repeat), given in zip(found, self.ids or [None] * len(found), strict=True)
+        ]
+        self.call.stored(self, receipts)
 
     def failed(self, error: PenstockError) -> None:
         self.call.failed(self, error)
@@ -129,13 +160,15 @@ class Parcel:
         entries = [self.entries[at] for at in places]
         packed = Packed(
             entries,
-            sum(len(value) + len(key or b"") for key, value, _ in entries),
+            sum([len(value) + (len(key) if key else 0) for key, value, _ in entries]),
             None if self.ids is None else [self.ids[at] for at in places],
             None if self.timestamps is None else [self.timestamps[at] for at in places],
             self.keyed,
+            None if self.dues is None else [self.dues[at] for at in places],
         )
         return Parcel(self.call, packed, [self.indexes[at] for at in places], self.slot)
 
 
-def _index(numbered: tuple[int, Receipt]) -> int:
-    return numbered[0]
+def ids_of(parcels: Sequence[Parcel]) -> bytes:
+    """16 bytes for each message: what its id becomes where ids are looked at."""
+    return b"".join([digests(p.ids) if p.ids is not None else NO_ID * len(p.entries) for p in parcels])

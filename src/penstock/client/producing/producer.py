@@ -21,6 +21,7 @@ from ...errors import ClosedError, InvalidSetting, PenstockError, SendTimeout
 from ...model.route import Range, Route
 from ...units import Duration, Moment, duration_ms
 from ..codec import Packed, pack, pack_all
+from ..delay import as_datetime, due_at
 from ..guard import Guard
 from ..message import Message, Receipt, Value
 from .accumulator import Accumulator, Batching
@@ -28,7 +29,7 @@ from .parcel import NOT_SENT, Call, Parcel
 from .room import Room
 from .routing import Router
 
-__all__ = ["Producer", "check_slot", "refuse_delay"]
+__all__ = ["Producer", "check_slot"]
 
 log = logging.getLogger("penstock.producer")
 
@@ -78,19 +79,31 @@ class Producer:
         at: Moment | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:
-        """Send a message and wait until it is stored."""
-        refuse_delay(delay, at)
-        message = Message(value, key, headers, id, source, expires)
-        call = await self._submit(pack(message, self._endpoint.now_ms()), slot, timeout, single=True)
+        """Send a message and wait until it is stored.
+
+        With `delay` or `at` it is stored aside and delivered then (R35); `cancel` takes it back until then.
+        """
+        packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
+        call = await self._submit(packed, slot, timeout, single=True)
         receipt: Receipt = await self._result(call)
         return receipt
 
     async def send_many(
-        self, messages: Iterable[Message], *, slot: int | None = None, timeout: Duration | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        slot: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        timeout: Duration | None = None,
     ) -> list[Receipt]:
-        """Send messages and wait until all are stored. A wrong one is refused before any is sent."""
+        """Send messages and wait until all are stored. A wrong one is refused before any is sent.
+
+        `delay` or `at` is for those that have none of their own: they are all due at one moment.
+        """
         listed = messages if isinstance(messages, list) else list(messages)
-        packed = pack_all(listed, self._endpoint.now_ms())
+        now_ms = self._endpoint.now_ms()
+        packed = pack_all(listed, now_ms, due_at(delay, at, now_ms), check_slot(slot))
         if not packed.entries:
             return []
         call = await self._submit(packed, slot, timeout, single=False)
@@ -112,9 +125,8 @@ class Producer:
         timeout: Duration | None = None,
     ) -> asyncio.Future[Receipt]:
         """Send without waiting for the receipt: the future has it. Waits only while the buffer is full."""
-        refuse_delay(delay, at)
-        message = Message(value, key, headers, id, source, expires)
-        call = await self._submit(pack(message, self._endpoint.now_ms()), slot, timeout, single=True)
+        packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
+        call = await self._submit(packed, slot, timeout, single=True)
         future: asyncio.Future[Receipt] = call.future
         if not future.done():
             self._unawaited.add(future)
@@ -124,6 +136,14 @@ class Producer:
             await asyncio.sleep(0)  # whoever posts in a tight loop lets full batches leave
         return future
 
+    def _packed(
+        self, message: Message, delay: Duration | None, at: Moment | None, slot: int | None
+    ) -> Packed:
+        now_ms = self._endpoint.now_ms()
+        if delay is None and at is None:
+            return pack(message, now_ms)
+        return pack(message, now_ms, due_at(delay, at, now_ms), check_slot(slot))
+
     async def _submit(
         self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool
     ) -> Call:
@@ -132,6 +152,8 @@ class Producer:
         deadline = self._deadline(timeout)
         if not self._router.ready:
             await _in_time(self._router.load(), deadline)
+        elif packed.ids is not None and self._router.stale:
+            await _in_time(self._router.look_again(), deadline)
         if not self._room.try_take(packed.size):
             await _in_time(self._room.take(packed.size), deadline)
         if self._closed:
@@ -145,13 +167,23 @@ class Producer:
         future: asyncio.Future[Any] = self._guard.loop.create_future() if confirm else self._never
         call = Call(future, count, deadline, self._resolved, single=single)
         self._unresolved += count
-        self._router.place(Parcel(call, packed, range(count), slot))
+        for parcel in Parcel(call, packed, range(count), slot).by_due():
+            self._router.place(parcel)
         if confirm:
             return call
         told = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
-        unknown = Receipt(self.topic, -1, -1)
-        told.future.set_result(unknown if single else [unknown] * count)
+        unknown = self._unknown(packed)
+        told.future.set_result(unknown[0] if single else unknown)
         return told
+
+    def _unknown(self, packed: Packed) -> list[Receipt]:
+        """Receipts of messages sent one-way: of a delayed one the id is known, by which it is cancelled."""
+        if packed.dues is None or packed.ids is None:
+            return [Receipt(self.topic, -1, -1)] * len(packed.entries)
+        return [
+            Receipt(self.topic, -1, -1, due=as_datetime(due), _id=id)
+            for due, id in zip(packed.dues, packed.ids, strict=True)
+        ]
 
     async def _result(self, call: Call) -> Any:
         if call.future.done():
@@ -173,14 +205,21 @@ class Producer:
 
     # ---- what accumulators report ----
 
-    def _open_accumulator(self, where: Range) -> Accumulator:
-        return Accumulator(self._endpoint, self.topic, where, self._batching, self)
+    def _open_accumulator(self, where: Range, delayed: bool) -> Accumulator:
+        return Accumulator(self._endpoint, self.topic, where, self._batching, self, delayed=delayed)
+
+    @property
+    def by_id(self) -> bool:
+        return self._router.by_id
 
     def batch_left(self, where: Range) -> None:
         self._router.batch_left(where)
 
-    def moved_away(self, where: Range, parcels: list[Parcel]) -> None:
-        self._router.moved_away(where, parcels)
+    def resolved(self, accumulator: Accumulator) -> None:
+        self._router.resolved(accumulator)
+
+    def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
+        self._router.moved_away(accumulator, parcels)
 
     def one_way_failed(self, error: Exception, messages: int) -> None:
         if not self.failed:
@@ -272,11 +311,6 @@ async def _in_time(waiting: Awaitable[None], deadline: float) -> None:
             await waiting
     except TimeoutError:
         raise SendTimeout(NOT_SENT, stored=False) from None
-
-
-def refuse_delay(delay: Duration | None, at: Moment | None) -> None:
-    if at is not None or (delay is not None and duration_ms(delay, name="delay") > 0):
-        raise InvalidSetting("delayed messages (delay=, at=) come with a later version: leave it out")
 
 
 def check_slot(slot: int | None) -> int | None:

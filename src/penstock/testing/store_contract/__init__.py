@@ -19,16 +19,25 @@ import pytest
 
 _PARTS = (
     "appending",
+    "cancelling",
     "concurrency",
     "duties",
     "groups",
+    "delayed_ids",
     "harness",
+    "ids",
     "measures",
+    "moving",
+    "ordered",
+    "ordered_settling",
     "polling",
     "reading",
     "retention",
+    "schedule",
+    "sealing",
     "settling",
     "topics",
+    "usage",
     "walk",
     "watching",
 )
@@ -36,16 +45,25 @@ for _part in _PARTS:  # before they are imported, so that a failing assert says 
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
 from .appending import AppendContract  # noqa: E402
+from .cancelling import CancelContract  # noqa: E402
 from .concurrency import ConcurrencyContract  # noqa: E402
+from .delayed_ids import DelayedIdContract  # noqa: E402
 from .duties import DutyContract  # noqa: E402
 from .groups import GroupContract  # noqa: E402
 from .harness import MovableClock, StoreHarness  # noqa: E402
+from .ids import IdContract  # noqa: E402
 from .measures import MeasureContract  # noqa: E402
+from .moving import MoveContract  # noqa: E402
+from .ordered import OrderedContract  # noqa: E402
+from .ordered_settling import OrderedSettleContract  # noqa: E402
 from .polling import PollContract  # noqa: E402
 from .reading import ReadContract  # noqa: E402
 from .retention import RetentionContract  # noqa: E402
+from .schedule import ScheduleContract  # noqa: E402
+from .sealing import SealedMoveContract  # noqa: E402
 from .settling import SettleContract  # noqa: E402
 from .topics import TopicContract  # noqa: E402
+from .usage import UsageContract  # noqa: E402
 from .walk import WalkContract  # noqa: E402
 from .watching import WatchContract  # noqa: E402
 
@@ -60,9 +78,18 @@ class StoreContract(
     TopicContract,
     GroupContract,
     PollContract,
+    OrderedContract,
+    OrderedSettleContract,
     SettleContract,
     MeasureContract,
     WalkContract,
+    UsageContract,
+    ScheduleContract,
+    CancelContract,
+    MoveContract,
+    SealedMoveContract,
+    IdContract,
+    DelayedIdContract,
     DutyContract,
     WatchContract,
 ):

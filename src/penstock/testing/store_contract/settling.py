@@ -166,14 +166,15 @@ class SettleContract(StoreHarness):
         clock.ms += LEASE - 1
         again = store.progress.poll(group, place, ask(2, 6, member="bob"))
         assert spans(again) == [(2, 2)]  # the first half of what was not extended
-        assert store.progress.extend(group, place, 1, [(0, 5)]) == ((2, 2), (3, 3))
+        assert store.progress.extend(group, place, 1, [(0, 5)]) == ((2, 3),)
         assert store.progress.settle(group, place, 1, acks((0, 1), (4, 5))) == Settled()
 
-    def test_extending_what_is_settled_is_no_error(self, store: Store, place: int, group: Group) -> None:
+    def test_extending_what_is_settled_tells_so(self, store: Store, place: int, group: Group) -> None:
+        """Whoever has it still, because its lease had passed, must not handle it any more."""
         append(store, place, batch(4))
         store.progress.poll(group, place, ask(1, 4))
         store.progress.settle(group, place, 1, acks((0, 3)))
-        assert store.progress.extend(group, place, 1, [(0, 3)]) == ()
+        assert store.progress.extend(group, place, 1, [(0, 3)]) == ((0, 3),)
         assert store.progress.peek(group, [place]) == {place: Peek(4, None)}
 
     def test_settling_through_another_broker(

@@ -1,0 +1,181 @@
+"""`Progress.settle` and `restart_stopped` in ordered groups: what becomes of what the holder has received.
+
+I5, I7, I10, I12, R17, R20, R23.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from ...errors import StoreError
+from ...model.delivery import Kind, Settlement, Span
+from ...model.ordered import FAR
+from ...store.contract import Group, Settled, Store
+from .harness import LEASE, MovableClock, acks, append, batch, spans
+from .ordered import ANN, BOB, CAT, DEAD, HOLD, OrderedHarness, retry, shown, want
+
+__all__ = ["OrderedSettleContract"]
+
+
+class OrderedSettleContract(OrderedHarness):
+    # ---- settle ----
+
+    def test_only_the_holder_settles(
+        self, store: Store, place: int, line: Group, clock: MovableClock, other: Store
+    ) -> None:
+        """I7."""
+        append(store, place, batch(6))
+        store.progress.poll_ordered(line, place, want(ANN, 6, messages=4))
+        assert store.progress.settle(line, place, BOB, acks((1, 2), (5, 5))).lost == ((1, 2), (5, 5))
+        assert other.progress.settle(line, place, ANN, acks((1, 2))) == Settled()
+        assert store.progress.settle(line, place, ANN, acks((0, 2), (5, 5))).lost == ((5, 5),)
+        clock.ms += LEASE
+        store.progress.poll_ordered(line, place, want(BOB, 6))
+        for kind in (Kind.ACK, Kind.RETRY, Kind.RELEASE, Kind.MOVE):
+            late = [Settlement(kind, 0, 3, visible_at=clock.ms, stamp=DEAD)]
+            assert store.progress.settle(line, place, ANN, late) == Settled(lost=((3, 3),))
+        with self.failing_commits(store), pytest.raises(StoreError):
+            store.progress.settle(line, place, BOB, acks((3, 3)))
+        assert store.progress.settle(line, place, BOB, acks((0, 3))) == Settled()
+        assert store.progress.committed(line.id, place) == 4
+
+    def test_settlements_may_lie_far_apart(self, store: Store, place: int, line: Group) -> None:
+        append(store, place, *(batch(2000) for _ in range(3)))
+        for position in (None, 4000):  # one delivery reaches from the first to the second
+            store.progress.poll_ordered(line, place, want(ANN, 6000, position, messages=4000))
+        asked = acks((0, 0), (3000, 3001), (5999, 6003))
+        assert store.progress.settle(line, place, ANN, asked).lost == ((6000, 6003),)
+        assert store.progress.backlog(line, [place])[0].unsettled == 5996
+        assert store.progress.settle(line, place, BOB, asked).lost == ((6000, 6003),)
+        late = store.progress.settle(line, place, BOB, acks((1, 1), (2999, 3002), (5998, 5998)))
+        assert late.lost == ((1, 1), (2999, 2999), (3002, 3002), (5998, 5998))
+
+    def test_a_retry_stays_with_its_holder_and_counts(
+        self, store: Store, place: int, line: Group, clock: MovableClock
+    ) -> None:
+        """R17, R20, I5."""
+        append(store, place, batch(3))
+        store.progress.poll_ordered(line, place, want(ANN, 3))
+        since, at = clock.ms, clock.ms + 100
+        for later in (0, 50):  # the second time the reply to the first was lost: it is one failure
+            (kept,) = store.progress.settle(line, place, ANN, retry(1, 1, at + later)).kept
+            assert (kept.first, kept.attempt, kept.visible_at, kept.reason) == (1, 2, at, "no")
+            assert (kept.failures, kept.failing_since, kept.token) == (1, since, ANN)
+        assert store.progress.poll_ordered(line, place, want(ANN, 3, 3)).deliveries == ()
+        clock.ms += 100
+        (kept,) = store.progress.settle(line, place, ANN, retry(1, 1, clock.ms + 1)).kept
+        assert (kept.attempt, kept.failures, kept.failing_since) == (3, 2, since)
+        assert store.progress.settle(line, place, ANN, acks((0, 2))) == Settled()
+
+    def test_a_release_stays_with_its_holder_and_does_not_count(
+        self, store: Store, place: int, line: Group, clock: MovableClock
+    ) -> None:
+        append(store, place, batch(3))
+        store.progress.poll_ordered(line, place, want(ANN, 3))
+        for _ in range(5):
+            release = [Settlement(Kind.RELEASE, 0, 1, visible_at=clock.ms)]
+            assert shown(store.progress.settle(line, place, ANN, release).kept) == [(0, 1, 1, False)]
+
+    def test_the_exhausted_leave_under_a_stamp_and_their_key_goes_on(
+        self, store: Store, place: int, line: Group, clock: MovableClock
+    ) -> None:
+        """I12, R20, R23."""
+        append(store, place, batch(3))
+        store.progress.poll_ordered(line, place, want(ANN, 3))
+        for _ in range(2):
+            store.progress.settle(line, place, ANN, retry(0, 0, clock.ms))
+        last = retry(0, 0, clock.ms)
+        assert store.progress.settle(line, place, ANN, last) == Settled(unplaced=((0, 0),))
+        (leaving,) = store.progress.settle(line, place, ANN, retry(0, 0, clock.ms, DEAD)).leaving
+        assert leaving.stamp is not None and leaving.stamp.partition_id == DEAD.partition_id
+        assert store.progress.settle(line, place, ANN, acks((0, 0))).lost == ((0, 0),)
+        store.progress.hand_over(line, place, ANN)
+        assert spans(store.progress.poll_ordered(line, place, want(BOB, 3))) == [(1, 2)]
+        clock.ms += 60_000  # its mover went away
+        store.progress.extend(line, place, BOB, [])
+        taken_up = store.progress.poll_ordered(line, place, want(BOB, 3, 3))
+        assert [d.stamp for d in taken_up.leaving] == [leaving.stamp]
+        assert store.progress.settle(line, place, leaving.token, acks((0, 0))) == Settled()
+        clock.ms += 60_000
+        store.progress.poll_ordered(line, place, want(BOB, 3, 3))
+        assert store.progress.peek(line, [place])[place].next_due is None
+
+    def test_many_that_leave_hold_nobody_up(
+        self, store: Store, place: int, line: Group, clock: MovableClock
+    ) -> None:
+        """More than one poll looks at; what stays behind them is neither forgotten nor overtaken."""
+        append(store, place, batch(150))
+        store.progress.poll_ordered(line, place, want(ANN, 150, messages=102))
+        moves = [Settlement(Kind.MOVE, n, n, stamp=DEAD) for n in range(100)]
+        store.progress.settle(line, place, ANN, moves)
+        store.progress.hand_over(line, place, ANN)
+        granted = store.progress.poll_ordered(line, place, want(BOB, 150, messages=1))
+        assert spans(granted) == [(100, 100)]
+        clock.ms += 60_000  # all movers went away
+        store.progress.extend(line, place, BOB, [])
+        left, found = list[int](), list[Span]()
+        for _ in range(4):
+            granted = store.progress.poll_ordered(line, place, want(BOB, 150, 101 + len(found), messages=1))
+            left += (d.first for d in granted.leaving)
+            found += spans(granted)
+        assert sorted(left) == list(range(100))
+        assert found[:2] == [(101, 101), (102, 102)]
+
+    def test_a_message_holds_its_key_for_a_stated_time(
+        self, store: Store, place: int, line: Group, clock: MovableClock
+    ) -> None:
+        """I10."""
+        append(store, place, batch(2))
+        store.progress.poll_ordered(line, place, want(ANN, 2))
+        begun = clock.ms
+        assert store.progress.settle(line, place, ANN, retry(0, 0, begun + 10)).kept
+        clock.ms += 10
+        over = retry(0, 0, begun + HOLD + 1, DEAD)
+        assert spans(store.progress.settle(line, place, ANN, over).leaving) == [(0, 0)]
+        within = retry(1, 1, clock.ms + HOLD, DEAD)
+        assert spans(store.progress.settle(line, place, ANN, within).kept) == [(1, 1)]
+
+    # ---- stopped messages ----
+
+    def test_a_stopped_message_waits_in_all_hands_until_it_is_restarted(
+        self, store: Store, place: int, stopping: Group, clock: MovableClock
+    ) -> None:
+        """R23, I10."""
+        append(store, place, batch(4))
+        progress = store.progress
+        progress.poll_ordered(stopping, place, want(ANN, 4, messages=3))
+        progress.settle(stopping, place, ANN, retry(1, 1, clock.ms))
+
+        def stop() -> Settled:
+            return progress.settle(stopping, place, ANN, retry(1, 1, clock.ms))
+
+        assert self.flushed(store, stop)
+        assert [d.visible_at for d in stop().kept] == [FAR]  # said twice
+        assert progress.backlog(stopping, [place])[0].stopped == 1
+        progress.hand_over(stopping, place, ANN)
+        assert [
+            (d.first, d.visible_at) for d in progress.poll_ordered(stopping, place, want(BOB, 3)).deliveries
+        ] == [(0, 0), (1, FAR), (2, 0)]
+        assert self.durably_announced(store, lambda: progress.restart_stopped(stopping, place))
+        assert progress.restart_stopped(stopping, place) == 0
+        assert progress.backlog(stopping, [place])[0].stopped == 0
+        for _ in range(2):  # told again if the reply is lost
+            told = progress.poll_ordered(stopping, place, want(BOB, 4, 3))
+            assert told.recall and not told.deliveries
+        progress.hand_over(stopping, place, BOB)
+        again = progress.poll_ordered(stopping, place, want(CAT, 4))
+        assert shown(again) == [(0, 0, 1, False), (1, 1, 3, False), (2, 2, 1, False), (3, 3, 1, False)]
+        assert (again.recall, again.deliveries[1].failures) == (False, 0)
+        assert progress.settle(stopping, place, CAT, acks((0, 3))) == Settled()
+        assert progress.committed(stopping.id, place) == 4
+
+    def test_a_poisonous_message_is_stopped(
+        self, store: Store, place: int, stopping: Group, clock: MovableClock
+    ) -> None:
+        append(store, place, batch(1))
+        for token in (1, 2, 3):
+            assert spans(store.progress.poll_ordered(stopping, place, want(token, 1))) == [(0, 0)]
+            clock.ms += LEASE
+        (stopped,) = store.progress.poll_ordered(stopping, place, want(4, 1)).deliveries
+        assert (stopped.visible_at, stopped.suspect, stopped.alone) == (FAR, False, False)
+        assert store.progress.restart_stopped(stopping, place) == 1
