@@ -12,9 +12,9 @@ import typer
 from ..errors import InvalidSetting
 from . import exits, show
 from .frame import Run, command
-from .groups import Lease, MaxAttempts, Start, wished
 from .messages import Format, Printer
 from .values import Topic, seconds
+from .wishes import Exhausted, Expires, Lease, MaxAttempts, MaxHold, Mode, Order, Start, wished
 
 if TYPE_CHECKING:
     from penstock import Connection, Consumer
@@ -43,16 +43,31 @@ async def consume(
         bool, typer.Option("--no-ack", help="Hand them all back at the end, as if nothing had been taken.")
     ] = False,
     format: Format = None,
+    mode: Mode = None,
+    order: Order = None,
+    member: Annotated[
+        str | None,
+        typer.Option(help="A name for this member; with --mode broadcast it goes on where it stopped."),
+    ] = None,
     start: Start = None,
     lease: Lease = None,
     max_attempts: MaxAttempts = None,
+    exhausted: Exhausted = None,
+    max_hold: MaxHold = None,
+    expires: Expires = None,
 ) -> None:
-    """Take messages as a member of a group: print each, then ack it. Stops at Ctrl-C, or when told."""
+    """Take messages as a member of a group: print each, then ack it. Stops at Ctrl-C, or when told.
+
+    Settings of the group (mode, order, start, lease …) are those it has; a new group takes those named here.
+    """
     printer = Printer(format, as_json=run.json)
     idle_s = None if wait is None else seconds(wait, name="--wait")
     if no_ack and (count or 0) > _HELD:
         raise InvalidSetting(f"--no-ack holds what it printed until the end: --count {_HELD} at most")
-    wish = wished(start, lease, max_attempts)
+    wish = wished(
+        mode=mode, order=order, member=member, start=start, lease=lease, max_attempts=max_attempts,
+        exhausted=exhausted, max_hold=max_hold, expires=expires,
+    )  # fmt: skip
     async with run.connect() as mq:
         await _note_new_group(mq, topic, group)
         window = min(count or _HELD, _HELD)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
 
 
 def register(app: typer.Typer) -> None:
@@ -26,13 +26,13 @@ def register(app: typer.Typer) -> None:
 
 
 async def doctor(run: Run) -> None:
-    """Check Python, SQLite, the files, the disk and the groups. Exit code 1 if something fails."""
+    """Check the file or the database server, and the groups. Exit code 1 if something fails."""
     found = _examine(run)
     if not any(finding.state == "fail" for finding in found):
         found += await _groups(run)
     failed = any(finding.state == "fail" for finding in found)
     if run.json:
-        show.json_line({"url": run.url, "ok": not failed, "checks": [_fields(f) for f in found]})
+        show.json_line({"url": run.shown, "ok": not failed, "checks": [_fields(f) for f in found]})
     else:
         _print(run, found)
     if failed:
@@ -40,27 +40,17 @@ async def doctor(run: Run) -> None:
 
 
 def _examine(run: Run) -> list[Finding]:
-    from .checks import CHECKS, Examination, Finding, check_versions, findings
+    from .checks import examine
 
-    found = list(check_versions(None))
-    path = run.file
-    if path is None:
-        return [*found, Finding("file", "ok", "this queue is in memory: there is nothing else to check")]
-    if not path.exists():
-        advice = "name the right one with --url or PENSTOCK_URL, or make it: penstock topic create NAME"
-        return [*found, Finding("file", "fail", f"there is no queue {path.absolute()}", advice)]
-    exam = Examination(path)
-    with _progress(run, len(CHECKS)) as begin:
-        for name, check in CHECKS:
-            begin(name)
-            found += findings(name, check, exam)
-    return found
+    with _progress(run) as begin:
+        return examine(run.address, begin)
 
 
 async def _groups(run: Run) -> list[Finding]:
-    from .checks import Finding, check_groups
+    from .checks.finding import Finding
+    from .checks.groups import check_groups
 
-    if run.file is None:
+    if run.address.kind == "memory":
         return []
     try:
         async with run.connect() as mq:
@@ -69,12 +59,12 @@ async def _groups(run: Run) -> list[Finding]:
         return [Finding("groups", "fail", f"could not be checked: {error}")]
 
 
-def _progress(run: Run, steps: int) -> AbstractContextManager[Callable[[str], None]]:
+def _progress(run: Run) -> AbstractContextManager[Callable[[str, int], None]]:
     if run.json or not (sys.stdout.isatty() and sys.stderr.isatty()):
-        return nullcontext(lambda name: None)
+        return nullcontext(lambda name, steps: None)
     from .progress import checking
 
-    return checking(steps)
+    return checking()
 
 
 def _fields(finding: Finding) -> dict[str, str]:
@@ -87,11 +77,12 @@ def _print(run: Run, found: list[Finding]) -> None:
 
     out = show.console()
     width = max(len(finding.check) for finding in found)
-    out.print(Text.assemble("the queue ", (run.url, "bold")))
+    out.print(Text.assemble("the queue ", (run.shown, "bold")))
     for finding in found:
         state = (f"{finding.state:<4}", _STYLES[finding.state])
         out.print(Text.assemble("  ", state, f"  {finding.check:<{width}}  {finding.message}"))
         if finding.advice:
             out.print(Text.assemble(" " * (width + 10), ("→ ", "dim"), (finding.advice, "italic")))
-    counts = {state: sum(f.state == state for f in found) for state in ("ok", "warn", "fail")}
-    out.print(Text(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed"))
+    counts = {state: sum(f.state == state for f in found) for state in _STYLES}
+    skipped = f", {counts['skip']} not looked at" if counts["skip"] else ""
+    out.print(Text(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed{skipped}"))

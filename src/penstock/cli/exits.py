@@ -31,7 +31,7 @@ __all__ = [
 OK = 0
 FAILED = 1
 USAGE = 2
-CROSSED = 3
+CROSSED = 3  # a check that was asked for did not hold
 ABORTED = 4
 INTERRUPTED = 130
 
@@ -41,6 +41,7 @@ _CALLS = (
     ("use alter_group to change it", "use `penstock group alter` to change it"),
     ("or pass force=True:", "or add --force:"),
     ("dead_letters() lists", "`penstock dead list` lists"),
+    ("run `penstock migrate`, or connect with migrate=True", "run `penstock migrate`"),
 )
 
 _RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"

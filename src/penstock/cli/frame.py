@@ -23,6 +23,8 @@ from . import exits
 if TYPE_CHECKING:
     from penstock import Connection
 
+    from ..address import Address
+
 __all__ = ["DEFAULT_URL", "Run", "command", "family"]
 
 DEFAULT_URL = "sqlite:///penstock.db"
@@ -51,6 +53,7 @@ class Run:
 
     url: str
     chosen: bool  # by option or environment; else it is the default
+    named: bool  # by option
     json: bool
     debug: bool
 
@@ -59,10 +62,10 @@ class Run:
         """The queue. A file that is not there is an error, unless the command may create it."""
         import penstock
 
-        path = self.file
+        path = self.address.path
         missing = path is not None and not path.exists()
         if missing and not create:
-            raise StoreUnavailable(self._nothing_here(path))
+            raise self.nothing_here()
         async with penstock.connect(self.url) as mq:
             if missing:
                 why = "" if self.chosen else " (name another with --url or PENSTOCK_URL)"
@@ -70,16 +73,21 @@ class Run:
             yield mq
 
     @property
-    def file(self) -> Path | None:
-        """The file of the queue; None if it is not in a file."""
-        from ..client.url import parse
+    def address(self) -> Address:
+        """What the URL names."""
+        from ..address import parse
 
-        return parse(self.url).path
+        return parse(self.url)
 
-    def _nothing_here(self, path: Path | None) -> str:
+    @property
+    def shown(self) -> str:
+        """The URL for people and logs: without its password."""
+        return self.address.shown or self.url
+
+    def nothing_here(self) -> StoreUnavailable:
         where = "" if self.chosen else f" in {Path.cwd()}"
-        return (
-            f"there is no queue {path}{where}: make one with `penstock topic create NAME`, "
+        return StoreUnavailable(
+            f"there is no queue {self.address.path}{where}: make one with `penstock topic create NAME`, "
             "or name another with --url or PENSTOCK_URL"
         )
 
@@ -175,4 +183,10 @@ def _set_signature(framed: Callable[..., None], function: Callable[..., Any]) ->
 
 def _run(options: dict[str, Any]) -> Run:
     chosen = options["url"] or os.environ.get("PENSTOCK_URL")
-    return Run(url=chosen or DEFAULT_URL, chosen=bool(chosen), json=options["json"], debug=options["debug"])
+    return Run(
+        url=chosen or DEFAULT_URL,
+        chosen=bool(chosen),
+        named=bool(options["url"]),
+        json=options["json"],
+        debug=options["debug"],
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,26 +10,16 @@ import typer
 from . import show
 from .ask import DryRun, Losses, Yes, agreed
 from .frame import Run, command, family
-from .values import Group, Place, Topic, duration, place
+from .values import Group, Topic, place
+from .wishes import Exhausted, Expires, Lease, MaxAttempts, MaxHold, Mode, Order, Start, wished
 
 if TYPE_CHECKING:
-    from penstock import Connection, GroupInfo
+    from penstock import Connection, GroupInfo, Lag, PartitionLag
 
-__all__ = ["Lease", "MaxAttempts", "Start", "app", "find_group", "wished"]
+__all__ = ["app", "find_group"]
 
 app = family("group", "Create, list, pause, reset and delete groups.")
 
-Start = Annotated[
-    str | None,
-    typer.Option(
-        help="Where a new group starts: earliest, latest, 2026-01-31T08:00:00Z, or offsets 0=12,1=40.",
-        show_default=False,
-    ),
-]
-Lease = Annotated[
-    str | None, typer.Option(help='How long a delivered message is invisible to others, such as "30s".')
-]
-MaxAttempts = Annotated[int | None, typer.Option(help="Attempts before a message is a dead letter.")]
 Force = Annotated[bool, typer.Option("--force", help="Also while members are using it.")]
 
 
@@ -37,18 +28,28 @@ async def create(
     run: Run,
     topic: Topic,
     group: Group,
+    mode: Mode = None,
+    order: Order = None,
     start: Start = None,
     lease: Lease = None,
     max_attempts: MaxAttempts = None,
+    exhausted: Exhausted = None,
+    max_hold: MaxHold = None,
+    expires: Expires = None,
 ) -> None:
     """Create a group before its first consumer comes."""
-    wish = wished(start, lease, max_attempts)
+    wish = wished(
+        mode=mode, order=order, start=start, lease=lease, max_attempts=max_attempts,
+        exhausted=exhausted, max_hold=max_hold, expires=expires,
+    )  # fmt: skip
     async with run.connect() as mq:
         info = await mq.create_group(topic, group, **wish)
     if run.json:
         show.json_line(_fields(info))
     else:
-        typer.echo(f"group {group} of topic {topic} is there; it starts at {info.settings.start.encode()}")
+        mode_said = "" if info.settings.mode == "shared" else f", in mode {info.settings.mode}"
+        starts = f"it starts at {info.settings.start.encode()}"
+        typer.echo(f"group {group} of topic {topic} is there{mode_said}; {starts}")
 
 
 @command(app, "list")
@@ -56,17 +57,16 @@ async def list_groups(run: Run, topic: Topic) -> None:
     """List the groups of a topic, whether somebody uses them, and what they hold."""
     async with run.connect() as mq:
         found = await mq.groups(topic)
-        behind = {info.name: (await mq.lag(topic, info.name)).total for info in found}
+        lags = {info.name: await mq.lag(topic, info.name) for info in found}
     if run.json:
-        show.json_line([{**_fields(i), "behind": behind[i.name].messages} for i in found])
+        show.json_line([_listed(info, lags[info.name]) for info in found])
     elif not found:
         show.nothing(f"topic {topic} has no groups yet: a group comes with its first consumer")
     else:
-        columns = ("group", "members", "state", "behind", "oldest", "mode", "lease", "attempts")
-        rows = [_row(info, behind[info.name]) for info in found]
-        show.console().print(
-            show.table(columns, rows, numbers=("members", "behind", "oldest", "lease", "attempts"))
-        )
+        ordered = any(info.settings.mode == "ordered" for info in found)
+        columns = ("group", "mode", "members", "state", "behind", "oldest", "holders")[: 7 if ordered else 6]
+        rows = [_row(info, lags[info.name])[: len(columns)] for info in found]
+        show.console().print(show.table(columns, rows, numbers=("members", "behind", "oldest")))
 
 
 @command(app, "show")
@@ -77,7 +77,7 @@ async def show_group(run: Run, topic: Topic, group: Group) -> None:
         lag = await mq.lag(topic, group)
     if run.json:
         committed = {str(p.partition): p.committed for p in lag.partitions if p.topic == topic}
-        show.json_line({**_fields(info), "behind": lag.total.messages, "committed": committed})
+        show.json_line({**_listed(info, lag), "committed": committed})
         return
     out = show.console()
     out.print(
@@ -86,20 +86,29 @@ async def show_group(run: Run, topic: Topic, group: Group) -> None:
     if info.members:
         members = [(m.name, m.client, show.moment(m.joined_at)) for m in info.members]
         out.print(show.table(("member", "client", "joined"), members))
-    places = [
-        (p.topic, str(p.partition), show.count(p.committed), show.count(p.end), show.count(p.messages))
-        for p in lag.partitions
-    ]
     columns = ("topic", "partition", "committed", "end", "behind")
-    out.print(show.table(columns, places, numbers=columns[1:]))
+    extra = ("holder", "stopped") if info.settings.mode == "ordered" else ()
+    places = [
+        (*_place(p), *((p.holder or "–", show.count(p.stopped)) if extra else ())) for p in lag.partitions
+    ]
+    out.print(show.table((*columns, *extra), places, numbers=(*columns[1:], "stopped")))
 
 
 @command(app, "alter")
 async def alter(
-    run: Run, topic: Topic, group: Group, lease: Lease = None, max_attempts: MaxAttempts = None
+    run: Run,
+    topic: Topic,
+    group: Group,
+    lease: Lease = None,
+    max_attempts: MaxAttempts = None,
+    exhausted: Exhausted = None,
+    max_hold: MaxHold = None,
+    expires: Expires = None,
 ) -> None:
-    """Change a group's settings; what is not named stays."""
-    wish = wished(None, lease, max_attempts)
+    """Change a group's settings; what is not named stays. Mode and order are for its whole life."""
+    wish = wished(
+        lease=lease, max_attempts=max_attempts, exhausted=exhausted, max_hold=max_hold, expires=expires
+    )
     if not wish:
         raise typer.BadParameter("name at least one setting to change, such as --lease 1m")
     async with run.connect() as mq:
@@ -185,61 +194,78 @@ async def find_group(mq: Connection, topic: str, name: str) -> GroupInfo:
     raise AssertionError(f"group {name!r} came and went")  # pragma: no cover
 
 
-def wished(start: str | None, lease: str | None, max_attempts: int | None) -> dict[str, Any]:
-    """Settings as the SDK takes them; only those that were asked for."""
-    where: Place | None = None if start is None else place(start, name="--start")
-    asked = {
-        "start": where,
-        "lease": duration(lease, name="--lease"),
-        "max_attempts": max_attempts,
-    }
-    return {name: value for name, value in asked.items() if value is not None}
-
-
 def _fields(info: GroupInfo) -> dict[str, Any]:
     settings = info.settings
     return {
         "topic": info.topic,
         "group": info.name,
         "mode": settings.mode,
+        "order": settings.order,
         "start": settings.start.encode(),
         "lease_ms": settings.lease_ms,
         "max_attempts": settings.max_attempts,
+        "exhausted": settings.exhausted,
+        "max_hold_ms": settings.max_hold_ms,
+        "expires_ms": settings.expires_ms,
         "paused": info.paused,
+        "idle_ms": info.idle_ms,
         "members": [m.name for m in info.members],
         "created_at": show.moment(info.created_at),
     }
 
 
+def _listed(info: GroupInfo, lag: Lag) -> dict[str, Any]:
+    total = lag.total
+    return {**_fields(info), "behind": total.messages, "stopped": total.stopped, "holders": _held(lag)}
+
+
+def _held(lag: Lag) -> dict[str, int]:
+    """Ordered groups: who holds how many partitions."""
+    return dict(Counter(part.holder for part in lag.partitions if part.holder))
+
+
 def _lines(info: GroupInfo) -> list[tuple[str, str]]:
-    settings = info.settings
+    settings, ordered = info.settings, info.settings.mode == "ordered"
+    holding = [("max hold", show.age(settings.max_hold_ms))] if ordered else []
     return [
-        ("mode", settings.mode),
+        ("mode", f"ordered by {settings.order}" if ordered else settings.mode),
         ("started at", settings.start.encode()),
         ("lease", show.age(settings.lease_ms)),
-        ("max attempts", str(settings.max_attempts)),
+        ("max attempts", f"{settings.max_attempts}, then {_END[settings.exhausted]}"),
+        *holding,
+        ("expires", f"when idle for {show.age(settings.expires_ms)}" if settings.expires_ms else "never"),
         ("state", _state(info)),
         ("created", show.moment(info.created_at)),
     ]
 
 
-def _row(info: GroupInfo, behind: Any) -> tuple[str, ...]:
+_END = {"dead": "dead letters", "stop": "its key stops"}
+
+
+def _place(part: PartitionLag) -> tuple[str, ...]:
+    ends = (show.count(part.committed), show.count(part.end), show.count(part.messages))
+    return (part.topic, str(part.partition), *ends)
+
+
+def _row(info: GroupInfo, lag: Lag) -> tuple[str, ...]:
+    held = ", ".join(f"{name} {count}" for name, count in _held(lag).items())
+    stopped = f"{lag.total.stopped} stopped" if lag.total.stopped else ""
     return (
         info.name,
+        info.settings.mode,
         str(len(info.members)),
         _state(info),
-        show.count(behind.messages),
-        show.age(behind.oldest_age_ms),
-        info.settings.mode,
-        show.age(info.settings.lease_ms),
-        str(info.settings.max_attempts),
+        show.count(lag.total.messages),
+        show.age(lag.total.oldest_age_ms),
+        "; ".join(filter(None, (held, stopped))) or "–",
     )
 
 
 def _state(info: GroupInfo) -> str:
+    """Paused, in use, or for how long nobody used it (R44)."""
     if info.paused:
         return "paused"
-    return "in use" if info.members else "idle"
+    return "in use" if info.idle_ms is None else f"idle {show.age(info.idle_ms)}".rstrip(" –")
 
 
 def _say(run: Run, info: GroupInfo, sentence: str) -> None:

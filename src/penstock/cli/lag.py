@@ -1,6 +1,7 @@
 """`penstock lag`: how far groups are behind (R43), for people, dashboards and monitors.
 
-A threshold that is crossed is exit code 3, and the line on stderr says which group crossed which.
+One group is shown by partition, with who holds it if the group is ordered; a broadcast group by member. A
+threshold that is crossed is exit code 3, and the line on stderr says which group crossed which.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["lag_table", "register"]
 
+_ORDERED = ("stopped", "holder")
 _COLUMNS = ("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in")
 
 
@@ -34,7 +36,7 @@ async def lag(
     topic: Topic,
     group: Annotated[
         str | None,
-        typer.Argument(help="Only this group, by partition.", show_default=False),
+        typer.Argument(help="Only this group: by partition, or by member.", show_default=False),
     ] = None,
     max_age: Annotated[
         str | None,
@@ -53,16 +55,19 @@ async def lag(
         if watch:
             await _watch(run, mq, topic, group, every_s)
         lags = await _lags(mq, topic, group)
-    _show(run, topic, lags, by_partition=group is not None)
+    _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
     if crossed := _crossed(lags, oldest_ms, max_messages):
         exits.say_error("threshold_crossed", crossed, as_json=run.json)
         raise typer.Exit(exits.CROSSED)
 
 
 async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
-    if group is not None:
-        return [await mq.lag(topic, group)]
-    return [await mq.lag(topic, info.name) for info in await mq.groups(topic)]
+    """One group, or all; a broadcast group is followed by its members, each of which is a group (R11)."""
+    if group is None:
+        return [await mq.lag(topic, info.name) for info in await mq.groups(topic)]
+    lags = [await mq.lag(topic, group)]  # raises, with a suggestion, if there is no such group
+    members = [info.name for info in await mq.groups(topic) if info.name.startswith(f"{group}@")]
+    return lags + [await mq.lag(topic, member) for member in members]
 
 
 async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_s: float) -> None:
@@ -72,7 +77,7 @@ async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_
     if run.json or not sys.stdout.isatty():
         while True:
             lags = await _lags(mq, topic, group)
-            _show(run, topic, lags, by_partition=group is not None)
+            _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
             sys.stdout.flush()
             await asyncio.sleep(every_s)
     from rich.live import Live
@@ -80,7 +85,8 @@ async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_
     with Live(console=show.console(), auto_refresh=False) as live:
         while True:
             lags = await _lags(mq, topic, group)
-            live.update(_render(topic, lags, by_partition=group is not None), refresh=True)
+            by_partition = group is not None and len(lags) == 1
+            live.update(_render(topic, lags, by_partition=by_partition), refresh=True)
             await asyncio.sleep(every_s)
 
 
@@ -96,15 +102,23 @@ def _show(run: Run, topic: str, lags: list[Lag], *, by_partition: bool) -> None:
 def _render(topic: str, lags: list[Lag], *, by_partition: bool) -> RenderableType:
     if not by_partition:
         return lag_table(lags)
-    rows = [(_place(p, topic), *_cells(p)) for lag in lags for p in lag.partitions]
-    rows += [("all", *_cells(lag.total)) for lag in lags]
-    return show.table(("partition", *_COLUMNS), rows, numbers=_COLUMNS)
+    ordered = any(part.holder or part.stopped for lag in lags for part in lag.partitions)
+    extra = _ORDERED if ordered else ()
+    rows = [(_place(p, topic), *_cells(p), *_held(p, extra)) for lag in lags for p in lag.partitions]
+    rows += [("all", *_cells(lag.total), *_held(lag.total, extra)) for lag in lags]
+    return show.table(("partition", *_COLUMNS, *extra), rows, numbers=(*_COLUMNS, "stopped"))
 
 
 def lag_table(lags: list[Lag]) -> RenderableType:
     """One row for each group."""
-    rows = [(lag.group, *_cells(lag.total)) for lag in lags]
-    return show.table(("group", *_COLUMNS), rows, numbers=_COLUMNS)
+    extra = _ORDERED[:1] if any(lag.total.stopped for lag in lags) else ()
+    rows = [(lag.group, *_cells(lag.total), *_held(lag.total, extra)) for lag in lags]
+    return show.table(("group", *_COLUMNS, *extra), rows, numbers=(*_COLUMNS, "stopped"))
+
+
+def _held(part: PartitionLag, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Ordered groups: messages that wait for people, and who holds the partition."""
+    return (show.count(part.stopped), part.holder or "–")[: len(columns)]
 
 
 def _place(part: PartitionLag, topic: str) -> str:
@@ -139,7 +153,7 @@ def _fields(lag: Lag) -> dict[str, Any]:
 
 
 def _edges(part: PartitionLag) -> dict[str, Any]:
-    names = ("topic", "partition", "committed", "end")
+    names = ("topic", "partition", "committed", "end", "holder")
     return {name: getattr(part, name) for name in names}
 
 
@@ -148,6 +162,7 @@ def _numbers(part: PartitionLag) -> dict[str, Any]:
         "messages": part.messages,
         "bytes": part.bytes,
         "unsettled": part.unsettled,
+        "stopped": part.stopped,
         "oldest_age_ms": part.oldest_age_ms,
         "first_wait_ms": part.first_wait_ms,
         "arrival_per_s": round(part.arrival_per_s, 1),

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 
 from .show import console
 
-__all__ = ["checking", "sending"]
+__all__ = ["checking", "sending", "working"]
 
 
 @contextmanager
@@ -36,16 +36,23 @@ def sending(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
-def checking(steps: int) -> Iterator[Callable[[str], None]]:
-    """A bar over named steps; the call says which one begins."""
+def checking() -> Iterator[Callable[[str, int], None]]:
+    """A bar over named steps; the call says which one begins, and of how many."""
     columns = (SpinnerColumn(), BarColumn(bar_width=20), TextColumn("{task.description}"))
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
-        task = bars.add_task("", total=steps)
+        task = bars.add_task("", total=None)
         begun = 0
 
-        def begin(name: str) -> None:
+        def begin(name: str, steps: int) -> None:
             nonlocal begun
-            bars.update(task, completed=begun, description=name)
+            bars.update(task, total=steps, completed=begun, description=name)
             begun += 1
 
         yield begin
+
+
+@contextmanager
+def working(what: str) -> Iterator[None]:
+    """A spinner beside what is being done."""
+    with console(stderr=True).status(what):
+        yield

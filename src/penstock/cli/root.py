@@ -10,14 +10,14 @@ from typing import Annotated, Any
 
 import typer
 
-from . import consume, dead, demo, doctor, exits, groups, lag, read, send, topics, worker
+from . import consume, dead, demo, doctor, exits, groups, lag, migrate, read, send, topics, worker
 from .frame import Debug, Json, Url, note_options
 
 __all__ = ["app", "run"]
 
 _EPILOG = (
     "[bold]Exit codes[/bold]  0 done · 1 an error of Penstock · 2 wrong usage · "
-    "3 a threshold was crossed (lag) · 4 refused, or answered no · 130 interrupted\n\n"
+    "3 a check did not hold (lag, migrate --check) · 4 refused, or answered no · 130 interrupted\n\n"
     "[bold]New here?[/bold]   [cyan]penstock demo[/cyan] shows what it does, in half a minute"
 )
 
@@ -35,7 +35,7 @@ for family in (topics.app, groups.app, dead.app):
     app.add_typer(family, rich_help_panel="Topics, groups and dead letters")
 for register in (
     send.register, consume.register, read.register, lag.register,
-    worker.register, doctor.register, demo.register,
+    worker.register, migrate.register, doctor.register, demo.register,
 ):  # fmt: skip
     register(app)
 

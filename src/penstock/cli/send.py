@@ -1,4 +1,4 @@
-"""`penstock send`: one message, or each line of standard input as one.
+"""`penstock send` and `penstock cancel`: one message, or each line of standard input as one.
 
 Lines are sent in batches as they come. What was sent before a wrong line stays sent, and the error says
 how many that is.
@@ -13,27 +13,29 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from ..errors import InvalidMessage, PenstockError, UsageError
-from . import show
+from ..errors import InvalidMessage, InvalidSetting, PenstockError, UsageError
+from . import exits, show
 from .frame import Run, command
-from .values import Topic, headers
+from .values import Topic, duration, headers, moment
 
 if TYPE_CHECKING:
-    from penstock import Connection, Message
+    from penstock import Connection, Message, Receipt
 
 __all__ = ["register"]
 
 _PART = 1000  # messages sent in one call
-_KNOWN = {"value", "value_base64", "key", "key_base64", "headers", "id"}
+_KNOWN = {"value", "value_base64", "key", "key_base64", "headers", "id", "delay", "at", "expires"}
 _SHOWN = {"topic", "partition", "offset", "timestamp", "attempt"}  # what `read --json` adds
 
 
 def register(app: typer.Typer) -> None:
     command(app, "send", rich_help_panel="Messages")(send)
+    command(app, "cancel", rich_help_panel="Messages")(cancel)
 
 
 async def send(
@@ -48,35 +50,97 @@ async def send(
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; repeatable.")
     ] = None,
     id: Annotated[str | None, typer.Option("--id", help="The message's own id.")] = None,
+    delay: Annotated[
+        str | None, typer.Option(help='Deliver it after so long, such as "10m".', show_default=False)
+    ] = None,
+    at: Annotated[
+        str | None,
+        typer.Option(help="Deliver it at that moment, such as 2026-01-31T08:00:00Z.", show_default=False),
+    ] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(help='After so long ("1h"), or from that moment on, nobody is to see it.'),
+    ] = None,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help='Lines are JSON: {"value": …, "key": …, "headers": {…}, "id": …}.')
     ] = False,
 ) -> None:
     """Send a message, or each line of standard input: `cat file | penstock send orders -`."""
-    named = headers(header or ())
+    shared = _shared(key, headers(header or ()), delay, at, expires)
     if value is not None and value != "-":
         if jsonl:
             raise UsageError("--jsonl reads standard input: leave the value out")
-        await _send_one(run, topic, value, key, named, id)
+        await _send_one(run, topic, value, shared, id)
         return
     if id is not None:
         raise UsageError('--id names one message: give the value too, or use --jsonl with "id" in each line')
     if value is None and sys.stdin.isatty():
         raise UsageError(f"nothing to send: penstock send {topic} VALUE, or lines from a pipe")
-    await _send_lines(run, topic, _jsonl(key, named) if jsonl else _plain(key, named))
+    await _send_lines(run, topic, _jsonl(shared) if jsonl else _plain(shared))
 
 
-async def _send_one(
-    run: Run, topic: str, value: str, key: str | None, named: dict[str, str] | None, id: str | None
+async def cancel(
+    run: Run,
+    topic: Topic,
+    id: Annotated[str, typer.Argument(metavar="ID", help="The message's id.", show_default=False)],
 ) -> None:
+    """Take back a delayed message. Exit code 1 if it is not waiting (any more)."""
+    async with run.connect() as mq:
+        cancelled = await mq.cancel(topic, id)
+    if run.json:
+        show.json_line({"topic": topic, "id": id, "cancelled": cancelled})
+    elif cancelled:
+        typer.echo(f"cancelled message {id} of topic {topic}")
+    if not cancelled:
+        said = f"no delayed message {id!r} waits in topic {topic!r}"
+        why = "it was delivered or cancelled before, or never sent"
+        exits.say_error("not_waiting", f"{said}: {why}", as_json=run.json)
+        raise typer.Exit(exits.FAILED)
+
+
+Shared: TypeAlias = dict[str, Any]
+"""What every message of one call has, unless a line says otherwise: fields of `penstock.Message`."""
+
+
+def _shared(
+    key: str | None, named: dict[str, str] | None, delay: str | None, at: str | None, expires: str | None
+) -> Shared:
+    if delay is not None and at is not None:
+        raise UsageError("--delay and --at both say when: leave one of them out")
+    return {
+        "key": key,
+        "headers": named,
+        "delay": duration(delay, name="--delay"),
+        "at": None if at is None else moment(at, name="--at"),
+        "expires": None if expires is None else _expiry(expires, "--expires"),
+    }
+
+
+def _expiry(text: str, name: str) -> str | datetime:
+    """A duration, or a moment: the latter has a date in it."""
+    return moment(text, name=name) if text.count("-") >= 2 else duration(text, name=name) or ""
+
+
+async def _send_one(run: Run, topic: str, value: str, shared: Shared, id: str | None) -> None:
     data = value.encode(errors="surrogateescape")  # the very bytes of the command line
     async with run.connect() as mq:
-        receipt = await mq.send(topic, data, key=key, headers=named, id=id)
+        receipt = await mq.send(topic, data, id=id, **shared)
     if run.json:
         names = ("topic", "partition", "offset", "id", "duplicate")
-        show.json_line({name: getattr(receipt, name) for name in names})
+        due = None if receipt.due is None else show.moment(round(receipt.due.timestamp() * 1000))
+        show.json_line({**{name: getattr(receipt, name) for name in names}, "due": due})
     else:
-        typer.echo(f"sent to {topic}, partition {receipt.partition}, offset {receipt.offset}")
+        typer.echo(_sent(receipt))
+
+
+def _sent(receipt: Receipt) -> str:
+    if receipt.duplicate:
+        return f"dropped: topic {receipt.topic} has a message with the id {receipt.id} already"
+    if receipt.due is not None:
+        when = show.moment(round(receipt.due.timestamp() * 1000))
+        back = f"`penstock cancel {receipt.topic} {receipt.id}` takes it back"
+        return f"sent to {receipt.topic}, due {when}; {back}"
+    return f"sent to {receipt.topic}, partition {receipt.partition}, offset {receipt.offset}"
 
 
 # ---- lines ----
@@ -84,29 +148,42 @@ async def _send_one(
 Reading = Callable[[bytes], "Message | None"]
 
 
-def _plain(key: str | None, named: dict[str, str] | None) -> Reading:
+def _plain(shared: Shared) -> Reading:
     from penstock import Message
 
-    return lambda line: Message(line, key, named)
+    return lambda line: Message(line, **shared)
 
 
-def _jsonl(key: str | None, named: Mapping[str, str] | None) -> Reading:
+def _jsonl(shared: Shared) -> Reading:
     from penstock import Message
 
     def read(line: bytes) -> Message | None:
         if not line.strip():
             return None
         found = _object(line)
-        value, own_key = _content(found, "value"), _content(found, "key")
+        value = _content(found, "value")
         if value is None:
             raise InvalidMessage('"value" is missing')
-        own_headers = found.get("headers") or {}
-        if not isinstance(own_headers, dict):
-            raise InvalidMessage('"headers" must be an object, such as {"source": "web"}')
-        both = {**(named or {}), **own_headers}
-        return Message(value, own_key if own_key is not None else key, both or None, found.get("id"))
+        return Message(value, id=found.get("id"), **_fields(found, shared))
 
     return read
+
+
+def _fields(found: Mapping[str, Any], shared: Shared) -> Shared:
+    """What the line says goes before what the call says."""
+    own = {name: found[name] for name in ("delay", "at", "expires") if found.get(name) is not None}
+    headers = found.get("headers") or {}
+    if not isinstance(headers, dict):
+        raise InvalidMessage('"headers" must be an object, such as {"source": "web"}')
+    key = _content(found, "key")
+    fields = {**shared, "headers": {**(shared["headers"] or {}), **headers} or None}
+    if key is not None:
+        fields["key"] = key
+    if "delay" in own or "at" in own:
+        fields |= {"delay": None, "at": None}
+    if isinstance(own.get("expires"), str):
+        own["expires"] = _expiry(own["expires"], '"expires"')
+    return fields | own
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -154,7 +231,7 @@ def _messages(lines: list[bytes], read: Reading, before: int, sent: int) -> list
     for at, line in enumerate(lines):
         try:
             message = read(line)
-        except InvalidMessage as error:
+        except (InvalidMessage, InvalidSetting) as error:
             raise _at_line(error, before + at + 1, sent) from None
         if message is not None:
             found.append(message)

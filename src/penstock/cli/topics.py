@@ -10,7 +10,7 @@ from ..model.names import check_topic
 from . import show
 from .ask import DryRun, Losses, Yes, agreed
 from .frame import Run, command, family
-from .values import Topic, duration
+from .values import Topic, duration, size
 
 if TYPE_CHECKING:
     from penstock import TopicInfo
@@ -35,6 +35,17 @@ DropSettled = Annotated[
     bool | None,
     typer.Option("--drop-settled/--keep-settled", help="Drop early what every group has settled."),
 ]
+DedupWindow = Annotated[
+    str | None,
+    typer.Option(help='Drop a message whose id was sent before, within "10m"; 0: ids are not looked at.'),
+]
+MaxBacklog = Annotated[
+    int | None,
+    typer.Option(min=0, help="Refuse sends while the slowest group is so many behind; 0: no limit."),
+]
+MaxBacklogSize = Annotated[
+    str | None, typer.Option("--max-backlog-bytes", help='The same by size, such as "1GB"; 0: no limit.')
+]
 
 
 @command(app, "create")
@@ -42,17 +53,24 @@ async def create(
     run: Run,
     topic: Topic,
     partitions: Annotated[int | None, typer.Option("--partitions", "-p", help="How many partitions.")] = None,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="durable: flushed before it is confirmed; volatile: fast, lost with a crash."),
+    ] = None,
     retention: Retention = None,
     retention_bytes: RetentionSize = None,
     keep: Keep = None,
     drop_settled: DropSettled = None,
+    dedup_window: DedupWindow = None,
+    max_backlog: MaxBacklog = None,
+    max_backlog_bytes: MaxBacklogSize = None,
     exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it is there already.")] = False,
 ) -> None:
     """Create a topic (and the queue's file, if it is not there)."""
     check_topic(topic)  # before a file is made for it
-    settings = _settings(retention, retention_bytes, keep, drop_settled)
-    if partitions is not None:
-        settings["partitions"] = partitions
+    kept = _kept_wish(retention, retention_bytes, keep, drop_settled)
+    limited = _limits_wish(dedup_window, max_backlog, max_backlog_bytes)
+    settings = _asked({"partitions": partitions, "storage": storage, **kept, **limited})
     async with run.connect(create=True) as mq:
         info = await mq.create_topic(topic, exist_ok=exist_ok, **settings)
     if run.json:
@@ -75,12 +93,9 @@ async def list_topics(
     elif not found:
         show.nothing("no topics yet: make one with `penstock topic create NAME`")
     else:
-        columns = ("topic", "partitions", "messages", "retention", "groups")
-        rows = [
-            (i.name, str(i.partitions), show.count(i.messages), _kept(i), ", ".join(i.groups) or "–")
-            for i in found
-        ]
-        show.console().print(show.table(columns, rows, numbers=("partitions", "messages")))
+        columns = ("topic", "partitions", "messages", "delayed", "storage", "retention", "groups")
+        numbers = ("partitions", "messages", "delayed")
+        show.console().print(show.table(columns, map(_row, found), numbers=numbers))
 
 
 @command(app, "show")
@@ -108,9 +123,13 @@ async def alter(
     retention_bytes: RetentionSize = None,
     keep: Keep = None,
     drop_settled: DropSettled = None,
+    dedup_window: DedupWindow = None,
+    max_backlog: MaxBacklog = None,
+    max_backlog_bytes: MaxBacklogSize = None,
 ) -> None:
     """Change a topic's settings; what is not named stays."""
-    settings = _settings(retention, retention_bytes, keep, drop_settled)
+    kept = _kept_wish(retention, retention_bytes, keep, drop_settled)
+    settings = _asked({**kept, **_limits_wish(dedup_window, max_backlog, max_backlog_bytes)})
     if not settings:
         raise typer.BadParameter("name at least one setting to change, such as --retention 3d")
     async with run.connect() as mq:
@@ -126,8 +145,10 @@ async def delete(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fal
     """Delete a topic with its messages, its groups and their dead letters."""
     async with run.connect() as mq:
         info = await mq.topic(topic)
-        losses: Losses = {"topic": topic, "messages": info.messages, "groups": len(info.groups)}
-        counted = f"{show.messages(info.messages)} and {_groups(info)} will be lost"
+        losses: Losses = {
+            "topic": topic, "messages": info.messages, "delayed": info.delayed, "groups": len(info.groups),
+        }  # fmt: skip
+        counted = f"{_messages(info)} and {_groups(info)} will be lost"
         if not agreed(run, f"delete topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         await mq.delete_topic(topic)
@@ -136,11 +157,11 @@ async def delete(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fal
 
 @command(app, "purge")
 async def purge(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = False) -> None:
-    """Throw away all messages of a topic; the topic and its groups stay."""
+    """Throw away all messages of a topic, delayed ones too; the topic and its groups stay."""
     async with run.connect() as mq:
         info = await mq.topic(topic)
-        losses: Losses = {"topic": topic, "messages": info.messages}
-        counted = f"{show.messages(info.messages)} will be lost, for {_groups(info)}"
+        losses: Losses = {"topic": topic, "messages": info.messages, "delayed": info.delayed}
+        counted = f"{_messages(info)} will be lost, for {_groups(info)}"
         if not agreed(run, f"purge topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         gone = await mq.purge(topic)
@@ -148,19 +169,30 @@ async def purge(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fals
     _done(run, "purged", losses, f"purged topic {topic}: {show.messages(gone, 'is', 'are')} gone")
 
 
-def _settings(
+def _kept_wish(
     retention: str | None, retention_bytes: str | None, keep: str | None, drop_settled: bool | None
 ) -> dict[str, Any]:
-    from ..units import size_bytes
-
-    size = None if retention_bytes is None else size_bytes(retention_bytes, name="--retention-bytes")
-    asked = {
+    return {
         "retention": duration(retention, name="--retention"),
-        "retention_bytes": size,
+        "retention_bytes": size(retention_bytes, name="--retention-bytes"),
         "keep": keep,
         "drop_settled": drop_settled,
     }
-    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _limits_wish(
+    dedup_window: str | None, max_backlog: int | None, max_backlog_bytes: str | None
+) -> dict[str, Any]:
+    return {
+        "dedup_window": duration(dedup_window, name="--dedup-window"),
+        "max_backlog": max_backlog,
+        "max_backlog_bytes": size(max_backlog_bytes, name="--max-backlog-bytes"),
+    }
+
+
+def _asked(settings: dict[str, Any]) -> dict[str, Any]:
+    """Only those that were named: the others are for the SDK to decide."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _fields(info: TopicInfo) -> dict[str, Any]:
@@ -169,15 +201,31 @@ def _fields(info: TopicInfo) -> dict[str, Any]:
         "topic": info.name,
         "partitions": info.partitions,
         "messages": info.messages,
+        "delayed": info.delayed,
         "groups": list(info.groups),
         "storage": settings.storage,
         "retention_ms": settings.retention_ms,
         "retention_bytes": settings.retention_bytes,
         "keep": settings.keep,
         "drop_settled": settings.drop_settled,
+        "dedup_window_ms": settings.dedup_ms,
+        "max_backlog": settings.max_backlog,
+        "max_backlog_bytes": settings.max_backlog_bytes,
         "created_at": show.moment(info.created_at),
         "internal": info.internal,
     }
+
+
+def _row(info: TopicInfo) -> tuple[str, ...]:
+    return (
+        info.name,
+        str(info.partitions),
+        show.count(info.messages),
+        show.count(info.delayed),
+        info.settings.storage,
+        _kept(info),
+        ", ".join(info.groups) or "–",
+    )
 
 
 def _lines(info: TopicInfo) -> list[tuple[str, str]]:
@@ -185,10 +233,13 @@ def _lines(info: TopicInfo) -> list[tuple[str, str]]:
     return [
         ("partitions", str(info.partitions)),
         ("messages", show.count(info.messages)),
+        ("delayed", show.count(info.delayed)),
         ("storage", settings.storage),
         ("retention", _kept(info)),
         ("keep", settings.keep),
         ("drop settled", "yes" if settings.drop_settled else "no"),
+        ("dedup window", show.age(settings.dedup_ms)),
+        ("max backlog", _backlog(info)),
         ("created", show.moment(info.created_at)),
         ("groups", ", ".join(info.groups) or "–"),
     ]
@@ -203,6 +254,22 @@ def _kept(info: TopicInfo) -> str:
     if info.settings.retention_bytes:
         limits.append(f"{format_bytes(info.settings.retention_bytes)} per partition")
     return ", ".join(limits) or "no limit"
+
+
+def _backlog(info: TopicInfo) -> str:
+    from ..units import format_bytes
+
+    limits = []
+    if info.settings.max_backlog:
+        limits.append(show.messages(info.settings.max_backlog))
+    if info.settings.max_backlog_bytes:
+        limits.append(format_bytes(info.settings.max_backlog_bytes))
+    return ", ".join(limits) or "no limit"
+
+
+def _messages(info: TopicInfo) -> str:
+    delayed = f", {show.count(info.delayed)} delayed" if info.delayed else ""
+    return f"{show.messages(info.messages)}{delayed}"
 
 
 def _groups(info: TopicInfo) -> str:

@@ -14,9 +14,9 @@ from typing import Annotated, TypeAlias
 import typer
 
 from ..errors import InvalidSetting
-from ..units import duration_ms, moment_ms
+from ..units import duration_ms, moment_ms, size_bytes
 
-__all__ = ["Group", "Place", "Topic", "duration", "headers", "place", "seconds"]
+__all__ = ["Group", "Place", "Topic", "duration", "headers", "moment", "place", "seconds", "size"]
 
 Place: TypeAlias = str | datetime | dict[int, int]
 """Where to start, stop or go: "earliest", "latest", a moment, or offsets by partition."""
@@ -38,17 +38,21 @@ def place(text: str, *, name: str, partition: int | None = None) -> Place:
         if partition is None:
             raise InvalidSetting(f"{name} {text}: offsets are per partition, such as {name} 0={text}")
         return {partition: int(text)}
+    others = "earliest, latest, a moment such as 2026-01-31T08:00:00Z, or offsets such as 0=12,1=40"
+    return moment(text, name=name, spelling=others)
+
+
+def moment(text: str, *, name: str, spelling: str = "a moment such as 2026-01-31T08:00:00Z") -> datetime:
+    """A point in time; without a time zone nobody knows which."""
+    text = text.strip()
     try:
-        moment = datetime.fromisoformat(text)
+        found = datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidSetting(
-            f"{name} {text!r}: use earliest, latest, a moment such as 2026-01-31T08:00:00Z, "
-            "or offsets such as 0=12,1=40"
-        ) from None
-    if moment.utcoffset() is None:
+        raise InvalidSetting(f"{name} {text!r}: use {spelling}") from None
+    if found.utcoffset() is None:
         raise InvalidSetting(f"{name} {text!r} has no time zone: write {text}Z for UTC, or {text}+02:00")
-    moment_ms(moment, name=name)
-    return moment
+    moment_ms(found, name=name)
+    return found
 
 
 def _offsets(text: str, name: str) -> dict[int, int]:
@@ -66,6 +70,10 @@ def duration(text: str | None, *, name: str) -> str | None:
     if text is not None:
         duration_ms(text, name=name)
     return text
+
+
+def size(text: str | None, *, name: str) -> int | None:
+    return None if text is None else size_bytes(text, name=name)
 
 
 def seconds(text: str, *, name: str) -> float:

@@ -1,4 +1,4 @@
-"""The story, act by act: send, consume, kill, poison, summary.
+"""The story, act by act: send, consume, kill, poison, then order and delay (`order`, `later`), summary.
 
 Every number shown is measured: sends by their receipts, handling by the ledgers of the processes, lag by the
 queue. The demo fails if anything was lost, or if a message died that should not have.
@@ -12,7 +12,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import penstock
@@ -20,54 +19,36 @@ import penstock
 from ...errors import PenstockError
 from ...units import format_bytes
 from .cast import LEDGER, Actor, Cast
-from .figures import Figures
+from .later import deliver_later
 from .ledger import Place, audit
 from .member import DIED, POISON
-from .stage import Stage
+from .order import keep_order
+from .scene import LOOK_S, PATIENCE_S, Scene
 
-__all__ = ["Scale", "play"]
+__all__ = ["play"]
 
-_ORDERS, _PAYMENTS = "orders", "payments"
 _GROUPS = ("billing", "search")
-_LOOK_S = 0.1
-_PATIENCE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """How much happens, and how fast."""
-
-    messages: int = 100_000
-    watch_s: float = 5.0  # about how long handling takes
-    lease: str = "2s"  # of the groups in the second act
-    payments: int = 12
-    poison_lease: str = "500ms"
-
-    @staticmethod
-    def fast() -> Scale:
-        return Scale(messages=4_000, watch_s=1.5, lease="500ms", payments=6, poison_lease="300ms")
-
-    def pause(self, processes: int) -> str:
-        """What each handler waits per message, so that the whole takes about `watch_s`."""
-        return f"pause={self.watch_s * processes / self.messages:.9f}"
-
-
-async def play(folder: Path, scale: Scale, *, quiet: bool) -> Figures:
+async def play(scene: Scene) -> None:
     began = time.perf_counter()
-    url = f"sqlite:///{folder / 'demo.db'}"
-    play = _Play(folder, scale, Stage(quiet=quiet), Figures(url=url))
-    async with penstock.connect(url) as mq, Cast(url, folder) as cast:
+    url = scene.figures.url
+    play = _Play(scene)
+    async with penstock.connect(url) as mq, Cast(url, scene.folder) as cast:
         await play.send(mq)
         await play.consume_and_kill(mq, cast)
         await play.poison(mq, cast)
-    play.figures.seconds = time.perf_counter() - began
+        await keep_order(scene, mq, cast)
+        await deliver_later(scene, mq)
+    scene.figures.seconds = time.perf_counter() - began
     play.summary()
-    return play.figures
 
 
 class _Play:
-    def __init__(self, folder: Path, scale: Scale, stage: Stage, figures: Figures) -> None:
-        self.folder, self.scale, self.stage, self.figures = folder, scale, stage, figures
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.scale = scene, scene.scale
+        self.stage, self.figures = scene.stage, scene.figures
+        self.orders, self.payments = scene.topic("orders"), scene.topic("payments")
         self.sent: set[Place] = set()
 
     # ---- 1 ----
@@ -75,17 +56,17 @@ class _Play:
     async def send(self, mq: penstock.Connection) -> None:
         say, count = self.stage.say, self.scale.messages
         self.stage.heading("1  A topic, and messages in it")
-        await mq.create_topic(_ORDERS, partitions=4)
+        await mq.create_topic(self.orders, partitions=4)
         orders = [penstock.Message(b'{"order": %d, "amount": %d}' % (n, n * 7 % 500)) for n in range(count)]
         before = time.perf_counter()
         parts = [orders[at : at + 5000] for at in range(0, count, 5000)]
-        receipts = await asyncio.gather(*(mq.send_many(_ORDERS, part) for part in parts))
+        receipts = await asyncio.gather(*(mq.send_many(self.orders, part) for part in parts))
         seconds = time.perf_counter() - before
         self.sent = {(r.partition, r.offset) for part in receipts for r in part}
         self.figures.sent, self.figures.sent_per_s = len(self.sent), len(self.sent) / seconds
-        say(f"The queue is a file: {self.figures.url}. No server runs.")
+        say(self.figures.where)
         say(
-            f"Sent **{len(self.sent):,} messages** to topic {_ORDERS} in {seconds:.2f} s: "
+            f"Sent **{len(self.sent):,} messages** to topic {self.orders} in {seconds:.2f} s: "
             f"**{self.figures.sent_per_s:,.0f} a second**, each confirmed only once it was flushed to disk."
         )
 
@@ -95,9 +76,9 @@ class _Play:
         say, scale = self.stage.say, self.scale
         self.stage.heading("2  Two groups, each gets every message")
         for group in _GROUPS:
-            await mq.create_group(_ORDERS, group, lease=scale.lease)
-        billing = [await cast.start(_ORDERS, "billing", f"billing-{n}", scale.pause(2)) for n in (1, 2)]
-        search = await cast.start(_ORDERS, "search", "search-1", scale.pause(1))
+            await mq.create_group(self.orders, group, lease=scale.lease)
+        billing = [await cast.start(self.orders, "billing", f"billing-{n}", scale.pause(2)) for n in (1, 2)]
+        search = await cast.start(self.orders, "search", "search-1", scale.pause(1))
         say("Three processes: billing-1 and billing-2 share group billing, search-1 is group search.")
         await self._until(mq, lambda lags: _due_to_die(lags, billing[0], scale.messages))
         await billing[0].kill()
@@ -118,17 +99,17 @@ class _Play:
         self._report_handling()
 
     async def _until(self, mq: penstock.Connection, done: Callable[[Sequence[penstock.Lag]], bool]) -> None:
-        give_up = time.monotonic() + _PATIENCE_S
+        give_up = time.monotonic() + PATIENCE_S
         with self.stage.watching():
             while True:
-                lags = [await mq.lag(_ORDERS, group) for group in _GROUPS]
+                lags = [await mq.lag(self.orders, group) for group in _GROUPS]
                 finished = done(lags)
                 self.stage.lag(lags, self.scale.messages, last=finished)
                 if finished:
                     return
                 if time.monotonic() > give_up:
-                    raise PenstockError(f"the demo's consumers did not finish within {_PATIENCE_S:.0f} s")
-                await asyncio.sleep(_LOOK_S)
+                    raise PenstockError(f"the demo's consumers did not finish within {PATIENCE_S:.0f} s")
+                await asyncio.sleep(LOOK_S)
 
     def _audit(self, billing: list[Actor], search: Actor) -> None:
         self.figures.billing = audit(self.sent, [actor.ledger for actor in billing])
@@ -151,18 +132,18 @@ class _Play:
     async def poison(self, mq: penstock.Connection, cast: Cast) -> None:
         say, scale, figures = self.stage.say, self.scale, self.figures
         self.stage.heading("4  A message that kills whoever touches it")
-        await mq.create_topic(_PAYMENTS, partitions=1)
-        await mq.create_group(_PAYMENTS, "charge", lease=scale.poison_lease, max_attempts=2)
+        await mq.create_topic(self.payments, partitions=1)
+        await mq.create_group(self.payments, "charge", lease=scale.poison_lease, max_attempts=2)
         poisonous = scale.payments // 2
         payments = [
             penstock.Message(b"payment=%d %s" % (n, POISON if n == poisonous else b"amount=10"))
             for n in range(scale.payments)
         ]
-        receipts = await mq.send_many(_PAYMENTS, payments)
+        receipts = await mq.send_many(self.payments, payments)
         sent = {(r.partition, r.offset) for r in receipts}
         say(f"{len(sent)} payments. One makes its process exit on the spot; it is restarted each time.")
         actors = await self._restart_until_done(mq, cast)
-        letters = await mq.dead_letters(_PAYMENTS, "charge")
+        letters = await mq.dead_letters(self.payments, "charge")
         neighbours = {(r.partition, r.offset) for n, r in enumerate(receipts) if n != poisonous}
         figures.deaths = sum(actor.exit_code == DIED for actor in actors)
         figures.neighbours = audit(neighbours, [actor.ledger for actor in actors])
@@ -173,16 +154,18 @@ class _Play:
 
     async def _restart_until_done(self, mq: penstock.Connection, cast: Cast) -> list[Actor]:
         """What a supervisor does: start the consumer again each time it dies."""
-        give_up, actors = time.monotonic() + _PATIENCE_S, list[Actor]()
-        while (await mq.lag(_PAYMENTS, "charge")).total.messages:
+        give_up, actors = time.monotonic() + PATIENCE_S, list[Actor]()
+        while (await mq.lag(self.payments, "charge")).total.messages:
             if not actors or actors[-1].exit_code is not None:
                 if actors:
                     self.stage.say(f"{actors[-1].name} died (exit code {actors[-1].exit_code})", style="dim")
-                actors.append(await cast.start(_PAYMENTS, "charge", f"charge-{len(actors) + 1}", "fragile"))
+                actors.append(
+                    await cast.start(self.payments, "charge", f"charge-{len(actors) + 1}", "fragile")
+                )
             if time.monotonic() > give_up:
-                raise PenstockError(f"the poisonous message was not isolated within {_PATIENCE_S:.0f} s")
+                raise PenstockError(f"the poisonous message was not isolated within {PATIENCE_S:.0f} s")
             actors[-1].refuse_failure()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
         await actors[-1].stop()
         return actors
 
@@ -205,12 +188,12 @@ class _Play:
     async def _fix(
         self, mq: penstock.Connection, cast: Cast, poison: penstock.Receipt, before: list[Actor]
     ) -> None:
-        self.figures.redriven = await mq.redrive(_PAYMENTS, "charge")
-        fixed = await cast.start(_PAYMENTS, "charge", "charge-fixed", "fixed")
-        give_up = time.monotonic() + _PATIENCE_S
-        while (await mq.lag(_PAYMENTS, "charge")).total.messages and time.monotonic() < give_up:
+        self.figures.redriven = await mq.redrive(self.payments, "charge")
+        fixed = await cast.start(self.payments, "charge", "charge-fixed", "one-by-one")
+        give_up = time.monotonic() + PATIENCE_S
+        while (await mq.lag(self.payments, "charge")).total.messages and time.monotonic() < give_up:
             fixed.refuse_failure()
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(LOOK_S)
         await fixed.stop()
         place = {(poison.partition, poison.offset)}
         self.figures.redriven_handled = audit(place, [fixed.ledger]).handled
@@ -223,9 +206,9 @@ class _Play:
 
     def summary(self) -> None:
         figures, stage = self.figures, self.stage
-        stage.heading("5  What is left")
+        stage.heading("7  What is left")
         written = sorted(
-            path for path in self.folder.iterdir() if path.stat().st_size and path.name[0] != "."
+            path for path in self.scene.folder.iterdir() if path.stat().st_size and path.name[0] != "."
         )
         queue = [path for path in written if path.suffix != LEDGER]
         ledgers = [path.stat().st_size for path in written if path.suffix == LEDGER]
@@ -237,8 +220,9 @@ class _Play:
         else:
             stage.say(f"**{figures.lost:,} messages lost**, or not where they belong: please report it.")
         stage.heading("Try next")
-        for words in ("lag orders", "read orders --limit 3", "group show payments charge"):
-            stage.say(f"{_program()} -u {figures.url} {words}")
+        orders, payments = self.orders, self.payments
+        for words in (f"lag {orders}", f"read {orders} --limit 3", f"group show {payments} charge"):
+            stage.say(f"{_program()} -u {figures.shown} {words}")
 
 
 def _program() -> str:

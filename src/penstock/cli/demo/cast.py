@@ -7,6 +7,7 @@ killed, they notice that their standard input ends.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from pathlib import Path
 from subprocess import PIPE
@@ -70,8 +71,11 @@ class Cast:
 
     async def start(self, topic: str, group: str, name: str, *options: str) -> Actor:
         ledger = self._folder / f"{name}{LEDGER}"
-        line = member.command(self._url, topic, group, name, ledger, *options)
-        process = await asyncio.create_subprocess_exec(*line, stdin=PIPE, start_new_session=True)
+        line = member.command(topic, group, name, ledger, *options)
+        environment = {**os.environ, member.URL: self._url}
+        process = await asyncio.create_subprocess_exec(
+            *line, stdin=PIPE, start_new_session=True, env=environment
+        )
         actor = Actor(name, ledger, process)
         self._actors.append(actor)
         return actor

@@ -15,6 +15,7 @@ _NOTHING = Audit(0, 0, 0, 0, 0)
 @dataclass(slots=True)
 class Figures:
     url: str
+    shown: str  # the same without a password
     sent: int = 0
     sent_per_s: float = 0.0
     billing: Audit = _NOTHING
@@ -25,22 +26,39 @@ class Figures:
     neighbours: Audit = _NOTHING  # of the poisonous message
     redriven: int = 0
     redriven_handled: int = 0
+    bookings: Audit = _NOTHING  # handled by an ordered group, one of whose members is killed
+    out_of_order: int = 0  # begun before an earlier one of their key was handled
+    reminders: int = 0  # delayed messages that came
+    reminders_sent: int = 0  # without the one that was cancelled
+    early: int = 0  # came before they were due
+    late_ms: tuple[float, float] = (0.0, 0.0)  # how late they came: typically, and the slowest of a hundred
+    cancelled: bool = False
     seconds: float = 0.0
 
     @property
     def lost(self) -> int:
-        return self.billing.lost + self.search.lost + self.neighbours.lost
+        missing = self.reminders_sent - self.reminders
+        return self.billing.lost + self.search.lost + self.neighbours.lost + self.bookings.lost + missing
 
     @property
     def well(self) -> bool:
-        """Nothing lost, only the poison died, and it was handled in the end."""
+        """Nothing lost, only the poison died and was handled in the end, all keys in order, nothing early."""
         complete = self.billing.handled == self.search.handled == self.sent > 0
-        return complete and self.lost == 0 and self.dead_is_poison and self.redriven_handled == 1
+        poison = self.dead_is_poison and self.redriven_handled == 1
+        ordered = self.bookings.handled > 0 and self.out_of_order == 0
+        on_time = self.reminders > 0 and self.early == 0 and self.cancelled
+        return complete and self.lost == 0 and poison and ordered and on_time
+
+    @property
+    def where(self) -> str:
+        if self.shown.startswith("sqlite:"):
+            return f"The queue is a file: {self.shown}. No server runs."
+        return f"The queue is a database: {self.shown}. No other server runs."
 
     def fields(self) -> dict[str, Any]:
         return {
             "well": self.well,
-            "url": self.url,
+            "url": self.shown,
             "sent": self.sent,
             "sent_per_s": round(self.sent_per_s),
             "lost": self.lost,
@@ -52,6 +70,15 @@ class Figures:
                 "neighbours": self.neighbours.fields(),
                 "redriven": self.redriven,
                 "redriven_handled": self.redriven_handled,
+            },
+            "ordered": {**self.bookings.fields(), "out_of_order": self.out_of_order},
+            "delayed": {
+                "sent": self.reminders_sent,
+                "arrived": self.reminders,
+                "early": self.early,
+                "late_p50_ms": round(self.late_ms[0], 1),
+                "late_p99_ms": round(self.late_ms[1], 1),
+                "cancelled": self.cancelled,
             },
             "seconds": round(self.seconds, 2),
         }

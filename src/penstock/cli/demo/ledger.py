@@ -7,8 +7,9 @@ counted from them and from the receipts of the sends, never from what the queue 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from penstock import Received
 
-__all__ = ["Audit", "Ledger", "Place", "audit"]
+__all__ = ["Audit", "Ledger", "Place", "audit", "out_of_order"]
 
 Place: TypeAlias = tuple[int, int]
 """Partition and offset: a message of the topic."""
@@ -27,7 +28,8 @@ class Ledger:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def note(self, messages: Iterable[Received]) -> None:
-        lines = "".join(f"{m.partition} {m.offset} {m.attempt}\n" for m in messages)
+        now = time.monotonic_ns()  # the same for all processes of a machine
+        lines = "".join(f"{m.partition} {m.offset} {m.attempt} {now}\n" for m in messages)
         os.write(self._file, lines.encode())
 
 
@@ -48,10 +50,7 @@ def audit(sent: set[Place], ledgers: Iterable[Path]) -> Audit:
     times: Counter[Place] = Counter()
     again: set[Place] = set()
     for path in ledgers:
-        for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-            if not line.endswith("\n"):
-                continue  # cut off by a kill: not handled to the end
-            partition, offset, attempt = map(int, line.split())
+        for partition, offset, attempt, _ in _entries(path):
             times[partition, offset] += 1
             if attempt > 1:
                 again.add((partition, offset))
@@ -62,3 +61,28 @@ def audit(sent: set[Place], ledgers: Iterable[Path]) -> Audit:
         twice=sum(1 for count in times.values() if count > 1),
         again=len(again),
     )
+
+
+def out_of_order(numbers: Mapping[Place, tuple[str, int]], ledgers: Iterable[Path]) -> int:
+    """How many messages were handled before an earlier one of their key.
+
+    `numbers` has the key at each place, and which of its key it is, from 0. Handling one again is no
+    fault: whoever takes over repeats what was not settled, from the lowest on.
+    """
+    entries = sorted((entry for path in ledgers for entry in _entries(path)), key=lambda entry: entry[3])
+    done: Counter[str] = Counter()  # how many of each key were handled, without a gap
+    wrong = 0
+    for partition, offset, _, _ in entries:
+        key, number = numbers[partition, offset]
+        if number > done[key]:
+            wrong += 1
+        done[key] = max(done[key], number + 1)
+    return wrong
+
+
+def _entries(path: Path) -> Iterator[tuple[int, int, int, int]]:
+    """Partition, offset, attempt and when."""
+    for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
+        if line.endswith("\n"):  # else it was cut off by a kill: not handled to the end
+            partition, offset, attempt, when = map(int, line.split())
+            yield partition, offset, attempt, when

@@ -1,4 +1,4 @@
-"""One consumer process of the demo: `python -m penstock.cli.demo.member URL TOPIC GROUP NAME LEDGER …`.
+"""One consumer process of the demo: `python -m penstock.cli.demo.member TOPIC GROUP NAME LEDGER …`.
 
 Handles a message (a pause, so that one can watch), writes it into its ledger, and only then acks it. A
 poisonous message kills the process on the spot, as a bug in C code or the kernel's memory killer would.
@@ -16,17 +16,18 @@ import penstock
 
 from .ledger import Ledger
 
-__all__ = ["DIED", "POISON", "command"]
+__all__ = ["DIED", "POISON", "URL", "command"]
 
+URL = "PENSTOCK_DEMO_URL"  # in the environment: a password does not belong on a command line
 POISON = b"amount=NaN"
 DIED = 13  # exit code of a process that met the poison
 _AT_ONCE = 500
 
 
-def command(url: str, topic: str, group: str, name: str, ledger: Path, *options: str) -> list[str]:
-    """The command line that starts such a process. Options: pause=SECONDS, fragile."""
+def command(topic: str, group: str, name: str, ledger: Path, *options: str) -> list[str]:
+    """The command line that starts such a process. Options: pause=SECONDS, one-by-one, fragile."""
     return [sys.executable, "-m", __spec__.name if __name__ == "__main__" else __name__,
-            url, topic, group, name, str(ledger), *options]  # fmt: skip
+            topic, group, name, str(ledger), *options]  # fmt: skip
 
 
 async def consume(url: str, topic: str, group: str, name: str, ledger: Ledger, options: list[str]) -> None:
@@ -35,8 +36,8 @@ async def consume(url: str, topic: str, group: str, name: str, ledger: Ledger, o
         penstock.connect(url, client_id=name) as mq,
         mq.consumer(topic, group, member=name) as consumer,
     ):
-        if "fragile" in options or "fixed" in options:
-            await _one_by_one(consumer, ledger, fragile="fragile" in options)
+        if "fragile" in options or "one-by-one" in options:
+            await _one_by_one(consumer, ledger, pause_s, fragile="fragile" in options)
         while True:
             messages = await consumer.poll(_AT_ONCE)
             await asyncio.sleep(pause_s * len(messages))
@@ -44,16 +45,18 @@ async def consume(url: str, topic: str, group: str, name: str, ledger: Ledger, o
             await consumer.ack(messages)
 
 
-async def _one_by_one(consumer: penstock.Consumer, ledger: Ledger, *, fragile: bool) -> None:
+async def _one_by_one(consumer: penstock.Consumer, ledger: Ledger, pause_s: float, *, fragile: bool) -> None:
     async for message in consumer:
         if fragile and POISON in message.value:
             os._exit(DIED)
+        await asyncio.sleep(pause_s)
         ledger.note([message])
         await message.ack()
 
 
 async def main(arguments: list[str]) -> None:
-    url, topic, group, name, ledger, *options = arguments
+    topic, group, name, ledger, *options = arguments
+    url = os.environ[URL]
     work = asyncio.create_task(consume(url, topic, group, name, Ledger(Path(ledger)), options))
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, work.cancel)

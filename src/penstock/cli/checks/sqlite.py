@@ -1,7 +1,6 @@
-"""What `penstock doctor` looks at: each check is a function from an examination to findings.
+"""Checks of a queue in a SQLite file: the files, the schema, flushing, integrity, space.
 
-Must change nothing in the queue: files are opened for reading, except where the check is how the store itself
-opens them. A check that cannot be made is a finding too, never a traceback.
+Files are opened for reading, except where the check is how the store itself opens them.
 """
 
 from __future__ import annotations
@@ -10,50 +9,45 @@ import os
 import shutil
 import sqlite3
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
-from ..clock import SystemClock
-from ..errors import PenstockError
-from ..store.schema import VERSION
-from ..store.session import Lane
-from ..store.sqlite import SqliteDialect
-from ..units import format_bytes
-from .show import messages
+from ...clock import SystemClock
+from ...errors import StoreCorrupt
+from ...store.schema import VERSION
+from ...store.session import Lane
+from ...store.sqlite import SqliteDialect
+from ...units import format_bytes
+from .finding import Checks, Finding, made
 
-if TYPE_CHECKING:
-    from penstock import Connection
-
-__all__ = ["CHECKS", "Examination", "Finding", "State", "check_groups", "check_versions", "findings"]
-
-State = Literal["ok", "warn", "fail"]
+__all__ = ["examine_file"]
 
 _MB, _GB = 1024 * 1024, 1024**3
-_OLDEST_SQLITE = (3, 37, 0)
 _SLOW_FLUSH_MS = 20.0
 _FLUSHES = 20
 _LARGE_WAL = 256 * _MB
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
-_WANTED = {Lane.LOG: 2, Lane.PROGRESS: 1}
+_WANTED = {Lane.LOG: 2, Lane.PROGRESS: 1, Lane.VOLATILE: 0}
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    check: str
-    state: State
-    message: str
-    advice: str = ""
+def examine_file(path: Path, begin: Callable[[str, int], None]) -> list[Finding]:
+    if not path.exists():
+        advice = "name the right one with --url or PENSTOCK_URL, or make it: penstock topic create NAME"
+        return [Finding("file", "fail", f"there is no queue {path.absolute()}", advice)]
+    exam, found = Examination(path), list[Finding]()
+    for name, check in CHECKS:
+        begin(name, len(CHECKS))
+        found += made(name, check, exam, advice="check that the file is a queue")
+    return found
 
 
 @dataclass(slots=True)
 class Examination:
-    """The queue under examination."""
+    """The file under examination."""
 
     path: Path
     dialect: SqliteDialect = field(init=False)
@@ -62,26 +56,20 @@ class Examination:
         self.dialect = SqliteDialect(self.path, SystemClock())
 
     def files(self) -> Iterator[tuple[Lane, Path]]:
+        """One made by an earlier version has no file for volatile topics yet."""
         for lane in Lane:
             file = self.dialect.file(lane)
-            if file is not None:
+            if file is not None and (lane is not Lane.VOLATILE or file.exists()):
                 yield lane, file
 
     def one(self, lane: Lane, sql: str) -> int:
         """A number from the lane's file, read-only."""
         file = self.dialect.file(lane)
-        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
-            return int(connection.execute(sql).fetchone()[0] or 0)
-
-
-def check_versions(_: Examination | None) -> Iterator[Finding]:
-    python = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("python", "ok", f"Python {python}")
-    version = f"SQLite {sqlite3.sqlite_version}"
-    if sqlite3.sqlite_version_info >= _OLDEST_SQLITE:
-        yield Finding("sqlite", "ok", version)
-    else:
-        yield Finding("sqlite", "warn", f"{version} is old", "use a Python that brings SQLite 3.37 or newer")
+        try:
+            with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+                return int(connection.execute(sql).fetchone()[0] or 0)
+        except sqlite3.Error as error:
+            raise StoreCorrupt(f"{file}: {error}") from error
 
 
 def check_writable(exam: Examination) -> Iterator[Finding]:
@@ -115,9 +103,11 @@ def check_schema(exam: Examination) -> Iterator[Finding]:
 
 
 def check_lanes(exam: Examination) -> Iterator[Finding]:
-    """WAL and how commits are flushed, on connections made the way the store makes them."""
+    """WAL, and how a commit that asks for nothing special is flushed, on connections the store made."""
     for lane, _ in exam.files():
         with closing(exam.dialect.connect(lane)) as connection:
+            exam.dialect.begin(connection, lane, flush=False)
+            exam.dialect.end(connection, lane, commit=False)
             journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
             flush = int(connection.execute("PRAGMA synchronous").fetchone()[0])
         name, said = f"{lane.value} lane", f"journal {journal}, synchronous {_SYNCHRONOUS.get(flush, flush)}"
@@ -130,13 +120,20 @@ def check_lanes(exam: Examination) -> Iterator[Finding]:
 
 def check_integrity(exam: Examination) -> Iterator[Finding]:
     for lane, file in exam.files():
-        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
-            problems = [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+        problems = _problems(file)
         if problems == ["ok"]:
             yield Finding(f"integrity ({lane.value})", "ok", "quick_check found no fault")
         else:
             advice = "stop all programs, copy the files away, restore from a backup"
             yield Finding(f"integrity ({lane.value})", "fail", "; ".join(problems), advice)
+
+
+def _problems(file: Path) -> list[str]:
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+            return [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+    except sqlite3.Error as error:
+        raise StoreCorrupt(f"{file}: {error}") from error
 
 
 def check_space(exam: Examination) -> Iterator[Finding]:
@@ -188,26 +185,7 @@ def check_dropped(exam: Examination) -> Iterator[Finding]:
         yield Finding("dropped logs", "ok", "none left behind")
 
 
-async def check_groups(mq: Connection) -> list[Finding]:
-    """Live members, and groups nobody uses that hold messages (R44)."""
-    members, groups, idle = 0, 0, []
-    for topic in await mq.topics():
-        for group in await mq.groups(topic.name):
-            groups += 1
-            members += len(group.members)
-            waiting = (await mq.lag(topic.name, group.name)).total.messages
-            if waiting and not group.members:
-                idle.append((topic.name, group.name, waiting))
-    found = [Finding("members", "ok", f"{members} live in {groups} groups")]
-    for topic_name, name, waiting in idle:
-        said = f"group {name} of topic {topic_name} has no members and holds {messages(waiting)}"
-        advice = f"start its consumer, or `penstock group delete {topic_name} {name}`"
-        found.append(Finding("idle group", "warn", said, advice))
-    return found
-
-
-Check = Callable[[Examination], Iterator[Finding]]
-CHECKS: tuple[tuple[str, Check], ...] = (
+CHECKS: Checks[Examination] = (
     ("files", check_writable),
     ("schema", check_schema),
     ("lanes", check_lanes),
@@ -217,11 +195,3 @@ CHECKS: tuple[tuple[str, Check], ...] = (
     ("write-ahead logs", check_write_ahead),
     ("dropped logs", check_dropped),
 )
-
-
-def findings(name: str, check: Check, exam: Examination) -> list[Finding]:
-    """What a check finds; what stops it is a finding too."""
-    try:
-        return list(check(exam))
-    except (sqlite3.Error, OSError, PenstockError) as error:
-        return [Finding(name, "fail", f"could not be checked: {error}", "check that the file is a queue")]

@@ -1,0 +1,73 @@
+"""The act about order: keys stay in order while a member of an ordered group is killed (R23).
+
+The audit knows which booking of which account is at which place, and when each handler wrote one down.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import penstock
+
+from .cast import Actor, Cast
+from .ledger import Place, audit, out_of_order
+from .scene import Scene, until
+
+__all__ = ["keep_order"]
+
+_GROUP = "ledger"
+_PAUSE = "pause=0.001"
+
+
+async def keep_order(scene: Scene, mq: penstock.Connection, cast: Cast) -> None:
+    scale, figures, say = scene.scale, scene.figures, scene.stage.say
+    scene.stage.heading("5  Every key in order, and again kill -9")
+    topic, numbers = scene.topic("bookings"), await _send(scene, mq)
+    say(f"{len(numbers):,} bookings of {scale.accounts} accounts, in an ordered group of two processes.")
+    members = [await cast.start(topic, _GROUP, f"{_GROUP}-{n}", "one-by-one", _PAUSE) for n in (1, 2)]
+    victim, heir = members
+
+    async def at_work() -> bool:
+        victim.refuse_failure()
+        behind = (await mq.lag(topic, _GROUP)).total.messages
+        return victim.handled_some and behind <= len(numbers) * 0.7
+
+    await until(at_work, "the first member of the ordered group was given nothing")
+    await victim.kill()
+    killed = time.perf_counter()
+
+    async def drained() -> bool:
+        heir.refuse_failure()
+        return (await mq.lag(topic, _GROUP)).total.messages == 0
+
+    await until(drained, "the ordered group did not finish")
+    seconds = time.perf_counter() - killed
+    await heir.stop()
+    ledgers = _ledgers(members)
+    figures.bookings = audit(set(numbers), ledgers)
+    figures.out_of_order = out_of_order(numbers, ledgers)
+    say(
+        f"**Killed {victim.name}**. {heir.name} took its partitions over after the lease, "
+        f"{scale.order_lease}, and was done {seconds:.1f} s after the kill."
+    )
+    handled = figures.bookings
+    say(
+        f"Handled: **{handled.handled:,} of {handled.sent:,}**. Before an earlier one of the same account: "
+        f"**{figures.out_of_order}**."
+    )
+
+
+async def _send(scene: Scene, mq: penstock.Connection) -> dict[Place, tuple[str, int]]:
+    """Bookings of all accounts, mixed; where each one is, and which of its account it is."""
+    topic, scale = scene.topic("bookings"), scene.scale
+    await mq.create_topic(topic, partitions=4)
+    await mq.create_group(topic, _GROUP, mode="ordered", lease=scale.order_lease)
+    named = [(f"account-{a}", n) for n in range(scale.bookings) for a in range(scale.accounts)]
+    messages = [penstock.Message(b"booking=%d" % number, key=account) for account, number in named]
+    receipts = await mq.send_many(topic, messages)
+    return {(r.partition, r.offset): name for r, name in zip(receipts, named, strict=True)}
+
+
+def _ledgers(members: list[Actor]) -> list[Path]:
+    return [member.ledger for member in members]
