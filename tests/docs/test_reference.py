@@ -10,7 +10,7 @@ from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 import typer
@@ -20,6 +20,7 @@ from penstock import errors
 from penstock.cli.root import app
 from penstock.config import DEFAULTS, Limits
 from penstock.model.slot import TEST_VECTORS
+from penstock.store import contract
 from penstock.units import format_bytes, format_duration
 from tests.docs.pages import PAGES, ROOT, blocks, code_spans, headings, links, page_id, table
 
@@ -55,7 +56,18 @@ def limit(name: str) -> str:
     value = getattr(DEFAULTS, name)
     if name.endswith("_bytes"):
         return format_bytes(value)
-    return format_duration(value) if name.endswith("_ms") else f"{value:g}"
+    return format_duration(value) if name.endswith("_ms") else str(value)
+
+
+def test_the_parts_of_a_store_are_the_contract() -> None:
+    parts = get_type_hints(contract.Store)
+    shown = {row[0]: row[2].split() for row in plain(table(DOCS / "store-contract.md", "The parts"))}
+    assert list(shown) == list(parts)
+    for name, verbs in shown.items():
+        known = [verb for verb in vars(parts[name]) if not verb.startswith("_")]
+        if verbs[-1] != "…":
+            assert verbs == known
+        assert set(verbs) - {"…"} <= set(known)
 
 
 def test_the_test_vectors_are_the_code() -> None:

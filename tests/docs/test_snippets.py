@@ -1,7 +1,8 @@
 """Every example in README.md and docs/ does what it shows.
 
 The blocks of a page run in order, in one namespace and one fresh directory with its own queue
-(`PENSTOCK_URL`). What a fence may say is in `pages`, how `# -> value` is compared in `shown`.
+(`PENSTOCK_URL`): a SQLite file, or on the pages about a database server an empty database. What a fence may
+say is in `pages`, how `# -> value` is compared in `shown`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from tests.docs.shown import Shown
 
 PAGE_SECONDS = 110
 COMMAND_SECONDS = 30
+SERVERS = {"docs/howto/postgresql.md": "postgres_url", "docs/howto/mysql.md": "mysql_url"}
 _EXIT = re.compile(r"#\s*exit (\d+)\s*$")
 _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -32,7 +34,11 @@ _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 @pytest.mark.timeout(PAGE_SECONDS)
 @pytest.mark.usefixtures("fresh_directory")
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_a_page_does_what_it_shows(page: Path) -> None:
+def test_a_page_does_what_it_shows(
+    page: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if page_id(page) in SERVERS:
+        monkeypatch.setenv("PENSTOCK_URL", request.getfixturevalue(SERVERS[page_id(page)]))
     run_page(blocks(page))
 
 
