@@ -40,11 +40,11 @@ class Answer:
 
 
 class Cli:
-    """A queue in a folder, and the command line on it."""
+    """A queue, in a folder unless it is named, and the command line on it."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, url: str | None = None) -> None:
         self.folder = folder
-        self.url = f"sqlite:///{folder / 'queue.db'}"
+        self.url = url or f"sqlite:///{folder / 'queue.db'}"
 
     def __call__(self, *words: str, stdin: str | bytes = "") -> Answer:
         env = {"PENSTOCK_URL": self.url, "NO_COLOR": "1"}

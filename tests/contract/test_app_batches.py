@@ -6,7 +6,6 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import penstock
 from penstock import App, Backoff, Batch, Connection, Dead, InvalidSetting, Message
 from penstock.clock import ManualClock
 from penstock.testing.fixture import run_until_idle
+from tests.contract.stores import everywhere
 
 
 @dataclass
@@ -27,10 +27,9 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def mq(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Connection]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/queue.db"
-    async with penstock.connect(url, clock=clock) as connection:
+@pytest.fixture
+async def mq(any_url: str, clock: ManualClock) -> AsyncIterator[Connection]:
+    async with penstock.connect(any_url, migrate=True, clock=clock) as connection:
         await connection.create_topic("orders", partitions=1)
         yield connection
 
@@ -43,6 +42,7 @@ async def left(mq: Connection) -> int:
     return (await mq.lag("orders", "billing")).total.messages
 
 
+@everywhere
 async def test_a_list_is_one_unit_of_work(mq: Connection) -> None:
     app, got = App(mq), []
 
@@ -95,6 +95,7 @@ async def test_a_failing_list_is_retried_whole_each_by_its_own_attempt(
     assert await left(mq) == 0
 
 
+@everywhere
 async def test_part_of_a_list_may_be_settled_by_the_handler(mq: Connection, clock: ManualClock) -> None:
     """R37: what the handler settled keeps its verdict; the rest gets the verdict of the ending."""
     app, again = App(mq), []

@@ -18,12 +18,12 @@ import penstock
 from penstock import App, Backoff, Connection, Message, StoreError, UnknownPartition, UnknownTopic, UsageError
 from penstock.client.app.app import load_app
 from penstock.client.app.subscription import window_for
+from tests.contract.stores import everywhere
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-async def mq(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Connection]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/queue.db"
-    async with penstock.connect(url) as connection:
+@pytest.fixture
+async def mq(any_url: str) -> AsyncIterator[Connection]:
+    async with penstock.connect(any_url, migrate=True) as connection:
         await connection.create_topic("orders", partitions=2)
         yield connection
 
@@ -129,6 +129,7 @@ async def test_the_lifespan_of_a_web_app(mq: Connection) -> None:
 # ---- stop ----
 
 
+@everywhere
 async def test_stopping_lets_handlers_end_and_hands_back_the_rest(mq: Connection) -> None:
     app, begun, go_on = App(mq), asyncio.Event(), asyncio.Event()
     ended: list[bytes] = []
@@ -210,6 +211,7 @@ async def test_a_thread_that_hangs_does_not_hold_up_the_stop(mq: Connection) -> 
         go_on.set()
 
 
+@everywhere
 async def test_verdicts_are_stored_before_the_app_has_stopped(mq: Connection) -> None:
     app, handled, all_done = App(mq), 0, asyncio.Event()
 

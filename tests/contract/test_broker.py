@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.address import Address, parse
 from penstock.broker.duties import DutyRunner
 from penstock.broker.embedded import Broker, open_endpoint
 from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
@@ -29,6 +30,11 @@ from penstock.errors import (
 from penstock.model.batch import BatchBuilder, build_control, records
 from penstock.model.settings import GroupWish, TopicSettings
 from penstock.store.contract import Append, Appended
+from tests.contract.stores import everywhere
+
+
+def _file(folder: Path) -> Address:
+    return Address("sqlite", path=folder / "q.db")
 
 
 def batch(count: int = 1, producer: int = -1, sequence: int = -1, value: bytes = b"v") -> bytes:
@@ -42,10 +48,9 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["file", "memory"])
-async def broker(request: pytest.FixtureRequest, tmp_path: Path, clock: ManualClock) -> AsyncIterator[Broker]:
-    path = tmp_path / "q.db" if request.param == "file" else None
-    opened = await open_endpoint(path, clock=clock)
+@pytest.fixture
+async def broker(any_url: str, clock: ManualClock) -> AsyncIterator[Broker]:
+    opened = await open_endpoint(parse(any_url), clock=clock, migrate=True)
     await opened.create_topic("orders", TopicSettings(), 1, False)
     yield opened
     await opened.close()
@@ -70,6 +75,7 @@ def spans(reply: PollReply) -> list[tuple[int, int]]:
 # ---- writer ----
 
 
+@everywhere
 async def test_concurrent_appends_share_a_commit(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     groups: list[int] = []
     append = broker.store.log.append
@@ -86,6 +92,7 @@ async def test_concurrent_appends_share_a_commit(broker: Broker, monkeypatch: py
     assert len(groups) < 25
 
 
+@everywhere
 async def test_a_refused_batch_does_not_take_its_neighbours_with_it(broker: Broker) -> None:
     there = await place(broker)
     results = await asyncio.gather(
@@ -126,6 +133,7 @@ async def test_a_failed_transaction_is_run_again_alone_and_in_order(
     assert sum(b.records for b in fetched.batches) == 2
 
 
+@everywhere
 async def test_caches_change_only_after_a_commit(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """I2: a commit that fails leaves nothing in memory that would answer a retry with success."""
     append, fail = broker.store.log.append, [True]
@@ -160,7 +168,7 @@ async def test_a_corrupt_or_control_batch_is_refused(broker: Broker) -> None:
 
 async def test_a_repeated_poll_is_answered_with_the_same_deliveries(tmp_path: Path) -> None:
     """I6: the answer was lost; over all partitions, and nothing more is handed out."""
-    broker = await open_endpoint(tmp_path / "q.db")
+    broker = await open_endpoint(_file(tmp_path))
     try:
         await broker.create_topic("orders", TopicSettings(), 3, False)
         await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
@@ -178,6 +186,7 @@ async def test_a_repeated_poll_is_answered_with_the_same_deliveries(tmp_path: Pa
         await broker.close()
 
 
+@everywhere
 async def test_a_group_that_is_reset_again_and_again_is_told_not_waited_for(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,6 +204,7 @@ async def test_a_group_that_is_reset_again_and_again_is_told_not_waited_for(
     assert 1 < len(tries) < 20
 
 
+@everywhere
 async def test_every_batch_of_a_redelivery_comes_along(broker: Broker, clock: ManualClock) -> None:
     """Deliveries that end in batches read already, with others between them."""
     await broker.subscribe("orders", "billing", GroupWish(lease_ms=1000), "m", "c")
@@ -204,7 +214,7 @@ async def test_every_batch_of_a_redelivery_comes_along(broker: Broker, clock: Ma
     token, reply = await poll(broker, messages=23)
     assert spans(reply) == [(0, 22)]
     verdicts = (Verdict("release", 0, 3), Verdict("retry", 4, 22))
-    assert not await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])
+    assert not (await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])).lost
     _, reply = await poll(broker)
     (grant,) = reply.grants
     assert sorted(spans(reply)) == [(0, 3), (4, 22), (23, 29)]
@@ -223,13 +233,14 @@ async def test_a_long_poll_wakes_at_an_append(broker: Broker) -> None:
     assert spans(reply) == [(0, 1)]
 
 
+@everywhere
 async def test_a_long_poll_wakes_when_a_retry_is_due(broker: Broker, clock: ManualClock) -> None:
     await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
     there = await place(broker)
     await broker.append("orders", there, batch(1))
     token, _ = await poll(broker)
     verdict = Verdict("retry", 0, 0, delay_ms=60_000)
-    assert not await broker.settle("orders", "billing", [Settle("orders", there, token, (verdict,))])
+    assert not (await broker.settle("orders", "billing", [Settle("orders", there, token, (verdict,))])).lost
     waiting = asyncio.create_task(poll(broker, wait_ms=20_000))
     await asyncio.sleep(0.05)
     assert not waiting.done()
@@ -240,7 +251,7 @@ async def test_a_long_poll_wakes_when_a_retry_is_due(broker: Broker, clock: Manu
 
 async def test_another_process_wakes_a_long_poll(tmp_path: Path) -> None:
     """Two brokers on one file are as good as two processes: they share nothing but the file."""
-    one, other = await open_endpoint(tmp_path / "q.db"), await open_endpoint(tmp_path / "q.db")
+    one, other = await open_endpoint(_file(tmp_path)), await open_endpoint(_file(tmp_path))
     try:
         await one.create_topic("orders", TopicSettings(), 1, False)
         await one.subscribe("orders", "billing", GroupWish(), "m", "c")
@@ -282,7 +293,7 @@ async def test_a_cancelled_poll_gives_back_what_it_was_given(
 
 async def test_another_process_that_hands_back_wakes_a_long_poll(tmp_path: Path) -> None:
     """Again and again, also when releases follow each other closely: none is slept through."""
-    one, other = await open_endpoint(tmp_path / "q.db"), await open_endpoint(tmp_path / "q.db")
+    one, other = await open_endpoint(_file(tmp_path)), await open_endpoint(_file(tmp_path))
     try:
         await one.create_topic("orders", TopicSettings(), 1, False)
         await one.subscribe("orders", "billing", GroupWish(), "m", "c")
@@ -295,7 +306,7 @@ async def test_another_process_that_hands_back_wakes_a_long_poll(tmp_path: Path)
             waiting = asyncio.create_task(poll(taker, wait_ms=20_000))
             await asyncio.sleep(0.01 if turn < 10 else 0)
             back = Settle("orders", there, token, (Verdict("release", 0, 0),))
-            assert not await giver.settle("orders", "billing", [back])
+            assert not (await giver.settle("orders", "billing", [back])).lost
             token, reply = await asyncio.wait_for(waiting, 5)
     finally:
         await one.close()
@@ -305,6 +316,7 @@ async def test_another_process_that_hands_back_wakes_a_long_poll(tmp_path: Path)
 # ---- movers ----
 
 
+@everywhere
 async def test_a_mover_that_died_is_finished_by_the_next_poll(
     broker: Broker, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,7 +335,7 @@ async def test_a_mover_that_died_is_finished_by_the_next_poll(
 
     monkeypatch.setattr(broker.store.progress, "settle", dies_after_the_append)
     verdicts = (Verdict("ack", 0, 0), Verdict("dead", 1, 1, reason="bad"), Verdict("ack", 2, 2))
-    assert not await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])
+    assert not (await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])).lost
     assert len(calls) == 2
     assert (await broker.lag("orders", "billing")).total.messages == 1
     clock.advance(11)
@@ -334,6 +346,7 @@ async def test_a_mover_that_died_is_finished_by_the_next_poll(
     assert [dict(r.headers)["penstock-reason"] for r in found] == [b"bad"]
 
 
+@everywhere
 async def test_redrive_is_for_that_group_alone_and_can_be_repeated(broker: Broker) -> None:
     for group in ("billing", "audit"):
         await broker.subscribe("orders", group, GroupWish(), "m", "c")
@@ -372,6 +385,7 @@ async def run_duties(broker: Broker) -> None:
         assert broker.duties.run_once(duty)
 
 
+@everywhere
 async def test_retention_keeps_what_a_group_needs(broker: Broker, clock: ManualClock) -> None:
     there = await place(broker)
     await broker.alter_topic("orders", TopicSettings(retention_ms=1000))
@@ -392,6 +406,7 @@ async def test_retention_keeps_what_a_group_needs(broker: Broker, clock: ManualC
     assert spans((await poll(broker))[1]) == []
 
 
+@everywhere
 async def test_settled_messages_may_be_dropped_early(broker: Broker) -> None:
     there = await place(broker)
     await broker.alter_topic("orders", TopicSettings(drop_settled=True))
@@ -403,6 +418,7 @@ async def test_settled_messages_may_be_dropped_early(broker: Broker) -> None:
     assert broker.store.log.bounds([there])[there].start == 7
 
 
+@everywhere
 async def test_a_duty_has_one_holder(broker: Broker, clock: ManualClock) -> None:
     duty = broker.duties._duties[0]
     assert broker.store.duties.acquire(duty.name, "somebody else", 1000)
@@ -438,6 +454,7 @@ async def test_closing_lets_a_running_duty_finish(broker: Broker) -> None:
     assert broker.store.duties.acquire("slow", "somebody else", 1000)
 
 
+@everywhere
 async def test_a_deleted_topic_leaves_no_tables_behind(broker: Broker) -> None:
     there = await place(broker)
     await broker.append("orders", there, batch(10))
@@ -453,7 +470,7 @@ async def test_a_deleted_topic_leaves_no_tables_behind(broker: Broker) -> None:
 
 
 async def test_a_full_writer_queue_slows_and_drops_nothing(tmp_path: Path) -> None:
-    broker = await open_endpoint(tmp_path / "q.db", limits=replace(DEFAULTS, writer_queue_bytes=1000))
+    broker = await open_endpoint(_file(tmp_path), limits=replace(DEFAULTS, writer_queue_bytes=1000))
     try:
         await broker.create_topic("orders", TopicSettings(), 1, False)
         there = await place(broker)

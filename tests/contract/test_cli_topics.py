@@ -58,8 +58,8 @@ def test_url_counts_wherever_it_stands_and_over_the_environment(cli: Cli, tmp_pa
 def test_topics_are_listed_for_people_and_for_scripts(orders: Cli) -> None:
     plain = orders.ok("topic", "list").out.splitlines()
     assert [line.split() for line in plain] == [
-        ["topic", "partitions", "messages", "retention", "groups"],
-        ["orders", "2", "10", "7d", "billing"],
+        ["topic", "partitions", "messages", "delayed", "storage", "retention", "groups"],
+        ["orders", "2", "10", "0", "durable", "7d", "billing"],
     ]
     (topic,) = orders.ok("topic", "list", "--json").json
     assert (topic["messages"], topic["partitions"], topic["groups"]) == (10, 2, ["billing"])

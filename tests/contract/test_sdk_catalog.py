@@ -12,6 +12,7 @@ import pytest
 import penstock
 from penstock import Connection, Message
 from penstock.clock import ManualClock
+from tests.contract.stores import everywhere
 
 
 @pytest.fixture
@@ -19,24 +20,26 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path}/q.db" if request.param == "sqlite" else f"memory://{tmp_path.name}"
-
-
 @pytest.fixture
-async def mq(url: str, clock: ManualClock) -> AsyncIterator[Connection]:
-    async with penstock.connect(url, clock=clock) as connection:
+async def mq(any_url: str, clock: ManualClock) -> AsyncIterator[Connection]:
+    async with penstock.connect(any_url, migrate=True, clock=clock) as connection:
         yield connection
 
 
 async def values(mq: Connection, group: str, **settings: object) -> list[bytes]:
+    """All that waits for the group."""
+    found: list[bytes] = []
     async with mq.consumer("orders", group, **settings) as consumer:  # type: ignore[arg-type]
-        messages = await consumer.poll(wait="100ms")
-        await consumer.ack(messages)
-        return sorted(m.value for m in messages)
+        while waiting := (await mq.lag("orders", group)).total.messages:
+            messages = await consumer.poll(wait=10)
+            assert messages, f"{waiting} messages are not handed out"
+            await consumer.ack(messages)
+            found += [m.value for m in messages]
+        assert await consumer.poll(wait=0) == []
+    return sorted(found)
 
 
+@everywhere
 async def test_topics(mq: Connection) -> None:
     info = await mq.create_topic("orders", partitions=3, retention="1d", retention_bytes="1MB")
     assert (info.name, info.partitions, info.settings.retention_ms) == ("orders", 3, 86_400_000)
@@ -60,6 +63,7 @@ async def test_topics(mq: Connection) -> None:
     assert await mq.topics() == []
 
 
+@everywhere
 async def test_a_topic_deleted_and_made_again(mq: Connection) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.send("orders", b"old")
@@ -95,6 +99,7 @@ async def test_a_typo_makes_nothing(mq: Connection) -> None:
     assert [t.name for t in await mq.topics(internal=True)] == ["orders"]
 
 
+@everywhere
 async def test_groups_keep_their_settings(mq: Connection) -> None:
     await mq.create_topic("orders")
     info = await mq.create_group("orders", "billing", lease=7, max_attempts=3)
@@ -121,6 +126,7 @@ async def test_groups_keep_their_settings(mq: Connection) -> None:
         await mq.lag("orders", "billing")
 
 
+@everywhere
 async def test_where_a_group_starts(mq: Connection, clock: ManualClock) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.send("orders", b"0")
@@ -135,6 +141,7 @@ async def test_where_a_group_starts(mq: Connection, clock: ManualClock) -> None:
     assert await values(mq, "placed", start={0: 2}) == [b"2"]
 
 
+@everywhere
 async def test_reset(mq: Connection) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.send_many("orders", [Message(b"%d" % i) for i in range(4)])
@@ -148,6 +155,7 @@ async def test_reset(mq: Connection) -> None:
     assert await values(mq, "billing") == []
 
 
+@everywhere
 async def test_a_reset_under_a_live_consumer(mq: Connection) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.send_many("orders", [Message(b"%d" % i) for i in range(4)])
@@ -161,6 +169,7 @@ async def test_a_reset_under_a_live_consumer(mq: Connection) -> None:
         await consumer.ack(again)
 
 
+@everywhere
 async def test_pause_and_resume(mq: Connection) -> None:
     await mq.create_topic("orders")
     await mq.create_group("orders", "billing")
@@ -173,6 +182,7 @@ async def test_pause_and_resume(mq: Connection) -> None:
         await consumer.ack(await polling)
 
 
+@everywhere
 async def test_purge(mq: Connection) -> None:
     await mq.create_topic("orders")
     await mq.send_many("orders", [Message(b"%d" % i, key=str(i)) for i in range(10)])
@@ -183,6 +193,7 @@ async def test_purge(mq: Connection) -> None:
     assert await values(mq, "billing") == [b"after"]
 
 
+@everywhere
 async def test_a_purge_under_a_live_consumer(mq: Connection) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.send_many("orders", [Message(b"%d" % i) for i in range(10)])
@@ -201,6 +212,7 @@ async def test_a_purge_under_a_live_consumer(mq: Connection) -> None:
     assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
+@everywhere
 async def test_lag(mq: Connection, clock: ManualClock) -> None:
     await mq.create_topic("orders", partitions=2)
     await mq.create_group("orders", "billing")
@@ -218,6 +230,7 @@ async def test_lag(mq: Connection, clock: ManualClock) -> None:
         assert (lag.total.messages, lag.total.unsettled) == (5, 5)
 
 
+@everywhere
 async def test_read(mq: Connection) -> None:
     await mq.create_topic("orders", partitions=2)
     sent = await mq.send_many("orders", [Message(b"%d" % i, key=str(i % 9), id=f"o-{i}") for i in range(100)])

@@ -12,13 +12,13 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 import penstock
 from penstock import ClosedError, ForkError, Message, StoreError, UnknownTopic, UsageError, sync
+from tests.contract.stores import everywhere
 
 PAIRS = [
     (penstock.Connection, sync.Connection),
@@ -28,10 +28,9 @@ PAIRS = [
 ]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def mq(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sync.Connection]:
-    url = "memory://" if request.param == "memory" else f"sqlite:///{tmp_path}/queue.db"
-    with sync.connect(url) as connection:
+@pytest.fixture
+def mq(any_url: str) -> Iterator[sync.Connection]:
+    with sync.connect(any_url, migrate=True) as connection:
         connection.create_topic("orders", partitions=2)
         yield connection
 
@@ -80,6 +79,7 @@ def test_what_a_consumer_sets_itself_can_be_read(mq: sync.Connection) -> None:
 # ---- it does the same ----
 
 
+@everywhere
 def test_send_and_consume(mq: sync.Connection) -> None:
     receipt = mq.send("orders", b"1", key="42", headers={"source": "web"})
     assert isinstance(receipt, penstock.Receipt) and receipt.topic == "orders"
@@ -104,6 +104,7 @@ def test_send_and_consume(mq: sync.Connection) -> None:
     assert mq.lag("orders", "billing").total.messages == 0
 
 
+@everywhere
 def test_iterating_settling_one_by_one(mq: sync.Connection) -> None:
     mq.send_many("orders", [Message(b"%d" % n) for n in range(4)])
     seen: list[tuple[bytes, int]] = []
@@ -214,6 +215,7 @@ def test_errors_are_the_same(mq: sync.Connection) -> None:
         sync.connect(f"sqlite:///{os.devnull}/x.db")
 
 
+@everywhere
 def test_many_threads_may_share_a_connection(mq: sync.Connection) -> None:
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         receipts = list(pool.map(lambda n: mq.send("orders", b"%d" % n), range(200)))

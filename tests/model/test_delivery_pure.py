@@ -66,10 +66,7 @@ class PureBackend:
 
     def extend(self, generation: int, token: int, spans: Sequence[Span]) -> Sequence[Span]:
         self._check(generation)
-        change = extend(self._held(token), spans, self._now + LEASE_MS, self._cursor)
-        lost = list(covered(change.missing, [row for row in self._rows if row.token != token]))
-        self._apply(change)
-        return lost
+        return self._apply(extend(self._held(token), spans, self._now + LEASE_MS, self._cursor)).missing
 
     def finish_move(self, generation: int, moving: Delivery) -> None:
         self.settle(generation, moving.token, [Settlement(Kind.ACK, moving.first, moving.last)])

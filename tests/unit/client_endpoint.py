@@ -23,6 +23,7 @@ from penstock.broker.endpoint import (
     PollReply,
     PollRequest,
     Settle,
+    SettleReply,
     TopicInfo,
 )
 from penstock.clock import ManualClock
@@ -82,6 +83,7 @@ class FakeEndpoint:
         self.after: dict[str, deque[Fault]] = defaultdict(deque)
         self.calls: list[tuple[str, object]] = []
         self.settled: list[list[Settle]] = []
+        self.delayed: list[tuple[int, int, bytes, bytes]] = []  # partition id, due moment, batch, ids
         self.beats: list[Beat] = []
         self.members: set[str] = set()
         self.news = asyncio.Event()
@@ -130,15 +132,17 @@ class FakeEndpoint:
             raise UnknownTopic(f"no topic {topic}")
         return self.routes[topic]
 
-    async def append(self, topic: str, partition_id: int, batch: bytes) -> Appended:
+    async def append(
+        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+    ) -> Appended:
         self.calls.append(("append", batch))
         await self._fault(self.on, "append")
-        appended = self._append(partition_id, batch)
+        appended = self._append(partition_id, batch, due_at, ids)
         self.news.set()
         await self._fault(self.after, "append")
         return appended
 
-    def _append(self, partition_id: int, batch: bytes) -> Appended:
+    def _append(self, partition_id: int, batch: bytes, due_at: int = 0, ids: bytes = b"") -> Appended:
         header = verify(batch)
         partition = self.partitions.get(partition_id)
         if partition is None:
@@ -150,11 +154,14 @@ class FakeEndpoint:
                 return Appended(again, self.now_ms(), duplicate=True)
         if partition.sealed:
             raise PartitionSealed("sealed")
-        base = partition.end
+        base = -1 if due_at else partition.end
         if header.producer_id >= 0:
             partition.producers[header.producer_id] = remember(
                 state, header.epoch, header.base_sequence, header.records, base, 8
             )
+        if due_at:
+            self.delayed.append((partition_id, due_at, batch, ids))
+            return Appended(base, self.now_ms())
         data = with_base_offset(batch, base)
         partition.batches.append(StoredBatch(base, header.records, self.now_ms(), data))
         return Appended(base, self.now_ms())
@@ -180,7 +187,9 @@ class FakeEndpoint:
 
     # ---- deliveries ----
 
-    async def subscribe(self, topic: str, group: str, wish: GroupWish, member: str, client: str) -> GroupInfo:
+    async def subscribe(
+        self, topic: str, group: str, wish: GroupWish, member: str, client: str, *, named: bool = True
+    ) -> GroupInfo:
         if topic not in self.routes:
             raise UnknownTopic(f"no topic {topic}")
         self.group = wish.over(self.group)
@@ -252,16 +261,14 @@ class FakeEndpoint:
         )
         return Grant(partition.topic, piece.partition, piece.partition_id, leases, batches)
 
-    async def settle(
-        self, topic: str, group: str, parts: Sequence[Settle]
-    ) -> list[tuple[Settle, tuple[Span, ...]]]:
+    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
         self.calls.append(("settle", list(parts)))
         await self._fault(self.on, "settle")
         self.settled.append(list(parts))
         lost = [(part, spans) for part in parts if (spans := self._settle(part))]
         self.news.set()
         await self._fault(self.after, "settle")
-        return lost
+        return SettleReply(tuple(lost))
 
     def _settle(self, part: Settle) -> tuple[Span, ...]:
         progress = self.progress[part.partition_id]
@@ -290,9 +297,8 @@ class FakeEndpoint:
                 until = self.now_ms() + self.group.lease_ms
                 change = settlement.extend(mine, held.spans, until, progress.cursor)
                 progress.apply(change)
-                gone = self._in_other_hands(progress, change.missing, held.token)
-                if gone:
-                    lost.append((held, gone))
+                if change.missing:
+                    lost.append((held, change.missing))
         return lost
 
     def steal(self, partition_id: int, token: int = 999) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from penstock import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
 from penstock.client.codec import Packed, pack, pack_all, unpack
 from penstock.client.consuming.reading import Browsed
+from penstock.client.expiry import Expiry
 from penstock.config import DEFAULTS
 from penstock.model.batch import BatchBuilder, records
 
@@ -22,7 +23,7 @@ PLACE = Browsed("orders", 3, 7)
 def through(packed: Packed, now_ms: int = 0) -> list[Received]:
     builder = BatchBuilder()
     assert builder.extend(NOW, packed.entries) == len(packed.entries)
-    return unpack(records(builder.build()), PLACE, now_ms)
+    return unpack(records(builder.build()), PLACE, Expiry(now_ms))
 
 
 def test_a_plain_message() -> None:

@@ -638,7 +638,7 @@ async def test_settings_left_out_are_whatever_the_group_has(mq: Connection, endp
 
 
 async def test_a_conflict_is_raised_on_entering(mq: Connection, endpoint: FakeEndpoint) -> None:
-    async def conflict(*_: object) -> None:
+    async def conflict(*_: object, **__: object) -> None:
         raise GroupConflict("other settings")
 
     endpoint.subscribe = conflict  # type: ignore[method-assign,assignment]
@@ -669,7 +669,7 @@ async def test_an_unknown_topic(mq: Connection) -> None:
         {"ack": "before"},
         {"window": 0},
         {"window_bytes": 0},
-        {"mode": "ordered"},
+        {"mode": "sorted"},
         {"order": "random"},
         {"start": "yesterday"},
         {"start": {0: -1}},

@@ -184,15 +184,6 @@ async def test_one_wrong_message_refuses_the_list(mq: Connection, endpoint: Fake
     assert endpoint.values() == []
 
 
-async def test_delays_are_refused(mq: Connection, endpoint: FakeEndpoint) -> None:
-    with pytest.raises(InvalidSetting, match="later version"):
-        await mq.send("orders", b"", delay=1)
-    with pytest.raises(InvalidSetting, match="later version"):
-        await mq.send("orders", b"", at=2_000_000_000)
-    await mq.send("orders", b"", delay=0)
-    assert endpoint.values() == [b""]
-
-
 async def test_an_unknown_topic_is_answered_with_close_names(mq: Connection) -> None:
     with pytest.raises(UnknownTopic, match=r"did you mean 'orders'.*create_topic\('ordrs'\)"):
         await mq.send("ordrs", b"")

@@ -1,0 +1,36 @@
+"""The store contract on database servers: PostgreSQL, and MariaDB for the dialect of MySQL (R7)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from penstock.address import parse
+from penstock.store import open_server
+from penstock.store.contract import Store
+from penstock.testing.store_contract import MovableClock, StoreContract
+
+
+class TestPostgres(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _database(self, postgres_ready: str) -> None:
+        self.url = postgres_ready
+
+    def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_server(parse(self.url), clock)
+
+    def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_server(parse(self.url), clock)
+
+
+class TestMariaDB(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _database(self, mysql_ready: str) -> None:
+        self.url = mysql_ready
+
+    def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_server(parse(self.url), clock)
+
+    def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return open_server(parse(self.url), clock)
