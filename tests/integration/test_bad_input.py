@@ -82,7 +82,9 @@ async def test_settings_that_conflict(mq: penstock.Connection) -> None:
         (lambda mq: mq.create_group("orders", "g", start="yesterday"), penstock.InvalidSetting, "earliest"),
         (lambda mq: mq.create_group("orders", "g", start={9: 0}), penstock.InvalidSetting, "partition 9"),
         (lambda mq: mq.send("orders", b"x", slot=4096), penstock.InvalidSetting, "1023"),
-        (lambda mq: mq.send("orders", b"x", delay=5), penstock.InvalidSetting, "later version"),
+        (lambda mq: mq.send("orders", b"x", delay=-5), penstock.InvalidSetting, "delay"),
+        (lambda mq: mq.send("orders", b"x", delay=5, at=2e9), penstock.InvalidSetting, "not both"),
+        (lambda mq: mq.cancel("orders", 42), penstock.InvalidSetting, "receipt.id"),
     ],
 )
 async def test_wrong_names_and_settings(mq: penstock.Connection, call: Any, error: type, says: str) -> None:

@@ -1,4 +1,5 @@
-"""What is flushed, and when (I8): the log always, progress only where losing it would do harm.
+"""What is flushed, and when (I8): the log always, progress only where losing it would do harm, and
+volatile topics never (R3).
 
 First as SQLite is told (`PRAGMA synchronous` when each transaction is committed), then as the system sees
 it (`strace` counts the flushes of each verb).
@@ -13,15 +14,16 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.model.delivery import Kind, Settlement, Stamp
+from penstock.model.delivery import Kind, OrderedAsk, Settlement, Stamp
 from penstock.model.settings import GroupSettings, Start, TopicSettings
 from penstock.store import SqlStore, open_sqlite, sqlite
-from penstock.store.contract import Group
+from penstock.store.contract import Append, Group
 from penstock.store.session import Lane
 from penstock.testing.store_contract.harness import (
     LEASE,
@@ -33,8 +35,10 @@ from penstock.testing.store_contract.harness import (
     in_threads,
     partitions,
 )
+from tests.integration.pooled import pooled
 
-NORMAL, FULL = 1, 2
+ROOT = Path(__file__).resolve().parents[2]
+OFF, NORMAL, FULL = 0, 1, 2
 DEAD = Stamp(producer_id=77, partition_id=9)
 
 
@@ -51,8 +55,13 @@ class Scene:
         settings = GroupSettings(lease_ms=LEASE, max_attempts=3)
         self.group: Group = store.catalog.create_group("orders", "billing", settings)
         self.other = store.catalog.create_group("orders", "other", settings)
+        in_order = replace(settings, mode="ordered", exhausted="stop")
+        self.ordered = store.catalog.create_group("orders", "ordered", in_order)
+        (self.ticks,) = partitions(store.catalog.create_topic("ticks", TopicSettings(storage="volatile"), 1))
         append(store, self.place, batch(100))
+        append(store, self.ticks, batch(100))
         store.progress.poll(self.group, self.place, ask(1, 100, messages=10))
+        self.progress.rewind(self.ordered, [self.place])
 
     def poll(self, token: int, **more: Any) -> object:
         return self.progress.poll(self.group, self.place, ask(token, 100, messages=5, **more))
@@ -69,6 +78,25 @@ class Scene:
         self.settle(Kind.MOVE, 3, DEAD)
         self.progress.settle(self.group, self.place, 1, acks((0, 2), (4, 9)))
         self.clock.ms += 60_000
+
+    def hold(self, token: int = 7, expects: int | None = None) -> object:
+        asked = OrderedAsk("ann", token, messages=5, end=100, expects=expects)
+        return self.progress.poll_ordered(self.ordered, self.place, asked)
+
+    def settle_in_order(self, kind: Kind) -> object:
+        settlement = Settlement(kind, 0, 0, visible_at=self.clock.ms)
+        return self.progress.settle(self.ordered, self.place, 7, [settlement])
+
+    def stop(self) -> None:
+        self.hold()
+        for _ in range(3):
+            self.settle_in_order(Kind.RETRY)
+
+    def touch(self) -> object:
+        return self.store.usage.touch(self.other.id)
+
+    def retire(self) -> object:
+        return self.store.usage.retire(self.other.id, 0)
 
     def reset(self) -> None:
         self.group = self.catalog.reset_group("orders", "billing", Start())
@@ -98,6 +126,11 @@ FLUSHED: dict[str, tuple[Step, Step]] = {  # name → what happens before, the v
     "stamp of a settlement": (nothing, lambda s: s.settle(Kind.MOVE, 3, DEAD)),
     "stamp taken over by a poll": (Scene.leave_stamped, lambda s: s.poll(2)),
     "seize": (nothing, lambda s: s.progress.seize(s.group, s.place, ask(2, 100), [(20, 21)])),
+    "retire a group": (Scene.touch, Scene.retire),
+    "take a partition": (nothing, Scene.hold),
+    "take over a partition": (lambda s: (s.hold(), s.expire()), lambda s: s.hold(8)),
+    "hand over a partition": (Scene.hold, lambda s: s.progress.hand_over(s.ordered, s.place, 7)),
+    "restart what was stopped": (Scene.stop, lambda s: s.progress.restart_stopped(s.ordered, s.place)),
 }
 LAZY: dict[str, tuple[Step, Step]] = {
     "first hand-out": (nothing, lambda s: s.poll(2)),
@@ -111,6 +144,15 @@ LAZY: dict[str, tuple[Step, Step]] = {
         lambda s: s.progress.join(s.group.id, "ann", "host", 1000),
         lambda s: s.progress.leave(s.group.id, "ann"),
     ),
+    "touch a group": (Scene.touch, Scene.touch),
+    "next poll of a held partition": (Scene.hold, lambda s: s.hold(expects=5)),
+    "ack in order": (Scene.hold, lambda s: s.settle_in_order(Kind.ACK)),
+    "extend a held partition": (Scene.hold, lambda s: s.progress.extend(s.ordered, s.place, 7, [(0, 4)])),
+}
+VOLATILE: dict[str, tuple[Step, Step]] = {
+    "volatile append": (nothing, lambda s: append(s.store, s.ticks, batch())),
+    "volatile trim": (nothing, lambda s: s.log.trim(s.ticks, 50)),
+    "volatile sweep": (lambda s: s.log.trim(s.ticks, 100), lambda s: s.log.sweep(s.ticks, rows=9)),
 }
 
 
@@ -169,6 +211,21 @@ def test_what_only_costs_a_redelivery_is_not(
     assert commits(scene, verb, monkeypatch) == [(Lane.PROGRESS, NORMAL)]
 
 
+@pytest.mark.parametrize("name", VOLATILE)
+def test_volatile_topics_are_never_flushed(scene: Scene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, verb = VOLATILE[name]
+    before(scene)
+    assert commits(scene, verb, monkeypatch) == [(Lane.VOLATILE, OFF)]
+
+
+def test_volatile_and_durable_batches_of_one_call_are_two_transactions(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = [Append(place, batch()) for place in (scene.ticks, scene.place, scene.ticks)]
+    found = commits(scene, lambda s: s.log.append(calls), monkeypatch)
+    assert sorted(found, key=str) == [(Lane.LOG, FULL), (Lane.VOLATILE, OFF)]
+
+
 def test_a_flushed_verb_does_not_make_later_ones_flush(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         taken = [(20 + number, 20 + number)]
@@ -179,19 +236,23 @@ def test_a_flushed_verb_does_not_make_later_ones_flush(scene: Scene, monkeypatch
 
 
 def levels(store: SqlStore) -> dict[Lane, tuple[int, str, int]]:
-    """Of this thread's connections: synchronous, journal, and how many files are attached."""
+    """Of the connections that are free: synchronous, journal, and how many files are attached."""
     found = {}
     for lane in Lane:
-        connection = store.session._connection(lane)
-        attached = connection.execute("PRAGMA database_list").fetchall()
-        found[lane] = (pragma(connection, "synchronous"), pragma(connection, "journal_mode"), len(attached))
+        with store.session._borrowed(lane) as connection:
+            attached = connection.execute("PRAGMA database_list").fetchall()
+            journal = pragma(connection, "journal_mode")
+            found[lane] = (pragma(connection, "synchronous"), journal, len(attached))
     return found
 
 
 def test_every_connection_is_told_whatever_its_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some builds of SQLite do not flush in WAL mode unless told to. In every thread, and beside watchers."""
+    """Some builds of SQLite do not flush in WAL mode unless told to. In every thread, and beside watchers.
+
+    A progress connection flushes until a verb tells it that it need not.
+    """
 
     class Careless(sqlite._Connection):
         def __init__(self, *args: Any, **more: Any) -> None:
@@ -201,21 +262,23 @@ def test_every_connection_is_told_whatever_its_default(
     monkeypatch.setattr(sqlite, "_Connection", Careless)
     store = open_sqlite(tmp_path / "orders.db")
     assert isinstance(store, SqlStore)
-    expected = {Lane.LOG: (FULL, "wal", 1), Lane.PROGRESS: (NORMAL, "wal", 1)}
+    expected = {Lane.LOG: (FULL, "wal", 1), Lane.PROGRESS: (FULL, "wal", 1), Lane.VOLATILE: (OFF, "wal", 1)}
     with closing(store):
-        assert levels(store)[Lane.LOG] == expected[Lane.LOG]
+        assert levels(store) == expected
         for _ in range(5):  # connections that come and go: the memory of one must not pass for another's
             store.watch().close()
             assert in_threads(lambda: levels(store), lambda: levels(store)) == [expected] * 2
 
 
-def test_log_and_progress_are_two_files(scene: Scene) -> None:
-    found = [pragma_files(scene.store, lane) for lane in Lane]
-    assert found[0] == f"{found[1]}".removesuffix(".progress") != found[1]
+def test_each_lane_is_a_file(scene: Scene) -> None:
+    log, progress, volatile = (
+        file_of(scene.store, lane) for lane in (Lane.LOG, Lane.PROGRESS, Lane.VOLATILE)
+    )
+    assert (progress, volatile) == (f"{log}.progress", f"{log}.volatile")
 
 
-def pragma_files(store: SqlStore, lane: Lane) -> str:
-    return str(store.session._connection(lane).execute("PRAGMA database_list").fetchone()[2])
+def file_of(store: SqlStore, lane: Lane) -> str:
+    return str(pooled(store, lane).execute("PRAGMA database_list").fetchone()[2])
 
 
 # ---- as the system sees it --------------------------------------------------------------------------------
@@ -225,10 +288,11 @@ MARK = "penstock-verb:"
 
 def traced(folder: Path) -> None:
     """Run every verb in turn, with a mark before each that `strace` shows between the flushes."""
-    for name, (before, verb) in {**FLUSHED, **LAZY}.items():
+    for name, (before, verb) in {**FLUSHED, **LAZY, **VOLATILE}.items():
         scene = Scene(folder / f"{name.replace(' ', '-')}.db")
         before(scene)
-        scene.progress.join(scene.group.id, "bob", "host", 1000)  # so that the write-ahead log has begun
+        scene.progress.join(scene.group.id, "bob", "host", 1000)  # so that the write-ahead logs have begun
+        append(scene.store, scene.ticks, batch())
         print(f"{MARK}{name}", file=sys.stderr, flush=True)
         verb(scene)
         print(f"{MARK}end", file=sys.stderr, flush=True)
@@ -253,15 +317,15 @@ def flushes(trace: str) -> dict[str, int]:
 def test_the_system_flushes_for_those_verbs_and_no_others(tmp_path: Path) -> None:
     output = tmp_path / "trace"
     strace = ["strace", "-f", "-qq", "-s", "80", "-e", "trace=fsync,fdatasync,write", "-o", str(output)]
-    command = [*strace, sys.executable, __file__, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    command = [*strace, sys.executable, "-m", "tests.integration.test_store_durability", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
     if "ptrace" in done.stderr or "Operation not permitted" in done.stderr:
         pytest.skip("strace is not allowed to trace here")
     assert done.returncode == 0, done.stderr
     found = flushes(output.read_text())
-    assert set(found) - {"end"} == {*FLUSHED, *LAZY}
+    assert set(found) - {"end"} == {*FLUSHED, *LAZY, *VOLATILE}
     assert {name: found[name] for name in FLUSHED if found[name] == 0} == {}
-    assert {name: found[name] for name in LAZY if found[name] > 0} == {}
+    assert {name: found[name] for name in (*LAZY, *VOLATILE) if found[name] > 0} == {}
     print({name: found[name] for name in FLUSHED})
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,7 @@ from penstock.errors import CorruptBatch, StoreBusy, StoreCorrupt, StoreError, S
 from penstock.model.settings import GroupSettings, Start, TopicSettings
 from penstock.store import SqlStore, open_sqlite
 from penstock.store.contract import Append, Group, Peek, Store
-from penstock.store.session import Lane
+from penstock.store.session import Lane, Session
 from penstock.testing.store_contract.harness import (
     acks,
     append,
@@ -37,24 +38,42 @@ from penstock.testing.store_contract.harness import (
     refused,
     spans,
 )
+from tests.integration.pooled import pooled
 
 IMPATIENT = replace(DEFAULTS, busy_timeout_ms=200, side_lock_ms=100)
 KIB = 1024
 
 
+KEPT = (Lane.LOG, Lane.PROGRESS)  # the files of which nothing may be thrown away
+
+
 def make(path: Path) -> int:
-    """A store with a topic, a group that has come to offset 3, and 5 messages; returns the partition."""
+    """A store with a topic, a group that has come to offset 3, and 5 messages; returns the partition.
+
+    Beside it a volatile topic with 2 messages.
+    """
     with closing(open_sqlite(path)) as store:
         (place,) = partitions(store.catalog.create_topic("orders", TopicSettings(), 1))
         group = store.catalog.create_group("orders", "billing", GroupSettings())
         append(store, place, batch(2), batch(3, producer=7))
         store.progress.poll(group, place, ask(1, 5, messages=3))
         store.progress.settle(group, place, 1, acks((0, 2)))
+        (ticks,) = partitions(store.catalog.create_topic("ticks", TopicSettings(storage="volatile"), 1))
+        append(store, ticks, batch(2))
     return place
 
 
+def file_of(path: Path, lane: Lane) -> Path:
+    return path if lane is Lane.LOG else path.with_name(f"{path.name}.{lane.value}")
+
+
 def progress_file(path: Path) -> Path:
-    return path.with_name(path.name + ".progress")
+    return file_of(path, Lane.PROGRESS)
+
+
+def volatile_place(store: Store) -> int:
+    (ticks,) = partitions(store.catalog.topic("ticks"))
+    return ticks
 
 
 def remove(path: Path) -> None:
@@ -78,14 +97,17 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
 # ---- files that are no database -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("lane", list(Lane))
-@pytest.mark.parametrize("content", [b"hello\n" * 400, b"\0" * 5000], ids=["text", "zeros"])
+CONTENTS = pytest.mark.parametrize("content", [b"hello\n" * 400, b"\0" * 5000], ids=["text", "zeros"])
+
+
+@pytest.mark.parametrize("lane", KEPT)
+@CONTENTS
 def test_a_file_that_is_no_database_is_refused_and_left_alone(
     tmp_path: Path, lane: Lane, content: bytes
 ) -> None:
     path = tmp_path / "orders.db"
     make(path)
-    broken = path if lane is Lane.LOG else progress_file(path)
+    broken = file_of(path, lane)
     remove(broken)
     broken.write_bytes(content)
     with pytest.raises(StoreCorrupt, match=f"{broken} is not a sound database"):
@@ -93,17 +115,21 @@ def test_a_file_that_is_no_database_is_refused_and_left_alone(
     assert broken.read_bytes() == content
 
 
-@pytest.mark.parametrize("lane", list(Lane))
+def damage(file: Path) -> None:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    data = bytearray(file.read_bytes())
+    for at in range(4096, len(data), 4096):  # every page but the first, which holds the schema
+        data[at : at + 200] = b"\xff" * 200
+    file.write_bytes(data)
+
+
+@pytest.mark.parametrize("lane", KEPT)
 def test_a_damaged_database_is_named(tmp_path: Path, lane: Lane) -> None:
     path = tmp_path / "orders.db"
     place = make(path)
-    broken = path if lane is Lane.LOG else progress_file(path)
-    with closing(sqlite3.connect(broken)) as connection:
-        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    data = bytearray(broken.read_bytes())
-    for at in range(4096, len(data), 4096):  # every page but the first, which holds the schema
-        data[at : at + 200] = b"\xff" * 200
-    broken.write_bytes(data)
+    broken = file_of(path, lane)
+    damage(broken)
 
     def use() -> None:
         with closing(open_sqlite(path)) as store:
@@ -113,6 +139,77 @@ def test_a_damaged_database_is_named(tmp_path: Path, lane: Lane) -> None:
 
     with pytest.raises(StoreCorrupt, match=f"{broken} is not a sound database"):
         use()
+
+
+def check_volatile_began_anew(path: Path, place: int) -> None:
+    """What is durable is as it was; what was volatile is gone, and the topic goes on."""
+    with closing(open_sqlite(path)) as store:
+        assert len(read_all(store, place)) == 2
+        ticks = volatile_place(store)
+        assert read_all(store, ticks) == []
+        group = store.catalog.create_group("ticks", "charts", GroupSettings())
+        end = append(store, ticks, batch(3))[0].base_offset
+        assert end > 2
+        assert spans(store.progress.poll(group, ticks, ask(1, end + 3), log_start=end)) == [(end, end + 2)]
+
+
+@CONTENTS
+def test_a_volatile_file_that_is_no_database_is_thrown_away_and_said_so(
+    tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """R3: its messages may be lost with a crash, and nobody is kept from starting by what a crash left."""
+    path = tmp_path / "orders.db"
+    place = make(path)
+    broken = file_of(path, Lane.VOLATILE)
+    remove(broken)
+    broken.write_bytes(content)
+    open_sqlite(path).close()
+    assert "the messages of volatile topics are lost" in caplog.text
+    check_volatile_began_anew(path, place)
+
+
+def test_a_damaged_volatile_file_is_thrown_away(tmp_path: Path) -> None:
+    path = tmp_path / "orders.db"
+    place = make(path)
+    damage(file_of(path, Lane.VOLATILE))
+    check_volatile_began_anew(path, place)
+
+
+def test_a_volatile_file_of_before_the_machine_was_started_is_thrown_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "orders.db"
+    place = make(path)
+    monkeypatch.setattr("penstock.store.volatile.boot_id", lambda: "another start")
+    check_volatile_began_anew(path, place)
+
+
+def test_of_two_that_start_after_it_only_the_first_throws_it_away(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second found the file old, and comes to it when the first has stored something in it."""
+    path = tmp_path / "orders.db"
+    place = make_volatile(path)
+    monkeypatch.setattr("penstock.store.volatile.boot_id", lambda: "another start")
+    write, first = Session.write, []
+
+    def write_after_the_other(session: Session, lane: Lane, *, flush: bool = True) -> Any:
+        if lane is Lane.VOLATILE and not first:
+            first.append(None)
+            other = open_sqlite(path)
+            first[0] = other
+            append(other, place, batch(3))
+        return write(session, lane, flush=flush)
+
+    monkeypatch.setattr(Session, "write", write_after_the_other)
+    with closing(open_sqlite(path)) as second, closing(first[0]) as other:
+        assert len(read_all(second, place)) == len(read_all(other, place)) == 1
+
+
+def make_volatile(path: Path) -> int:
+    with closing(open_sqlite(path)) as store:
+        topic = store.catalog.create_topic("fast", TopicSettings(storage="volatile"), 1)
+        return topic.route.ranges[0].partition_id
 
 
 def test_a_truncated_database_is_named(tmp_path: Path) -> None:
@@ -152,7 +249,7 @@ def test_a_path_through_a_file_cannot_be_opened(tmp_path: Path) -> None:
 @pytest.mark.parametrize("lane", list(Lane))
 def test_a_folder_in_place_of_the_file_cannot_be_opened(tmp_path: Path, lane: Lane) -> None:
     path = tmp_path / "orders.db"
-    taken = path if lane is Lane.LOG else progress_file(path)
+    taken = file_of(path, lane)
     taken.mkdir()
     with pytest.raises(StoreUnavailable, match=f"{taken} cannot be opened"):
         open_sqlite(path)
@@ -161,6 +258,7 @@ def test_a_folder_in_place_of_the_file_cannot_be_opened(tmp_path: Path, lane: La
 AS_NOBODY = """
 import os, sys
 from pathlib import Path
+from typing import Any
 from penstock.errors import StoreUnavailable
 from penstock.store import open_sqlite
 from penstock.testing.store_contract.harness import append, batch
@@ -267,8 +365,8 @@ def check_full(store: Store, place: int, end: int, sent: bytes) -> None:
 def check_sound(path: Path, place: int) -> None:
     with closing(open_sqlite(path)) as store:
         read_all(store, place)
-    for file in (path, progress_file(path)):
-        with closing(sqlite3.connect(file)) as connection:
+    for lane in Lane:
+        with closing(sqlite3.connect(file_of(path, lane))) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
@@ -323,7 +421,7 @@ def test_a_full_database_without_a_mount(tmp_path: Path) -> None:
     place = make(path)
     with closing(open_sqlite(path)) as store:
         assert isinstance(store, SqlStore)
-        connection = store.session._connection(Lane.LOG)
+        connection = pooled(store, Lane.LOG)
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages + 10}")
         sent = batch(3, producer=9, value=os.urandom(90 * KIB))
@@ -372,6 +470,11 @@ def test_a_locked_file_is_busy_in_bounded_time_and_heals(tmp_path: Path) -> None
             assert store.progress.peek(group, [place])[place].cursor == 5
             append(store, place, batch())
         assert store.progress.settle(group, place, 2, acks((3, 4))).lost == ()
+        ticks = volatile_place(store)
+        with locked(file_of(path, Lane.VOLATILE)):
+            refuse_busy(lambda: append(store, ticks, batch()))
+            append(store, place, batch())
+        assert append(store, ticks, batch())[0].base_offset == 2
 
 
 def test_many_threads_before_a_locked_file_wait_together_not_one_after_another(tmp_path: Path) -> None:
@@ -386,7 +489,12 @@ def test_many_threads_before_a_locked_file_wait_together_not_one_after_another(t
 def test_a_store_can_be_opened_while_somebody_writes(tmp_path: Path) -> None:
     path = tmp_path / "orders.db"
     place = make(path)
-    with locked(path), locked(progress_file(path)), closing(open_sqlite(path, limits=IMPATIENT)) as store:
+    with (
+        locked(path),
+        locked(progress_file(path)),
+        locked(file_of(path, Lane.VOLATILE)),
+        closing(open_sqlite(path, limits=IMPATIENT)) as store,
+    ):
         assert len(read_all(store, place)) == 2
 
 

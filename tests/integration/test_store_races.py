@@ -13,11 +13,22 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import UnknownPartition, UnknownTopic
+from penstock.model.delivery import OrderedAsk
 from penstock.model.settings import GroupSettings, Start, TopicSettings
 from penstock.store import SqlStore, open_sqlite
 from penstock.store.contract import Append, Group, Store, Topic
+from penstock.store.schema import log_table
 from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import MovableClock, acks, append, ask, batch, partitions
+from penstock.testing.store_contract.harness import (
+    MovableClock,
+    acks,
+    append,
+    ask,
+    batch,
+    partitions,
+    read_all,
+)
+from tests.integration.pooled import pooled
 
 
 class Scene:
@@ -42,7 +53,7 @@ class Scene:
             if statement in sql and waiting:
                 waiting.pop()(self.other)
 
-        connection = self.store.session._connection(lane)
+        connection = pooled(self.store, lane)
         connection.set_trace_callback(traced)
         try:
             yield
@@ -131,8 +142,14 @@ def test_a_backlog_is_measured_while_the_log_is_swept(scene: Scene) -> None:
     assert (found.bytes, found.oldest_age_ms, found.end) == (len(batch(3)), 100, 7)
 
 
-def test_committed_is_never_ahead_of_what_is_settled(scene: Scene) -> None:
-    """Retention trusts it. Between its two looks everything moves on by ten."""
+@pytest.mark.parametrize(
+    ("statement", "lane", "expected"),
+    [("FROM penstock_progress", Lane.PROGRESS, 10), ("FROM penstock_groups g", Lane.LOG, 0)],
+)
+def test_committed_is_never_ahead_of_what_is_settled(
+    scene: Scene, statement: str, lane: Lane, expected: int
+) -> None:
+    """Retention trusts it. Before each of its two looks everything moves on by ten."""
     store, place, group = scene.store, scene.place, scene.group
     append(store, place, batch(30))
     store.progress.poll(group, place, ask(1, 30, messages=10))
@@ -141,8 +158,27 @@ def test_committed_is_never_ahead_of_what_is_settled(scene: Scene) -> None:
         other.progress.poll(group, place, ask(2, 30, messages=10))
         other.progress.settle(group, place, 1, acks((0, 9)))
 
-    with scene.before("SELECT MIN(first_offset)", move_on, Lane.PROGRESS):
-        assert store.progress.committed(group.id, place) == 10
+    with scene.before(statement, move_on, lane):
+        assert store.progress.committed(group.id, place) == expected
+
+
+@pytest.mark.parametrize(
+    ("statement", "lane", "expected"),
+    [("FROM penstock_progress", Lane.PROGRESS, 4), ("FROM penstock_starts", Lane.LOG, 10)],
+)
+def test_of_all_groups_too(scene: Scene, statement: str, lane: Lane, expected: int) -> None:
+    """A reset before the first look counts; one that comes later finds what is kept by then (I19)."""
+    store, place, group = scene.store, scene.place, scene.group
+    append(store, place, batch(30))
+    store.progress.poll(group, place, ask(1, 30, messages=10))
+    store.progress.settle(group, place, 1, acks((0, 9)))
+
+    def reset(other: Store) -> None:
+        again = other.catalog.reset_group("orders", "billing", Start("offsets", offsets=((0, 4),)))
+        other.progress.rewind(again, [place])
+
+    with scene.before(statement, reset, lane):
+        assert store.usage.committed([group], [place]) == {group.id: {place: expected}}
 
 
 def test_a_reset_between_reset_and_rewind_counts_for_retention(scene: Scene) -> None:
@@ -157,13 +193,24 @@ def test_a_reset_between_reset_and_rewind_counts_for_retention(scene: Scene) -> 
     assert store.catalog.start_of(group.id, place) == (2, 4)
 
 
+@pytest.mark.parametrize("statement", ["SELECT next_offset", "SELECT base_offset FROM"])
+def test_what_is_sent_while_lost_batches_are_passed_over_is_kept(scene: Scene, statement: str) -> None:
+    (place,) = partitions(scene.store.catalog.create_topic("ticks", TopicSettings(storage="volatile"), 1))
+    append(scene.store, place, batch(3))
+    with scene.store.session.write(Lane.VOLATILE) as tx:
+        tx.run(f"DELETE FROM {log_table(place)}")
+    with scene.before(statement, lambda other: append(other, place, batch(2)), Lane.VOLATILE):
+        assert scene.store.log.skip_lost(place) == 3
+    assert [piece.base_offset for piece in read_all(scene.store, place)] == [3]
+
+
 # ---- lock, then look (I1) ---------------------------------------------------------------------------------
 
 
 def statements(scene: Scene, lane: Lane, verb: Callable[[], object]) -> list[str]:
     """What the verb says to the database in its last transaction, without its arguments."""
     said: list[str] = []
-    connection = scene.store.session._connection(lane)
+    connection = pooled(scene.store, lane)
     connection.set_trace_callback(said.append)
     try:
         verb()
@@ -188,12 +235,34 @@ def test_an_append_locks_its_partitions_first_and_in_order(scene: Scene) -> None
     assert not any("FROM penstock_partitions" in sql for sql in said[5:])
 
 
-@pytest.mark.parametrize("verb", ["poll", "settle", "extend", "seize", "rewind"])
+@pytest.mark.parametrize("verb", ["touch", "retire"])
+def test_activity_is_locked_first(scene: Scene, verb: str) -> None:
+    usage, group = scene.store.usage, scene.group
+    usage.touch(group.id)
+    calls = {"touch": lambda: usage.touch(group.id), "retire": lambda: usage.retire(group.id, 0)}
+    assert "FROM penstock_activity WHERE group_id" in statements(scene, Lane.PROGRESS, calls[verb])[0]
+
+
+ORDERED = OrderedAsk("ann", token=9, messages=5, end=5)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["poll", "settle", "extend", "seize", "rewind", "poll_ordered", "hand_over", "restart_stopped"],
+)
 def test_a_verb_on_progress_locks_its_row_first(scene: Scene, verb: str) -> None:
-    progress, group, place = scene.store.progress, scene.group, scene.place
+    progress, place = scene.store.progress, scene.place
+    settings = GroupSettings(mode="ordered" if "_" in verb else "shared")
+    group = scene.store.catalog.create_group("orders", "locks", settings)
     append(scene.store, place, batch(5))
-    progress.poll(group, place, ask(1, 5, messages=2))
+    if settings.mode == "ordered":
+        progress.poll_ordered(group, place, ORDERED)
+    else:
+        progress.poll(group, place, ask(1, 5, messages=2))
     verbs: dict[str, Callable[[], object]] = {
+        "poll_ordered": lambda: progress.poll_ordered(group, place, ORDERED),
+        "hand_over": lambda: progress.hand_over(group, place, 9),
+        "restart_stopped": lambda: progress.restart_stopped(group, place),
         "poll": lambda: progress.poll(group, place, ask(2, 5)),
         "settle": lambda: progress.settle(group, place, 1, acks((0, 0))),
         "extend": lambda: progress.extend(group, place, 1, [(0, 0)]),

@@ -11,14 +11,26 @@ import pytest
 
 from penstock.clock import SystemClock
 from penstock.errors import SchemaMismatch, StoreError
-from penstock.model.settings import GroupSettings, TopicSettings
+from penstock.model.settings import GroupSettings, Start, TopicSettings
 from penstock.store import open_sqlite, schema
+from penstock.store.contract import Bounds
 from penstock.store.schema import MIGRATIONS, VERSION, migrate, version_of
 from penstock.store.session import Lane, Session
 from penstock.store.sqlite import SqliteDialect
-from penstock.testing.store_contract.harness import append, ask, batch, partitions, read_all, spans
+from penstock.testing.store_contract.harness import (
+    MovableClock,
+    acks,
+    append,
+    ask,
+    batch,
+    partitions,
+    read_all,
+    spans,
+)
 
 EVERY = range(1, VERSION + 1)
+FIRST_FILES = {1: (Lane.LOG, Lane.PROGRESS)}  # versions that had fewer files than this one
+STORES = Path(__file__).parent / "stores"
 
 
 def session_at(path: Path) -> Session:
@@ -29,15 +41,18 @@ def build(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store as a penstock of that version made it."""
     with monkeypatch.context() as patch, closing(session_at(path)) as session:
         patch.setattr(schema, "VERSION", version)
+        patch.setattr(session.dialect, "places", FIRST_FILES.get(version, session.dialect.places))
         migrate(session)
+    for lane, file in files(path).items():
+        assert file.exists() == (lane in FIRST_FILES.get(version, Lane))
 
 
 def files(path: Path) -> dict[Lane, Path]:
-    return {Lane.LOG: path, Lane.PROGRESS: path.with_name(path.name + ".progress")}
+    return {lane: path if lane is Lane.LOG else path.with_name(f"{path.name}.{lane.value}") for lane in Lane}
 
 
 def shape(path: Path) -> dict[str, list[tuple[str, str, str]]]:
-    """Tables and indexes of both files, without regard to spaces; logs belong to topics."""
+    """Tables and indexes of all files, without regard to spaces; logs belong to topics."""
     found = {}
     for lane, file in files(path).items():
         with closing(sqlite3.connect(file)) as connection:
@@ -79,7 +94,51 @@ def test_every_version_there_was_becomes_this_one(
     assert shape(tmp_path / "old.db") == shape(tmp_path / "new.db")
 
 
-def test_a_new_store_has_this_version_in_both_files(tmp_path: Path) -> None:
+def load(path: Path, version: int) -> None:
+    """A store as it was left by a penstock of that version: its own files, written down as SQL."""
+    for lane in FIRST_FILES.get(version, tuple(Lane)):
+        with closing(sqlite3.connect(files(path)[lane])) as connection:
+            connection.executescript((STORES / f"version-{version}.{lane.value}.sql").read_text())
+
+
+def test_a_store_of_version_1_becomes_this_one_and_keeps_what_is_there(tmp_path: Path) -> None:
+    """Group `billing` has a retry and a hand-out, the rest is settled; group `late` never polled."""
+    path, clock = tmp_path / "orders.db", MovableClock()
+    load(path, 1)
+    with closing(open_sqlite(path, clock)) as store:
+        topic = store.catalog.topic("orders")
+        one, two = partitions(topic)
+        assert topic.settings == TopicSettings(retention_ms=0, drop_settled=True)
+        assert store.log.bounds([one, two]) == {one: Bounds(0, 8), two: Bounds(2, 5)}
+        assert [len(read_all(store, place)) for place in (one, two)] == [2, 2]
+        assert append(store, one, batch(3, producer=7, sequence=5))[0].duplicate
+        assert append(store, one, batch(1, producer=7, sequence=8))[0].base_offset == 8
+
+        billing, late = (store.catalog.group("orders", name) for name in ("billing", "late"))
+        assert billing.settings == GroupSettings(lease_ms=1000, max_attempts=3)
+        assert late.settings == GroupSettings(start=Start("latest"))
+        assert store.usage.committed([billing, late], [one, two]) == {
+            billing.id: {one: 2, two: 5},
+            late.id: {one: 8, two: 4},
+        }
+        assert [m.name for m in store.progress.members(billing.id)] == ["ann"]
+        (backlog,) = store.progress.backlog(billing, [one], open_spans=9)
+        assert (backlog.committed, backlog.cursor, backlog.open) == (2, 6, ((2, 2), (5, 5)))
+        assert store.progress.settle(billing, one, 1, acks((5, 5))).lost == ()  # by its old token
+        clock.ms += 5000
+        granted = store.progress.poll(billing, one, ask(5, 9), log_start=0)
+        assert [(d.first, d.last, d.attempt) for d in granted.deliveries] == [(2, 2, 2), (6, 8, 1)]
+        assert spans(store.progress.poll(late, two, ask(6, 5))) == [(4, 4)]
+
+        ticks = store.catalog.create_topic("ticks", TopicSettings(storage="volatile"), 1)
+        assert ticks.id == 2 and partitions(ticks) == [3]  # ids are never used again (I11)
+        append(store, 3, batch(2))
+    assert versions(path) == dict.fromkeys(Lane, VERSION)
+    open_sqlite(tmp_path / "new.db").close()
+    assert shape(path) == shape(tmp_path / "new.db")
+
+
+def test_a_new_store_has_this_version_in_all_files(tmp_path: Path) -> None:
     open_sqlite(tmp_path / "new.db").close()
     assert versions(tmp_path / "new.db") == dict.fromkeys(Lane, VERSION)
     before = dump(tmp_path / "new.db")
@@ -92,6 +151,7 @@ def add_version(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
     lanes = {
         Lane.LOG: ("ALTER TABLE penstock_topics ADD COLUMN colour TEXT", *statements),
         Lane.PROGRESS: ("CREATE TABLE penstock_extra (id {serial}, data {blob})",),
+        Lane.VOLATILE: ("ALTER TABLE penstock_trims ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",),
     }
     monkeypatch.setitem(MIGRATIONS, VERSION + 1, lanes)
     monkeypatch.setattr(schema, "VERSION", VERSION + 1)
@@ -158,11 +218,12 @@ def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path, lane: Lane) -> 
     assert dump(path) == before
 
 
-def test_a_log_is_not_made_beside_newer_progress(tmp_path: Path) -> None:
-    """Both versions are looked at before either file is changed."""
+@pytest.mark.parametrize("lane", [Lane.PROGRESS, Lane.VOLATILE])
+def test_a_log_is_not_made_beside_newer_files(tmp_path: Path, lane: Lane) -> None:
+    """All versions are looked at before any file is changed."""
     path = tmp_path / "orders.db"
     open_sqlite(path).close()
-    write_version(files(path)[Lane.PROGRESS], VERSION + 1)
+    write_version(files(path)[lane], VERSION + 1)
     for end in ("", "-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
     with pytest.raises(SchemaMismatch):

@@ -1,0 +1,18 @@
+"""The connection that a store's next statement goes through, for tests that look at it or trip it up."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from penstock.store import SqlStore
+from penstock.store.session import Lane
+
+__all__ = ["pooled"]
+
+
+def pooled(store: SqlStore, lane: Lane) -> sqlite3.Connection:
+    """What was given back last is taken first, so a test without threads always meets the same one."""
+    session = store.session
+    with session._borrowed(lane) as connection:
+        assert isinstance(connection, sqlite3.Connection)
+    return connection
