@@ -1,6 +1,7 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|all] [--seconds 2] [--waiting 10000000] [--json FILE]
+python -m bench [throughput|latency|backlog|all] [--store sqlite|postgresql|mariadb|all] [--seconds 2]
+                [--waiting 10000000] [--json FILE]
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,44 +18,48 @@ from rich.console import Console
 from rich.table import Table
 
 from . import backlog, latency, throughput
-from .contenders import Contender, PenstockQueue, RowQueue
+from .contenders import PenstockQueue, RowQueue
+from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
 
-CONTENDERS: list[Callable[[], Contender]] = [PenstockQueue, RowQueue]
-console = Console(width=120)
+console = Console(width=150)
 
 
-async def run_throughput(seconds: float) -> list[Throughput]:
+async def run_throughput(where: Ground, seconds: float) -> list[Throughput]:
     results = []
-    async for result in throughput.run(CONTENDERS, seconds=seconds):
+    async for result in throughput.run(where.contenders, seconds=seconds):
         results.append(result)
         console.print(
-            f"  {result.contender:22} {result.what:14} batch {result.batch:5} x{result.at_once:<3} "
+            f"  {result.contender:34} {result.what:14} batch {result.batch:5} x{result.at_once:<3} "
             f"{result.size:5} B  {result.per_s:12,.0f}/s",
             style="dim",
         )
-    console.print(_throughput_table(results))
+    console.print(_throughput_table(where.store, results))
     return results
 
 
-def _throughput_table(results: list[Throughput]) -> Table:
-    table = Table("what", "batch", "at once", "bytes", title="Throughput, every commit flushed")
-    for name in ("penstock msg/s", "MB/s", "CPU s/1M", "row queue msg/s", "CPU s/1M", "ratio"):
+def _throughput_table(store: str, results: list[Throughput]) -> Table:
+    table = Table("what", "batch", "at once", "bytes", title=f"Throughput on {store}, every commit flushed")
+    for name in ("penstock msg/s", "MB/s", "CPU s/1M"):
         table.add_column(name, justify="right")
-    rows = {(r.what, r.batch, r.at_once, r.size): r for r in results if r.contender == RowQueue.name}
+    others = list(dict.fromkeys(r.contender for r in results if r.contender != PenstockQueue.name))
+    for name in others:
+        table.add_column(name, justify="right")
+        table.add_column("ratio", justify="right")
+    found = {(r.contender, r.what, r.batch, r.at_once, r.size): r for r in results}
     for ours in (r for r in results if r.contender == PenstockQueue.name):
-        other = rows[ours.what, ours.batch, ours.at_once, ours.size]
-        table.add_row(
-            ours.what, str(ours.batch), str(ours.at_once), str(ours.size),
-            f"{ours.per_s:,.0f}", f"{ours.mb_per_s:,.1f}", f"{ours.cpu_s_per_million:,.1f}",
-            f"{other.per_s:,.0f}", f"{other.cpu_s_per_million:,.1f}", f"{ours.per_s / other.per_s:,.1f}",
-        )  # fmt: skip
+        shape = (ours.what, ours.batch, ours.at_once, ours.size)
+        cells = [f"{ours.per_s:,.0f}", f"{ours.mb_per_s:,.1f}", f"{ours.cpu_s_per_million:,.1f}"]
+        for name in others:
+            other = found[name, *shape]
+            cells += [f"{other.per_s:,.0f}", f"{ours.per_s / other.per_s:,.1f}"]
+        table.add_row(*map(str, shape), *cells)
     return table
 
 
 async def run_latency(seconds: float) -> list[Latency]:
     results = [await asyncio.to_thread(latency.bare_commit, seconds)]
-    for make in CONTENDERS:
+    for make in (PenstockQueue, RowQueue):
         results.append(await latency.publish(make(), seconds))
     results.append(await latency.end_to_end(seconds))
     table = Table("contender", "what", title="Latency at a steady 1,000 messages a second")
@@ -94,13 +98,17 @@ def main() -> None:
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("part", nargs="?", default="all", choices=["throughput", "latency", "backlog", "all"])
+    parser.add_argument("--store", default="all", choices=[*STORES, "all"], help="for throughput")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     figures: dict[str, object] = {}
     if args.part in ("throughput", "all"):
-        figures["throughput"] = [r.as_dict() for r in asyncio.run(run_throughput(args.seconds))]
+        for store in STORES if args.store == "all" else (args.store,):
+            with ground(store) as where:
+                results = asyncio.run(run_throughput(where, args.seconds))
+            figures[f"throughput on {store}"] = [r.as_dict() for r in results]
     if args.part in ("latency", "all"):
         figures["latency"] = [asdict(r) for r in asyncio.run(run_latency(args.seconds * 2))]
     if args.part in ("backlog", "all"):

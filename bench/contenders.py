@@ -1,9 +1,9 @@
-"""The queues that are compared: Penstock through its public API, and a queue of the usual kind.
+"""The queues that are compared: Penstock through its public API, and on SQLite a queue of the usual kind.
 
-Both are embedded on SQLite in one file tree on the same disk, in WAL mode, with every commit of a message
-flushed. The usual kind is one row per message: publish inserts rows, consume marks rows as taken under a
-visibility time and acks by deleting them. It is written as well as such a queue can be: one statement and
-one transaction per batch, the index it needs, and no ORM.
+Both are on one store on the same disk, with every commit of a message flushed (`server_rows` has the
+usual kind on servers). The usual kind is one row per message: publish inserts rows, consume marks rows as
+taken under a visibility time and acks by deleting them. It is written as well as such a queue can be: one
+statement and one transaction per batch, the index it needs, and no ORM.
 """
 
 from __future__ import annotations
@@ -42,8 +42,13 @@ class Contender(Protocol):
 class PenstockQueue:
     name = "penstock"
 
+    def __init__(
+        self, fresh: Callable[[Path], str] = lambda folder: f"sqlite:///{folder / 'bench.db'}"
+    ) -> None:
+        self._fresh = fresh  # the address of a new store
+
     async def open(self, folder: Path) -> None:
-        self.mq = await penstock.connect(f"sqlite:///{folder / 'penstock.db'}")
+        self.mq = await penstock.connect(self._fresh(folder), migrate=True)
         await self.mq.create_topic("bench", partitions=1)
         await self.mq.create_group("bench", "bench")
 

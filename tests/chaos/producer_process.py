@@ -1,31 +1,78 @@
 """A producing process to be killed: sends numbered messages for ever, and notes each confirmed one.
 
-    python producer_process.py URL TOPIC NAME NOTES
-
-A line is written to NOTES (unbuffered, so it survives kill -9) only after the receipt came.
+It sends one by one, by list, or posts without waiting, so that several batches are under way when it dies.
 """
 
+from __future__ import annotations
+
 import asyncio
-import os
 import random
-import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime
 
 import penstock
 
+from .journal import Journal
+from .patience import connected
+from .values import Value
 
-async def main(url: str, topic: str, name: str, notes: str) -> None:
-    noted = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    number = 0
-    async with penstock.connect(url) as mq:
+__all__ = ["produce"]
+
+_KEYS = 8
+_FATES = ("retry", "dead", *("ack",) * 48)
+
+
+async def produce(url: str, topic: str, journal: str, name: str, run: int, delays: list[float]) -> None:
+    """`delays`: shortest and longest, in seconds; empty: everything is due at once."""
+    mq = await connected(url)
+    await _Producing(mq, topic, name, run, Journal(journal), delays).run()
+
+
+class _Producing:
+    def __init__(
+        self, mq: penstock.Connection, topic: str, name: str, run: int, journal: Journal, delays: list[float]
+    ) -> None:
+        self._mq, self._topic, self._name, self._run = mq, topic, name, run
+        self._journal, self._delays = journal, delays
+        self._numbers: Counter[str] = Counter()
+
+    async def run(self) -> None:
+        producer = self._mq.producer(self._topic, batch_messages=20)
         while True:
-            values = [f"{name}:{number + i}" for i in range(random.choice([1, 1, 7, 200]))]
-            number += len(values)
-            if len(values) == 1:
-                await mq.send(topic, values[0].encode(), key=values[0])
-            else:
-                await mq.send_many(topic, [penstock.Message(v.encode(), key=v) for v in values])
-            os.write(noted, "".join(f"{v}\n" for v in values).encode())
-            await asyncio.sleep(random.random() * 0.01)
+            messages = [self._message() for _ in range(random.choice([1, 1, 7, 60]))]
+            self._journal.note("sending", _values(messages))
+            try:
+                if random.random() < 0.5:
+                    await self._mq.send_many(self._topic, messages)
+                    self._journal.note("confirmed", _values(messages))
+                else:
+                    await self._post(producer, messages)
+            except penstock.PenstockError as error:  # out of time, or away before the route was known
+                if not error.retriable and not isinstance(error, penstock.UnknownFate):
+                    raise
+                self._journal.note("failed", _values(messages))
+            await asyncio.sleep(random.random() * 0.02)
+
+    async def _post(self, producer: penstock.Producer, messages: list[penstock.Message]) -> None:
+        """Each is noted when its own receipt comes."""
+        receipts = [(await producer.post(**_arguments(message)), message) for message in messages]
+        for receipt, message in receipts:
+            await receipt
+            self._journal.note("confirmed", _values([message]))
+
+    def _message(self) -> penstock.Message:
+        key = f"{self._name}.k{random.randrange(_KEYS)}"
+        self._numbers[key] += 1
+        due_ms = int(time.time() * 1000 + 1000 * random.uniform(*self._delays)) if self._delays else 0
+        value = Value(key, self._run, self._numbers[key], random.choice(_FATES), due_ms)
+        at = datetime.fromtimestamp(due_ms / 1000, UTC) if due_ms else None
+        return penstock.Message(str(value).encode(), key=key, at=at)
 
 
-asyncio.run(main(*sys.argv[1:]))
+def _values(messages: list[penstock.Message]) -> list[str]:
+    return [bytes(message.value).decode() for message in messages]
+
+
+def _arguments(message: penstock.Message) -> dict[str, object]:
+    return {"value": message.value, "key": message.key, "at": message.at}

@@ -1,0 +1,137 @@
+"""Producing and consuming processes that are started, killed -9 and started again, and what they left.
+
+Decides nothing about messages. Notices a process that ended by itself: the test fails with its last words.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from .checker import Outage, Trail
+from .journal import Entry, read
+
+__all__ = ["Crew"]
+
+_ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True)
+class _Job:
+    role: str
+    topic: str
+    name: str  # of a producer; of a consumer: its group and a number
+    arguments: tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class _Worker:
+    job: _Job
+    run: int
+    pid: int
+
+    @property
+    def title(self) -> str:
+        return f"{self.job.role}-{self.job.topic}-{self.job.name}-{self.run}"
+
+
+class Crew:
+    """Use as `with`: nothing is left running. `at_work` are those that live, by process id."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self._url, self._folder = url, folder
+        self.at_work: dict[int, _Worker] = {}
+        self.killed: dict[str, int] = {}
+        self.outages: list[Outage] = []
+        self._runs = 0
+        self._nursery = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.nursery"],
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    # ---- life and death ----
+
+    def produce(self, topic: str, name: str, delays: Iterable[float] = ()) -> None:
+        """`delays`: shortest and longest, in seconds."""
+        self._start(_Job("producer", topic, name, (list(delays),)))
+
+    def consume(self, topic: str, group: str, *, members: int, ordered: bool = False) -> None:
+        for number in range(members):
+            self._start(_Job("consumer", topic, f"{group}-{number}", (group, ordered)))
+
+    def _start(self, job: _Job) -> None:
+        self._runs += 1
+        worker = _Worker(job, self._runs, 0)
+        journal = str(self._folder / f"{worker.title}.journal")
+        identity = (job.name, self._runs) if job.role == "producer" else ()
+        arguments = [self._url, job.topic, journal, *identity, *job.arguments]
+        errors = str(self._folder / f"{worker.title}.errors")
+        pid = self._ask("start", job.role, arguments, errors)
+        self.at_work[pid] = _Worker(job, self._runs, pid)
+
+    def kill(self, pid: int, *, again: bool = True) -> None:
+        """-9; and start another one in its place."""
+        worker = self.at_work.pop(pid)
+        self.killed[worker.title] = time.time_ns()
+        status = self._ask("kill", pid)
+        if status != -signal.SIGKILL:
+            errors = (self._folder / f"{worker.title}.errors").read_text()
+            raise AssertionError(f"{worker.title} ended by itself with {status}:\n{errors}")
+        if again:
+            self._start(worker.job)
+
+    def kill_any(self) -> None:
+        self.kill(random.choice(list(self.at_work)))
+
+    def dismiss(self, role: str) -> None:
+        for worker in list(self.at_work.values()):
+            if worker.job.role == role:
+                self.kill(worker.pid, again=False)
+
+    def _ask(self, *order: Any) -> int:
+        assert self._nursery.stdin is not None and self._nursery.stdout is not None
+        self._nursery.stdin.write(json.dumps(order) + "\n")
+        self._nursery.stdin.flush()
+        return int(self._nursery.stdout.readline())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._nursery.stdin is not None and self._nursery.stdout is not None
+        self._nursery.stdin.close()
+        self._nursery.wait(timeout=30)
+        self._nursery.stdout.close()
+
+    # ---- what they left ----
+
+    def trail(self, topic: str, group: str) -> Trail:
+        """What concerns one group."""
+        return Trail(
+            producers=self._journals(f"producer-{topic}-*"),
+            consumers=self._journals(f"consumer-{topic}-{group}-*"),
+            killed=self.killed,
+            outages=self.outages,
+        )
+
+    def count(self, verb: str, topic: str = "*") -> int:
+        """How often this was noted by anybody so far."""
+        word = f" {verb} ".encode()
+        return sum(path.read_bytes().count(word) for path in self._folder.glob(f"*-{topic}-*.journal"))
+
+    def _journals(self, pattern: str) -> dict[str, list[Entry]]:
+        return {path.stem: read(path) for path in self._folder.glob(f"{pattern}.journal")}

@@ -1,0 +1,68 @@
+"""A process from which others are forked: everything is imported already, so they live after milliseconds.
+
+    python -m tests.chaos.nursery
+
+Talks in lines of JSON on its standard input and output: `["start", role, arguments, errors]` is answered by
+the process's id, `["kill", id]` by how the process ended. It kills all of them when its input ends, and so
+when whoever started it is gone. It never connects to anything itself: a fork begins with clean hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from .consumer_process import consume
+from .producer_process import produce
+
+__all__ = ["ROLES"]
+
+ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"producer": produce, "consumer": consume}
+
+
+def _start(role: str, arguments: list[Any], errors: str) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDWR), 0)
+        os.dup2(0, 1)
+        os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        asyncio.run(ROLES[role](*arguments))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def _kill(child: int) -> int:
+    """How it ended: minus the signal, or its exit code if it had ended before."""
+    os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def main() -> None:
+    children: set[int] = set()
+    while line := sys.stdin.readline():
+        verb, *rest = json.loads(line)
+        if verb == "start":
+            answer = _start(*rest)
+            children.add(answer)
+        else:
+            children.discard(rest[0])
+            answer = _kill(rest[0])
+        print(answer, flush=True)
+    for child in children:
+        _kill(child)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What the tests have in common: a topic and its groups at the beginning, the verdict at the end.
+
+`SECONDS` is how long a test makes trouble: short in `make test`, PENSTOCK_CHAOS_SECONDS in `make chaos`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import penstock
+
+from .checker import check
+from .crew import Crew
+from .values import parse
+
+__all__ = [
+    "GROUPS",
+    "LONG",
+    "SECONDS",
+    "drained",
+    "finish",
+    "hire",
+    "judge",
+    "kill_at_random",
+    "make_topic",
+    "until",
+]
+
+LONG = "PENSTOCK_CHAOS_SECONDS" in os.environ
+SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "3"))
+GROUPS = {"billing": False, "ledger": True}
+"""By name: whether it is ordered."""
+
+
+async def make_topic(
+    mq: penstock.Connection,
+    topic: str,
+    *,
+    storage: Literal["durable", "volatile"] = "durable",
+    lease: float = 1.5,
+    groups: Mapping[str, bool] = GROUPS,
+) -> None:
+    await mq.create_topic(topic, partitions=3, storage=storage)
+    for group, ordered in groups.items():
+        mode = "ordered" if ordered else "shared"
+        await mq.create_group(topic, group, mode=mode, lease=lease, max_attempts=10)
+
+
+async def hire(
+    crew: Crew,
+    topic: str,
+    *,
+    members: int = 2,
+    delays: tuple[float, ...] = (),
+    groups: Mapping[str, bool] = GROUPS,
+) -> None:
+    """Two producers and the members of each group; returns when all of that is at work."""
+    for group, ordered in groups.items():
+        crew.consume(topic, group, members=members, ordered=ordered)
+    for name in ("p0", "p1"):
+        crew.produce(topic, name, delays)
+    await until(lambda: crew.count("settled") > 0, "the first message is settled")
+
+
+async def kill_at_random(crew: Crew) -> None:
+    """For the time of the test."""
+    end = time.monotonic() + SECONDS
+    while time.monotonic() < end:
+        await asyncio.sleep(random.uniform(0.05, 0.4))
+        crew.kill_any()
+
+
+async def finish(mq: penstock.Connection, crew: Crew, topic: str) -> None:
+    """No more is sent; what was sent is settled by those who live, and then they go."""
+    crew.dismiss("producer")
+    await drained(mq, topic)
+    crew.dismiss("consumer")
+
+
+async def until(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds} s"
+        await asyncio.sleep(0.05)
+
+
+async def drained(mq: penstock.Connection, topic: str, seconds: float = 60) -> None:
+    """Wait until nothing is delayed any more, and every group has settled everything."""
+    began = time.monotonic()
+    while left := await _left(mq, topic):
+        assert time.monotonic() < began + seconds, f"{topic} is stuck: {left}"
+        await asyncio.sleep(0.1)
+    print(f"{topic}: drained in {time.monotonic() - began:.1f} s")
+
+
+async def _left(mq: penstock.Connection, topic: str) -> list[object]:
+    delayed = (await mq.topic(topic)).delayed
+    lags = [await mq.lag(topic, group.name) for group in await mq.groups(topic)]
+    behind = [lag for lag in lags if lag.total.messages]
+    return [f"{delayed} delayed", *behind] if delayed or behind else []
+
+
+async def judge(
+    mq: penstock.Connection,
+    crew: Crew,
+    topic: str,
+    *,
+    groups: Mapping[str, bool] = GROUPS,
+    since_ns: int = 0,
+) -> None:
+    """Fails with what is wrong; everything must be drained, and the consumers gone.
+
+    `since_ns`: what was sent before may have been lost from the log.
+    """
+    stored = [message.value.decode() async for message in mq.read(topic)]
+    twice = [value for value, count in Counter(stored).items() if count > 1]
+    assert not twice, f"{len(twice)} messages were stored twice: {twice[:5]}"
+    for group, ordered in groups.items():
+        trail = crew.trail(topic, group)
+        report = check(trail, ordered=ordered, since_ns=since_ns)
+        print(f"{topic}/{group}: {len(crew.killed)} kills, {len(crew.outages)} outages, {report}")
+        assert report.clean, f"{topic}/{group}: {report}"
+        assert report.confirmed > 50, report
+        await _judge_dead_letters(mq, topic, group, stored, some_lost=since_ns > 0)
+
+
+async def _judge_dead_letters(
+    mq: penstock.Connection, topic: str, group: str, stored: list[str], *, some_lost: bool
+) -> None:
+    """Those that were to die, each once, and no innocents (I12, I14)."""
+    letters = Counter(
+        letter.value.decode() for letter in await mq.dead_letters(topic, group, limit=1_000_000)
+    )
+    expected = Counter(value for value in stored if parse(value).fate == "dead")
+    if some_lost:
+        expected |= Counter({letter: 1 for letter in letters if parse(letter).fate == "dead"})
+    assert letters == expected
