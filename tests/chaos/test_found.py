@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -144,9 +144,10 @@ async def test_no_offset_of_a_volatile_topic_is_given_twice(own_postgres: Postgr
                 while len(found) < 5:
                     messages = await consumer.poll(wait=20)
                     assert messages, f"only {found} came"
-                    await consumer.ack(messages)
-                    found += [m.value for m in messages if m.value != b"old"]
-                assert found == [b"0", b"1", b"2", b"3", b"4"]
+                    with suppress(penstock.LeaseLost):  # the server was away for longer than a lease
+                        await consumer.ack(messages)
+                        found += [m.value for m in messages if m.value != b"old"]
+                assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
 
 
 async def test_a_partition_that_was_lost_during_a_poll_begins_anew(mq: Connection) -> None:

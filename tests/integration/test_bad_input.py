@@ -166,7 +166,7 @@ async def test_a_damaged_batch_in_the_file_is_named_and_the_rest_goes_on(url: st
         ("sqllite:///orders.db", "sqlite"),
         ("sqlite:///", "names no file"),
         ("orders.db", "sqlite:///orders.db"),
-        ("postgresql://localhost/x", "version"),
+        ("postgresql://localhost", "names no database"),
         ("http://localhost", "sqlite"),
         ("", "sqlite"),
     ],

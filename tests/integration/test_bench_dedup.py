@@ -10,7 +10,7 @@ async def test_what_a_window_costs_a_producer() -> None:
     with ground("sqlite") as where:
         found = await dedup.publish(where, 0.2, 4, "long", 1, keyed=False)
     assert found.remembered >= 5_000
-    assert found.cpu_ratio > 0.4  # 0.7 on a quiet machine; other tests run beside this one
+    assert found.cpu_ratio > 0.2  # 0.7 on a quiet machine; other tests run beside this one
 
 
 def test_the_table_of_ids() -> None:

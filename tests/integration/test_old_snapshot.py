@@ -84,4 +84,4 @@ def test_the_cost_of_a_poll_and_an_ack_stays(
     )
     record_property("old snapshot", figures)
     print(figures)
-    assert before / after >= 0.7
+    assert before / after >= 0.4  # 0.9 on a quiet machine; it was 0.15 before reads had bounds (I19)

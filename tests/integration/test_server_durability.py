@@ -180,8 +180,9 @@ def test_an_ack_that_was_not_flushed_may_come_back_and_a_redelivery_does_not(own
     own.server.kill()
     own.server.start()
     store = own.store()
-    lazy = own.kind == "postgres"
-    assert store.progress.committed(group.id, place) == (0 if lazy else 1)
+    committed = store.progress.committed(group.id, place)
+    lazy = own.kind == "postgres" and committed == 0  # somebody else's flush may have taken it along
+    assert committed == (0 if lazy else 1)
     late = store.progress.settle(group, place, 3, acks((1, 2)))
     assert late.lost == (((1, 2),) if lazy else ())  # a hand-out that was forgotten is nobody's (I7)
     found: dict[int, int] = {}
