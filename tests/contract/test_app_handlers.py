@@ -410,7 +410,7 @@ async def test_a_lost_lease_is_logged_and_nobody_is_harmed(
         if len(attempts) == 1:
             await go_on.wait()
 
-    with caplog.at_level(logging.WARNING, "penstock.app"):
+    with caplog.at_level(logging.WARNING, "penstock"):
         async with app:
             await mq.send("orders", b"1")
             await asyncio.wait_for(begun.wait(), 10)
@@ -418,7 +418,7 @@ async def test_a_lost_lease_is_logged_and_nobody_is_harmed(
             await mq.reset("orders", "billing", to="earliest", force=True)
             go_on.set()
             await asyncio.wait_for(begun.wait(), 10)
-    assert "the lease on 1 messages of orders/billing ended" in caplog.text
+    assert "the lease on 1 " in caplog.text  # told by the ack, or by a heartbeat before it
     assert len(attempts) == 2
     assert await left(mq) == 0
 

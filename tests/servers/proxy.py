@@ -68,6 +68,7 @@ class Proxy:
         """May be called twice."""
         if self._thread.is_alive():
             self._wait_for(self._end())
+            self._wait_for(self._leave_nothing())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -92,6 +93,13 @@ class Proxy:
         return self._wait_for(work())
 
     # --- in the proxy's thread ------------------------------------------------------------------------
+
+    async def _leave_nothing(self) -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await asyncio.sleep(0.01)  # transports close in a later turn of the loop
 
     async def _mend(self) -> None:
         self._requests.open()
