@@ -181,10 +181,11 @@ def test_an_ack_that_was_not_flushed_may_come_back_and_a_redelivery_does_not(own
     own.server.start()
     store = own.store()
     committed = store.progress.committed(group.id, place)
-    lazy = own.kind == "postgres" and committed == 0  # somebody else's flush may have taken it along
-    assert committed == (0 if lazy else 1)
     late = store.progress.settle(group, place, 3, acks((1, 2)))
-    assert late.lost == (((1, 2),) if lazy else ())  # a hand-out that was forgotten is nobody's (I7)
+    lazy = own.kind == "postgres"  # the last ones may be lost, unless somebody else's flush took them along
+    assert committed == 1 or (lazy and committed == 0)
+    assert late.lost == () or (lazy and late.lost == ((1, 2),))  # forgotten hand-outs are nobody's (I7)
+    again = ([] if committed else [0]) + ([1, 2] if late.lost else [])
     found: dict[int, int] = {}
     for token in range(10, 30):
         granted = store.progress.poll(group, place, ask(token, 6))
@@ -193,7 +194,7 @@ def test_an_ack_that_was_not_flushed_may_come_back_and_a_redelivery_does_not(own
         if store.progress.committed(group.id, place) == 6:
             break
         time.sleep(0.1)  # a lease has to pass
-    assert sorted(found) == (list(range(6)) if lazy else [3, 4, 5])
+    assert sorted(found) == [*again, 3, 4, 5]
     assert found.get(0, 3) == 3  # its second attempt was remembered
 
 
