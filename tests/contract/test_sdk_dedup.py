@@ -122,6 +122,7 @@ async def test_batches_without_ids_are_not_opened(mq: Connection, monkeypatch: p
     monkeypatch.setattr(embedded, "digests_of", None)
     await mq.send_many("orders", [Message(b"v", key=f"{number}") for number in range(20)])
     await mq.send("orders", b"v")
+    assert len(await there(mq)) == 21
 
 
 async def test_without_a_window_ids_are_not_looked_at(mq: Connection) -> None:

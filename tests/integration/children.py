@@ -9,16 +9,23 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-__all__ = ["CONTEXT", "Connection", "child", "drained", "received"]
+from penstock.store.session import Dialect, Lane
+from penstock.testing.store_contract.harness import batch
+
+__all__ = ["CONTEXT", "POINTS", "Connection", "child", "die_in", "drained", "numbered", "received"]
 
 CONTEXT: Any = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
 CONTEXT.set_forkserver_preload(
     ["pytest", "psycopg", "pymysql", "penstock.store", "penstock.testing.store_contract"]
 )
+
+
+POINTS = ["begun", "before commit", "after commit"]
 
 
 @contextlib.contextmanager
@@ -48,3 +55,33 @@ def drained(pipe: Connection) -> list[Any]:
         while pipe.poll(30):
             found.append(pipe.recv())
     return found
+
+
+def numbered(number: int) -> bytes:
+    """The batch of that number, of a producer whose batches have three messages each."""
+    return batch(3, producer=7, sequence=3 * number, value=b"%d" % number)
+
+
+def die_in(dialect: Dialect, point: str, number: int | None = None) -> None:
+    """From now on this process dies at that point: of its `number`th transaction, or of any."""
+    begin, end = dialect.begin, dialect.end
+    transactions = 0
+
+    def die_at(here: str) -> None:
+        if here == point and number in (None, transactions):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying_begin(connection: Any, lane: Lane, *, flush: bool) -> None:
+        nonlocal transactions
+        begin(connection, lane, flush=flush)
+        transactions += 1
+        die_at("begun")
+
+    def dying_end(connection: Any, lane: Lane, *, commit: bool) -> None:
+        if commit:
+            die_at("before commit")
+        end(connection, lane, commit=commit)
+        if commit:
+            die_at("after commit")
+
+    dialect.begin, dialect.end = dying_begin, dying_end  # type: ignore[method-assign]

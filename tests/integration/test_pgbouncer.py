@@ -72,6 +72,7 @@ async def test_a_waiting_consumer_hears_of_others_without_listening(url: str) ->
             await asyncio.sleep(0.5)
             await other.send("orders", b"hello")
             (message,) = await asyncio.wait_for(polling, 5)
+            assert message.value == b"hello"
             await message.ack()
 
 

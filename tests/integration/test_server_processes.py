@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +19,6 @@ import pytest
 import penstock
 from penstock.model.settings import GroupSettings, TopicSettings
 from penstock.store.contract import Store
-from penstock.store.session import Lane
 from penstock.testing.store_contract.harness import (
     acks,
     append,
@@ -32,7 +29,7 @@ from penstock.testing.store_contract.harness import (
     spans,
     values,
 )
-from tests.integration.children import CONTEXT, Connection, child, drained, received
+from tests.integration.children import CONTEXT, POINTS, Connection, child, die_in, drained, numbered, received
 from tests.ready import Ground, both, opened
 from tests.servers.server import Server
 
@@ -48,10 +45,6 @@ def place(ground: Ground) -> int:
 
 
 # ---- killed at any moment (I3, R1) ------------------------------------------------------------------------
-
-
-def numbered(number: int) -> bytes:
-    return batch(3, producer=7, sequence=3 * number, value=b"%d" % number)
 
 
 def append_for_ever(url: str, place: int, number: int, pipe: Connection) -> None:
@@ -87,31 +80,12 @@ VERBS: dict[str, Callable[[Store, int], object]] = {
         store.catalog.group("orders", "billing"), place, ask(11, 5, messages=3)
     ),
 }
-POINTS = ["begun", "before commit", "after commit"]
 
 
 def die(url: str, place: int, verb: str, point: str, pipe: Connection) -> None:
     """Run a verb, and die at that point of its last transaction."""
     store = opened(url)
-    dialect = store.session.dialect
-    begin, end = dialect.begin, dialect.end
-
-    def die_at(here: str) -> None:
-        if here == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def dying_begin(connection: Any, lane: Lane, *, flush: bool) -> None:
-        begin(connection, lane, flush=flush)
-        die_at("begun")
-
-    def dying_end(connection: Any, lane: Lane, *, commit: bool) -> None:
-        if commit:
-            die_at("before commit")
-        end(connection, lane, commit=commit)
-        if commit:
-            die_at("after commit")
-
-    dialect.begin, dialect.end = dying_begin, dying_end  # type: ignore[method-assign]
+    die_in(store.session.dialect, point)
     VERBS[verb](store, place)
     pipe.send("survived")
 

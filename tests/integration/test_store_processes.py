@@ -1,21 +1,18 @@
 """Processes on one file: many at once, killed at any moment, and stopped in the middle.
 
-Children come from a fork server, so that one takes milliseconds. What a child reports through its pipe it
-had been told by the store; what it had not reported when it was killed is of unknown fate.
+`test_server_processes` has the same on database servers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -39,41 +36,11 @@ from penstock.testing.store_contract.harness import (
     spans,
     values,
 )
+from tests.integration.children import CONTEXT, POINTS, Connection, child, die_in, drained, numbered, received
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals and fork")
 
-CONTEXT: Any = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
-CONTEXT.set_forkserver_preload(["pytest", "penstock.store", "penstock.testing.store_contract"])
 IMPATIENT = replace(DEFAULTS, busy_timeout_ms=300, side_lock_ms=100)
-
-
-@contextmanager
-def child(work: Callable[..., None], *args: object) -> Iterator[tuple[Any, Connection]]:
-    """A process that runs `work(*args, pipe)`, and our end of the pipe; killed at the end."""
-    ours, theirs = CONTEXT.Pipe()
-    process = CONTEXT.Process(target=work, args=(*args, theirs), daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.join(30)
-        ours.close()
-
-
-def received(pipe: Connection, limit_s: float = 30) -> Any:
-    assert pipe.poll(limit_s), f"a child was silent for {limit_s} s"
-    return pipe.recv()
-
-
-def drained(pipe: Connection) -> list[Any]:
-    """All that a child sent before it died."""
-    found = []
-    with contextlib.suppress(EOFError, ConnectionResetError):
-        while pipe.poll(30):
-            found.append(pipe.recv())
-    return found
 
 
 @pytest.fixture
@@ -90,10 +57,6 @@ def place(path: Path) -> int:
 
 
 # ---- killed at any moment (I3, R1) ------------------------------------------------------------------------
-
-
-def numbered(number: int) -> bytes:
-    return batch(3, producer=7, sequence=3 * number, value=b"%d" % number)
 
 
 def append_for_ever(path: Path, place: int, number: int, pipe: Connection) -> None:
@@ -142,35 +105,13 @@ VERBS: dict[str, Callable[[Store, int], object]] = {
     ),
     "create": lambda store, place: store.catalog.create_topic("more", TopicSettings(), 3),
 }
-POINTS = ["begun", "before commit", "after commit"]
 
 
 def die(path: Path, place: int, verb: str, point: str, number: int, pipe: Connection) -> None:
     """Run a verb, and die at that point of its `number`th transaction that is to be committed."""
     store = open_sqlite(path)
     assert isinstance(store, SqlStore)
-    dialect = store.session.dialect
-    begin, end = dialect.begin, dialect.end
-    transactions = 0
-
-    def die_at(here: str) -> None:
-        if (here, transactions) == (point, number):
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def dying_begin(connection: Any, lane: Lane, *, flush: bool) -> None:
-        nonlocal transactions
-        begin(connection, lane, flush=flush)
-        transactions += 1
-        die_at("begun")
-
-    def dying_end(connection: Any, lane: Lane, *, commit: bool) -> None:
-        if commit:
-            die_at("before commit")
-        end(connection, lane, commit=commit)
-        if commit:
-            die_at("after commit")
-
-    dialect.begin, dialect.end = dying_begin, dying_end  # type: ignore[method-assign]
+    die_in(store.session.dialect, point, number)
     VERBS[verb](store, place)
     pipe.send("survived")
 

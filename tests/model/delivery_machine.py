@@ -8,19 +8,19 @@ settled, what is poisonous is in the dead letters (I14).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, cycle
-from typing import Any, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
 from penstock.errors import GenerationChanged
 from penstock.model.delivery import NOBODY, Ask, Delivery, Kind, Settlement, Span, Stamp
 from penstock.store.contract import Granted, Settled
 from tests.model.naive_progress import LEASE_MS, MOVER_MS, Naive, State, offsets
+from tests.model.steps import Mover, guarded, step
 
 __all__ = ["Backend", "DeliveryMachine", "Picture"]
 
@@ -86,37 +86,6 @@ class Member:
     def done(self, hand: Hand, offsets: Iterable[int]) -> None:
         hand.offsets.difference_update(offsets)
         self.hands = [hand for hand in self.hands if hand.offsets]
-
-
-@dataclass
-class Mover:
-    """Somebody who was told to move a stamped delivery."""
-
-    generation: int
-    moving: Delivery
-
-
-Rule = Callable[..., None]
-
-
-def step(**strategies: Any) -> Callable[[Rule], Rule]:
-    """A rule. If it fails, the run is over: what is left is not healed."""
-
-    def decorate(function: Rule) -> Rule:
-        decorated: Rule = cast("Any", rule(**strategies))(_guarded(function))
-        return decorated
-
-    return decorate
-
-
-def _guarded(function: Rule) -> Rule:
-    @functools.wraps(function)
-    def guarded(self: DeliveryMachine, **arguments: Any) -> None:
-        self.broken = True
-        function(self, **arguments)
-        self.broken = False
-
-    return guarded
 
 
 def spans_of(chosen: Iterable[int]) -> list[Span]:
@@ -414,7 +383,7 @@ class DeliveryMachine(RuleBasedStateMachine):
     # ---- what holds after every step ----
 
     @invariant()
-    @_guarded
+    @guarded
     def the_model_agrees(self) -> None:
         picture, naive = self.backend.picture(), self.naive
         rows, unsettled = self._rows(picture), dict(naive.unsettled())

@@ -9,14 +9,13 @@ until somebody cures and restarts it (I10, I14, R22, R23).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count, cycle
-from typing import Any, ClassVar, Protocol, cast
+from typing import ClassVar, Protocol
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
 from penstock.errors import GenerationChanged
 from penstock.model.delivery import NOBODY, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
@@ -34,6 +33,7 @@ from tests.model.ordered_rules import (
     check_settle,
     offsets,
 )
+from tests.model.steps import Mover, guarded, step
 
 __all__ = ["Backend", "OrderedMachine"]
 
@@ -57,37 +57,6 @@ class Backend(Protocol):
     def reset(self, offset: int) -> None: ...
     def picture(self) -> Picture: ...
     def close(self) -> None: ...
-
-
-@dataclass
-class Mover:
-    """Somebody who was told to move a stamped delivery."""
-
-    generation: int
-    moving: Delivery
-
-
-Rule = Callable[..., None]
-
-
-def step(**strategies: Any) -> Callable[[Rule], Rule]:
-    """A rule. If it fails, the run is over: what is left is not healed."""
-
-    def decorate(function: Rule) -> Rule:
-        decorated: Rule = cast("Any", rule(**strategies))(_guarded(function))
-        return decorated
-
-    return decorate
-
-
-def _guarded(function: Rule) -> Rule:
-    @functools.wraps(function)
-    def guarded(self: OrderedMachine, **arguments: Any) -> None:
-        self.broken = True
-        function(self, **arguments)
-        self.broken = False
-
-    return guarded
 
 
 WHO = st.integers(0, 5)
@@ -484,7 +453,7 @@ class OrderedMachine(RuleBasedStateMachine):
     # ---- what holds after every step ----
 
     @invariant()
-    @_guarded
+    @guarded
     def the_picture_is_sound(self) -> None:
         picture, now = self.backend.picture(), self.backend.now()
         rows = picture.by_offset()

@@ -12,8 +12,7 @@ migration's statement may be found done. Nobody is woken here: waiters look, les
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import cache
+from contextlib import contextmanager
 from typing import Any
 
 import pymysql
@@ -21,15 +20,14 @@ from pymysql.constants import CLIENT, SERVER_STATUS
 
 from ..clock import Clock
 from ..config import DEFAULTS, Limits
-from ..errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from ..errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from .contract import Watcher
+from .server import ServerDialect
 from .session import Lane, Row, Session, Transaction, by_key
-from .shardclock import ShardClock
 from .watching import LookingWatcher
 
 __all__ = ["MysqlDialect"]
 
-_NOW = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)"
 _MIGRATION_LOCK = "penstock-migrate"
 _MIGRATION_S = 3600  # a large table may take its time to be changed
 _UPTIME_MS = 2_000  # it is told in whole seconds
@@ -46,25 +44,22 @@ _BUSY = (1020, 1062, 1205, 1213, 1317, 1969, 3024)
 _SPOILT = (126, 127, 1034, 1194, 1195, 1712)
 
 
-class MysqlDialect:
+class MysqlDialect(ServerDialect):
     blob = "LONGBLOB"
     hash = "BINARY(16)"
     serial = "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY"
-    offset = "BIGINT"
     table = " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
     indexes_by_table = True
-    for_update = " FOR UPDATE"
-    places: tuple[Lane, ...] = (Lane.LOG,)
-    pooled = True
+    now = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)"
+    replica = "replica"
+    on_conflict = "ON DUPLICATE KEY UPDATE"
+    change_column = "{column} = VALUES({column})"
 
     def __init__(
         self, address: dict[str, Any], shown: str, *, clock: Clock | None = None, limits: Limits = DEFAULTS
     ) -> None:
-        self.shown = shown  # the address without its password
+        super().__init__(shown, clock, limits)
         self._address = address
-        self._clock = clock  # of a test; else the server's
-        self._limits = limits
-        self._time = ShardClock()
         self._started = 0
 
     # ---- connections ----
@@ -85,7 +80,7 @@ class MysqlDialect:
             )
         except pymysql.MySQLError as error:
             if _code(error) in _GONE:  # before it was there
-                raise self._unreachable(str(error.args[-1]), _code(error)) from error
+                raise self._unreachable(str(error.args[-1]), code=_code(error)) from error
             raise
         try:
             self._prepare(connection)
@@ -129,9 +124,6 @@ class MysqlDialect:
 
     # ---- transactions ----
 
-    def reading(self, lane: Lane) -> AbstractContextManager[None]:
-        return nullcontext()
-
     def begin(self, connection: Any, lane: Lane, *, flush: bool) -> None:
         connection.penstock_begin = True  # goes out with the first statement
 
@@ -143,13 +135,9 @@ class MysqlDialect:
             try:
                 connection.rollback()
             except pymysql.MySQLError:
-                connection.close() if connection.open else None
+                pass  # it is not usable any more, and will be thrown away
 
     # ---- statements ----
-
-    @cache  # noqa: B019 - one dialect per store, some hundred statements
-    def sql(self, text: str) -> str:
-        return text.replace("?", "%s")
 
     def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
         self._begun(connection)
@@ -177,7 +165,7 @@ class MysqlDialect:
         cursor = connection.cursor()
         first = "START TRANSACTION; " if connection.penstock_begin else ""
         began = self._time.begin()
-        cursor.execute(f"{first}{sql}; {_NOW}", args)
+        cursor.execute(f"{first}{sql}; {self.now}", args)
         connection.penstock_begin = False
         if first:
             cursor.nextset()
@@ -190,31 +178,11 @@ class MysqlDialect:
         self._time.told(now, began)
         return row, now
 
-    @cache  # noqa: B019
-    def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
-        names = (*key, *columns)
-        changes = ", ".join(f"{column} = VALUES({column})" for column in columns)
-        return (
-            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
-            f"ON DUPLICATE KEY UPDATE {changes}"
-        )
-
     def newest(self, table: str, key: tuple[str, ...]) -> str:
         return by_key(key)
 
     def at_newest(self, table: str, key: tuple[str, ...]) -> str:
         return by_key(key)
-
-    def now_ms(self, connection: Any) -> int:
-        if self._clock is not None:
-            return self._clock.now_ms()
-        began = self._time.begin()
-        now = int(self.execute(connection, _NOW, ()).fetchone()[0])
-        self._time.told(now, began)
-        return now
-
-    def time_ms(self) -> int | None:
-        return self._time.now_ms() if self._clock is None else self._clock.now_ms()
 
     def started_ms(self, connection: Any) -> int:
         """0 where every commit is flushed: then no renewal is lost."""
@@ -295,19 +263,13 @@ class MysqlDialect:
         if code in _DENIED:
             return AccessDenied(f"{self.shown} refuses: {said}; {_cure(code)}", code=code)
         if code == _NO_DATABASE:
-            return AccessDenied(f"{self.shown}: {said}; create the database, or correct its name", code=code)
+            return self._no_database(said, code=code)
         if code in _READ_ONLY:
             return self._read_only()
         if code in _FULL:
-            return StoreFull(
-                f"{self.shown} has no space left ({said}): free some, then try again; nothing was stored"
-            )
+            return self._full(said)
         if code in _CROWDED:
-            return StoreUnavailable(
-                f"{self.shown} takes no more connections ({said}): close some, or raise the server's limit "
-                "(max_connections, max_user_connections)",
-                code=code,
-            )
+            return self._crowded(said, "max_connections, max_user_connections", code=code)
         if code in _BUSY:
             return StoreBusy(
                 f"{self.shown} was busy ({said}); find who holds a transaction open "
@@ -316,24 +278,10 @@ class MysqlDialect:
         if code in _SPOILT:
             return StoreCorrupt(f"{self.shown} is damaged ({said}); restore it from a backup")
         if code in _GONE:
-            return StoreUnavailable(
-                f"{self.shown} ended the connection ({said}); it is tried again", code=code
-            )
+            return self._ended(said, code=code)
         if 2000 <= code < 3000:
-            return self._unreachable(said, code)
+            return self._unreachable(said, code=code)
         return StoreError(f"{self.shown}: {said}", code=code)
-
-    def _unreachable(self, said: str, code: int) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"{self.shown} cannot be reached ({said}); check host and port, and that the server runs",
-            code=code,
-        )
-
-    def _read_only(self) -> StoreUnavailable:
-        return StoreUnavailable(
-            f"{self.shown} takes no writes (a replica, or set to read-only): name the primary in the "
-            "address, or wait until it is one again"
-        )
 
 
 def _code(error: pymysql.MySQLError) -> int:

@@ -12,7 +12,7 @@ import pytest
 
 from ...errors import StoreError, TopicExists, UnknownTopic
 from ...model.settings import TopicSettings
-from ...store.contract import Append, Appended, Group, Store
+from ...store.contract import Append, Appended, Group, Store, Topic
 from .harness import (
     StoreHarness,
     acks,
@@ -254,6 +254,9 @@ class ConcurrencyContract(StoreHarness):
                 store.catalog.delete_topic("flighty")
             ended.set()
 
+        def whole(*topics: Topic) -> None:
+            assert all(len(topic.route.ranges) == 2 for topic in topics)
+
         def look(read: Callable[[], object]) -> None:
             while not ended.is_set():
                 try:
@@ -263,8 +266,8 @@ class ConcurrencyContract(StoreHarness):
 
         in_threads(
             come_and_go,
-            lambda: look(lambda: other.catalog.topic("flighty")),
-            lambda: look(other.catalog.topics),
+            lambda: look(lambda: whole(other.catalog.topic("flighty"))),
+            lambda: look(lambda: whole(*other.catalog.topics())),
             lambda: look(lambda: other.catalog.groups("flighty")),
         )
 

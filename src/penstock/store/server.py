@@ -1,0 +1,105 @@
+"""What the dialects of database servers have in common.
+
+All lanes are one database, connections go stale, and time is the server's: read in a transaction where it
+decides something, from memory elsewhere (I16).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import Any, ClassVar
+
+from ..clock import Clock
+from ..config import Limits
+from ..errors import AccessDenied, StoreFull, StoreUnavailable
+from .session import Lane
+from .shardclock import ShardClock
+
+__all__ = ["ServerDialect"]
+
+
+class ServerDialect(ABC):
+    offset = "BIGINT"
+    for_update = " FOR UPDATE"
+    places: tuple[Lane, ...] = (Lane.LOG,)
+    pooled = True
+
+    now: ClassVar[str]  # reads the server's clock, in milliseconds
+    replica: ClassVar[str]  # what a server that takes no writes is called
+    on_conflict: ClassVar[str]  # of an upsert, with `{key}`, and its change of a `{column}`
+    change_column: ClassVar[str]
+
+    def __init__(self, shown: str, clock: Clock | None, limits: Limits) -> None:
+        self.shown = shown  # the address without its password
+        self._clock = clock  # of a test; else the server's
+        self._limits = limits
+        self._time = ShardClock()
+
+    def reading(self, lane: Lane) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    # ---- statements ----
+
+    @cache  # noqa: B019 - one dialect per store, some hundred statements
+    def sql(self, text: str) -> str:
+        return text.replace("?", "%s")
+
+    @abstractmethod
+    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any: ...
+
+    @cache  # noqa: B019
+    def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+        names = (*key, *columns)
+        changes = ", ".join(self.change_column.format(column=column) for column in columns)
+        return (
+            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
+            f"{self.on_conflict.format(key=', '.join(key))} {changes}"
+        )
+
+    # ---- time ----
+
+    def now_ms(self, connection: Any) -> int:
+        if self._clock is not None:
+            return self._clock.now_ms()
+        began = self._time.begin()
+        now = int(self.execute(connection, self.now, ()).fetchone()[0])
+        self._time.told(now, began)
+        return now
+
+    def time_ms(self) -> int | None:
+        return self._time.now_ms() if self._clock is None else self._clock.now_ms()
+
+    # ---- errors that read the same everywhere ----
+
+    def _read_only(self) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.shown} takes no writes (a {self.replica}, or set to read-only): name the primary in the "
+            "address, or wait until it is one again"
+        )
+
+    def _unreachable(self, said: str, **details: Any) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.shown} cannot be reached ({said}); check host and port, and that the server runs",
+            **details,
+        )
+
+    def _ended(self, said: str, **details: Any) -> StoreUnavailable:
+        return StoreUnavailable(f"{self.shown} ended the connection ({said}); it is tried again", **details)
+
+    def _crowded(self, said: str, limits: str, **details: Any) -> StoreUnavailable:
+        return StoreUnavailable(
+            f"{self.shown} takes no more connections ({said}): close some, or raise the server's limit "
+            f"({limits})",
+            **details,
+        )
+
+    def _no_database(self, said: str, **details: Any) -> AccessDenied:
+        return AccessDenied(f"{self.shown}: {said}; create the database, or correct its name", **details)
+
+    def _full(self, said: str) -> StoreFull:
+        return StoreFull(
+            f"{self.shown} has no space left ({said}): free some, then try again; nothing was stored"
+        )
