@@ -80,7 +80,7 @@ def test_an_old_transaction(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> 
         found = doctor.finds("--url", doctor.as_admin)["transactions"]
         assert "of penstock has had one open for" in found["message"] and "KILL" in found["advice"]
         idle.rollback()
-    assert doctor.finds("--url", doctor.as_admin)["transactions"]["state"] == "ok"
+    _until(lambda: doctor.finds("--url", doctor.as_admin)["transactions"]["state"] == "ok")
 
 
 def test_missing_rights(doctor: Doctor) -> None:

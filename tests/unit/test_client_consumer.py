@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -626,6 +627,27 @@ async def test_the_heartbeat_thread_beats_by_itself_and_survives_errors(
     async with mq.consumer("orders", "billing", lease="150ms"):
         await asyncio.wait_for(beaten.wait(), 30)
     assert len([r for r in caplog.records if "heartbeat" in r.message]) == 1
+
+
+async def test_no_heartbeat_comes_after_a_member_left(mq: Connection, endpoint: FakeEndpoint) -> None:
+    """It would bring the member back, and its share of the partitions would wait for nobody."""
+    loop, begun, done = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
+    heard: list[str] = []
+
+    def beat(beats: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        done.wait(10)
+        heard.append("beat")
+        return []
+
+    async def unsubscribe(*_: object) -> None:
+        heard.append("left")
+
+    endpoint.beat, endpoint.unsubscribe = beat, unsubscribe  # type: ignore[method-assign]
+    async with mq.consumer("orders", "billing", lease="150ms"):
+        await asyncio.wait_for(begun.wait(), 10)
+        loop.call_later(0.1, done.set)
+    assert heard == ["beat", "left"]
 
 
 # ---- subscribing ----

@@ -300,6 +300,7 @@ class Consumer:
             self._heartbeat.remove(self._heart)
         with contextlib.suppress(PenstockError, TimeoutError):  # its time in the group runs out by itself
             async with asyncio.timeout(_LEAVE_SECONDS):
+                await asyncio.to_thread(self._heart.wait_until_quiet)
                 await self._endpoint.unsubscribe(self._who.topic, self._who.group, self._who.member)
 
     async def _stop_fetching(self) -> None:

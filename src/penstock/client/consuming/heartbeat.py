@@ -38,10 +38,17 @@ class Heart:
         self.next_at = 0.0  # by the monotonic clock
         self.failing = False
         self.on_beat: Callable[[], None] | None = None  # to be told in the loop of every beat
+        self.beating = threading.Lock()  # held during a beat
+        self.stopped = False
 
     def beat(self, held: Iterable[Held]) -> Beat:
         who = self.identity
         return Beat(who.topic, who.group, who.member, who.client, tuple(held))
+
+    def wait_until_quiet(self) -> None:
+        """Blocks until a beat under way has ended: after its member left, it would bring it back."""
+        with self.beating:
+            pass
 
 
 class Heartbeat:
@@ -65,6 +72,8 @@ class Heartbeat:
         self._wake.set()
 
     def remove(self, heart: Heart) -> None:
+        """No beat begins after this; one may still be under way."""
+        heart.stopped = True
         with self._lock, contextlib.suppress(ValueError):
             self._hearts.remove(heart)
 
@@ -101,6 +110,11 @@ class Heartbeat:
                 self.beat_for(heart)
 
     def beat_for(self, heart: Heart) -> None:
+        with heart.beating:
+            if not heart.stopped:
+                self._beat(heart)
+
+    def _beat(self, heart: Heart) -> None:
         heart.next_at = time.monotonic() + heart.lease_ms / 1000 / _BEATS_PER_LEASE
         sent_ms = self._endpoint.now_ms()
         held = heart.hands.held(sent_ms, heart.max_handling_ms)
