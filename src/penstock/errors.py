@@ -15,6 +15,7 @@ PenstockError                     code, retriable, and a sentence that says what
 │   ├── UnknownGroup, GroupExists
 │   ├── UnknownPartition
 │   ├── GroupConflict             a consumer asks for settings the group does not have
+│   ├── RouteConflict             another change of the route is under way, or came first (retriable)
 │   └── GroupLive                 the group has live members; force, or stop them
 ├── AppendError                   a batch was not stored
 │   ├── CorruptBatch              checksum or framing is wrong
@@ -28,6 +29,7 @@ PenstockError                     code, retriable, and a sentence that says what
 │                                 details if the message never left
 ├── DeliveryError                 a delivery is not what its holder believes
 │   ├── LeaseLost                 the lease ended; somebody else may have the message
+│   ├── GateClosed                the group has not read all that comes before this partition (retriable)
 │   └── GenerationChanged         the group was reset meanwhile (retriable)
 └── StoreError                    the database said no
     ├── StoreUnavailable          cannot be opened or reached, or takes no writes (retriable)
@@ -54,6 +56,7 @@ __all__ = [
     "DecodeError",
     "DeliveryError",
     "ForkError",
+    "GateClosed",
     "GenerationChanged",
     "GroupConflict",
     "GroupExists",
@@ -67,6 +70,7 @@ __all__ = [
     "PartitionSealed",
     "PenstockError",
     "ProducerFenced",
+    "RouteConflict",
     "SchemaMismatch",
     "SendTimeout",
     "SequenceGap",
@@ -160,6 +164,11 @@ class GroupConflict(CatalogError):
     code = "group_conflict"
 
 
+class RouteConflict(CatalogError):
+    code = "route_conflict"
+    retriable = True
+
+
 class GroupLive(CatalogError):
     code = "group_live"
 
@@ -208,6 +217,11 @@ class DeliveryError(PenstockError):
 
 class LeaseLost(DeliveryError):
     code = "lease_lost"
+
+
+class GateClosed(DeliveryError):
+    code = "gate_closed"
+    retriable = True
 
 
 class GenerationChanged(DeliveryError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from ..errors import UsageError
+from ..errors import GateClosed, UnknownPartition, UsageError
 from ..model.delivery import Ask, Kind, Settlement, Span
 from ..model.names import REDRIVE_GROUP
 from ..store.contract import Granted, Group, Store, Topic
@@ -96,12 +96,18 @@ class DeadLetterOffice:
     def restart_stopped(self, topic: str, group: str) -> int:
         """Ordered groups: what stopped its key begins anew; returns how many messages that are."""
         return sum(
-            self._store.progress.restart_stopped(reader, piece.partition_id)
+            self._restart(reader, piece.partition_id)
             for own in self._catalog.readers(topic, group)
             for source, reader in self._catalog.sources(topic, own.name)
             if reader.settings.mode == "ordered"
-            for piece in source.route.ranges
+            for piece in source.route.partitions
         )
+
+    def _restart(self, reader: Group, partition_id: int) -> int:
+        try:
+            return self._store.progress.restart_stopped(reader, partition_id)
+        except (GateClosed, UnknownPartition):  # not begun yet, or gone: nothing has stopped there
+            return 0
 
     def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
         return sum(self._discard(box, offsets) for _, box in self._boxes(topic, group, offsets))

@@ -21,6 +21,7 @@ from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
 from .retries import FarRetries
 from .tail import TailCache
+from .unread import Unread
 
 __all__ = [
     "Deliveries",
@@ -88,6 +89,7 @@ class Deliveries:
         self._store = store
         self._catalog = catalog
         self._tail = tail
+        self.unread = Unread(store.progress)
         self._retries = FarRetries(catalog, self.read_span, far_retry_ms)
         self._turn = 0  # partitions take turns at being first
 
@@ -125,13 +127,16 @@ class Deliveries:
 
     def _poll_source(self, source: Source, look: Look, handed: Handed) -> None:
         topic, group = source
-        ids = [r.partition_id for r in topic.route.ranges]
+        pieces = self.unread.partitions(topic.route, group)
+        ids = [piece.partition_id for piece in pieces]
         bounds = self._store.log.bounds(ids)
         peeks = self._store.progress.peek(group, ids)
         now = self._store.now_ms()
         request = look.request
         held = self._store.progress.held_by(group.id, request.token) if request.repeated else set()
-        for piece in self._in_turn(topic, peeks, held, now):
+        wanted = self.unread.look(topic.route, group, bounds, peeks)
+        pieces = tuple(piece for piece in pieces if piece.partition_id in wanted)
+        for piece in self._in_turn(pieces, peeks, held, now):
             partition_id = piece.partition_id
             peek = peeks.get(partition_id) or self.first_peek(group, partition_id, bounds)
             if peek is None:
@@ -144,13 +149,15 @@ class Deliveries:
             if look.full:
                 return
 
-    def _in_turn(self, topic: Topic, peeks: dict[int, Peek], held: set[int], now: int) -> list[Range]:
+    def _in_turn(
+        self, pieces: Sequence[Range], peeks: dict[int, Peek], held: set[int], now: int
+    ) -> list[Range]:
         """Partitions as they are asked: those with something due first, the others in turn.
 
         If a repeated request's token holds something, its answer was lost: only that is handed over (I6).
         """
-        turn = self._turn % len(topic.route.ranges)
-        ranges = topic.route.ranges[turn:] + topic.route.ranges[:turn]
+        turn = self._turn % max(1, len(pieces))
+        ranges = [*pieces[turn:], *pieces[:turn]]
         if held:
             return [r for r in ranges if r.partition_id in held]
         return sorted(ranges, key=lambda r: not has_due(peeks.get(r.partition_id), now))
@@ -264,13 +271,18 @@ class Deliveries:
         if done.leaving:
             number = self._number(part.topic, part.partition_id)
             outcome.departures.append(Departure(group, number, part.partition_id, done.leaving))
-        if any(v.kind != "ack" for v in part.verdicts):
+        if any(v.kind != "ack" for v in part.verdicts) or self._is_sealed(part):
             outcome.waiting.add(group.id)
         left = tuple(v for span in done.unplaced for v in _within(part.verdicts, span))
         return replace(part, verdicts=left) if left else None
 
+    def _is_sealed(self, part: Settle) -> bool:
+        """Settled to its end, a sealed partition lets its successors begin (I10)."""
+        sealed = self._catalog.topic(part.topic).route.sealed
+        return any(piece.partition_id == part.partition_id for piece in sealed)
+
     def _number(self, topic: str, partition_id: int) -> int:
-        ranges = self._catalog.topic(topic).route.ranges
+        ranges = self._catalog.topic(topic).route.partitions
         return next((r.partition for r in ranges if r.partition_id == partition_id), -1)
 
 

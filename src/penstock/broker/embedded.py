@@ -16,7 +16,7 @@ from contextlib import suppress
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import GenerationChanged, PenstockError, UsageError
+from ..errors import GenerationChanged, PartitionSealed, PenstockError, UsageError
 from ..model.batch import verify
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
@@ -44,8 +44,10 @@ from .endpoint import (
     TopicInfo,
 )
 from .groups import Groups
+from .helping import RouteHelp
 from .mover import Mover
 from .ordered import OrderedDeliveries
+from .routes import FinishChanges, RouteChanges
 from .schedule import ScheduleMover
 from .schedule_thread import ScheduleThread
 from .tail import TailCache
@@ -85,6 +87,8 @@ class Broker:
         self._ordered = OrderedDeliveries(store, self._catalog, self._deliveries)
         self._admin = Admin(store, self._catalog)
         self._groups = Groups(store, self._catalog, limits, self._admin.delete_topic)
+        self._routes = RouteChanges(store, self._catalog)
+        self._help = RouteHelp(self._routes, self._route_changed)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
         self._writer = Writer(store.log, self._tail, limits, self._appended)
@@ -96,7 +100,7 @@ class Broker:
         self._waiters.on_first, self._waiters.on_none = self._watcher.resume, self._watcher.pause
         self._unsubscribe = clock.subscribe(self._clock_moved)
         duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
-        duties.append(ExpireGroups(store, self._groups.forget))
+        duties += [ExpireGroups(store, self._groups.forget), FinishChanges(store, self._routes)]
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
         due = ScheduleMover(store, limits, holder, self._due_moved, self._watch_schedule)
@@ -116,6 +120,7 @@ class Broker:
         self._unsubscribe()
         self._waiters.notify_all()
         await asyncio.gather(*self._background, return_exceptions=True)
+        await self._help.close()
         await self._writer.close()
         await asyncio.to_thread(self._schedule.stop)
         await self.duties.close()
@@ -174,6 +179,10 @@ class Broker:
                 self._waiters.notify(("group", group_id))
         self._dues = dues
 
+    def _route_changed(self) -> None:
+        self._catalog.forget()
+        self._waiters.notify_all()
+
     # ---- catalog ----
 
     async def create_topic(
@@ -197,8 +206,19 @@ class Broker:
     async def purge(self, name: str) -> int:
         return await self._in_thread(self._admin.purge, name)
 
+    # ---- routes ----
+
     async def route(self, topic: str) -> Route:
         return (await self._in_thread(self._catalog.topic, topic)).route
+
+    async def split(self, topic: str, partition: int, at: int | None) -> Route:
+        return await self._help.run(self._routes.split, topic, partition, at)
+
+    async def merge(self, topic: str, one: int, other: int) -> Route:
+        return await self._help.run(self._routes.merge, topic, one, other)
+
+    async def move(self, topic: str, partition: int, shard: str | None) -> Route:
+        return await self._help.run(self._routes.move, topic, partition, shard)
 
     # ---- log ----
 
@@ -216,7 +236,12 @@ class Broker:
             ids = digests_of(batch)
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
-        return await self._writer.append(Append(partition_id, batch, due_at, ids, window_ms))
+        try:
+            return await self._writer.append(Append(partition_id, batch, due_at, ids, window_ms))
+        except PartitionSealed:
+            self._route_changed()
+            self._help.wanted(topic)
+            raise
 
     async def cancel(self, topic: str, id: str) -> bool:
         topic_id = (await self._topic(topic)).id
@@ -403,7 +428,7 @@ class Broker:
 
 def _keys(sources: Sequence[Source]) -> list[Key]:
     """What a poll of these sources waits for."""
-    keys: list[Key] = [("partition", r.partition_id) for topic, _ in sources for r in topic.route.ranges]
+    keys: list[Key] = [("partition", r.partition_id) for topic, _ in sources for r in topic.route.partitions]
     return keys + [("group", reader.id) for _, reader in sources]
 
 

@@ -234,6 +234,13 @@ class Endpoint(Protocol):
     async def purge(self, name: str) -> int: ...
     async def route(self, topic: str) -> Route: ...
 
+    async def split(self, topic: str, partition: int, at: int | None) -> Route:
+        """The newest route then. RouteConflict if another change is under way."""
+
+    async def merge(self, topic: str, one: int, other: int) -> Route: ...
+
+    async def move(self, topic: str, partition: int, shard: str | None) -> Route: ...
+
     # log
     async def append(
         self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""

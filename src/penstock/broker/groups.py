@@ -24,6 +24,7 @@ from ..model.names import (
     member_group,
     retry_topic,
 )
+from ..model.route import Route
 from ..model.settings import GroupSettings, GroupWish, Start
 from ..store.contract import Group, Store
 from .catalog import CatalogCache, is_base
@@ -154,12 +155,20 @@ class Groups:
     def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
         groups = self._with_members(topic, name)
         self._refuse_live(groups, "reset", force)
-        places = [r.partition_id for r in self._store.catalog.topic(topic).route.ranges]
+        route = self._store.catalog.topic(topic).route
         for group in groups:
             again = self._store.catalog.reset_group(topic, group.name, start)
             if not is_base(group):
-                self._store.progress.rewind(again, places)
+                self._rewind(again, route)
         return self._changed(topic, name)
+
+    def _rewind(self, group: Group, route: Route) -> None:
+        """Ordered groups: what has predecessors first, and it opens when it is its turn again (I10)."""
+        places = [piece.partition_id for piece in route.partitions]
+        if group.settings.mode == "ordered":
+            self._store.progress.fence(group, [p for p in reversed(places) if route.predecessors.get(p)])
+            places = [p for p in places if not route.predecessors.get(p)]
+        self._store.progress.rewind(group, places)
 
     def delete(self, topic: str, name: str, force: bool) -> None:
         groups = self._with_members(topic, name)

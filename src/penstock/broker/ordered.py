@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..config import DEFAULTS
-from ..errors import StoreError, UnknownGroup, UnknownTopic
+from ..errors import GateClosed, StoreError, UnknownGroup, UnknownTopic
 from ..model.assignment import Plan, plan
 from ..model.delivery import NOBODY, OrderedAsk
 from ..model.route import Range
@@ -89,11 +89,13 @@ class OrderedDeliveries:
         # Acks that a crash forgot (I8) are settled for the asker, and would wait in its hands for ever.
         survived = not held or started_ms == request.started_ms
         mine = {place.id for place in places if place.held_by(request)}
+        ended = {p for p in held if any(self._deliveries.unread.drained(group, p) for _, group in sources)}
+        give_up = [*(decided.give_up if survived else held), *ended]
         handed = Handed(
             started_ms=started_ms,
             next_due=_look_again(places, request, now),
-            revoked=tuple(p for p in (decided.give_up if survived else held) if p not in request.giving_up),
-            lost=tuple(p for p in held if p not in mine),
+            revoked=tuple(p for p in dict.fromkeys(give_up) if p not in request.giving_up),
+            lost=tuple(p for p in held if p not in mine and p not in ended),
             watchful=len(mine) < len(places),
         )
         if survived and not sources[0][1].paused and request.messages and not handed.lost:
@@ -105,13 +107,18 @@ class OrderedDeliveries:
         return handed
 
     def _places(self, source: Source) -> list[_Place]:
+        """Those that are open to the group, and not read to their sealed end (I10)."""
         topic, group = source
-        ids = [piece.partition_id for piece in topic.route.ranges]
+        unread = self._deliveries.unread
+        pieces = unread.partitions(topic.route, group)
+        ids = [piece.partition_id for piece in pieces]
         bounds = self._store.log.bounds(ids)
         peeks = self._store.progress.peek(group, ids)
+        wanted = unread.look(topic.route, group, bounds, peeks)
         return [
             _Place(topic, group, piece, bounds[piece.partition_id], peeks.get(piece.partition_id))
-            for piece in topic.route.ranges
+            for piece in pieces
+            if piece.partition_id in wanted
         ]
 
     def _hand_out(
@@ -133,7 +140,10 @@ class OrderedDeliveries:
                 self._hand(place, look, granted, handed, position)
 
     def _claim(self, place: _Place, look: Look, handed: Handed) -> bool:
-        granted = self._poll_partition(place, look, None)
+        try:
+            granted = self._poll_partition(place, look, None)
+        except GateClosed:  # what it follows is not drained after all
+            return False
         if granted.holder is not None:  # somebody was faster
             return False
         handed.claimed.append((place.group, place.id))
@@ -230,7 +240,7 @@ class OrderedDeliveries:
     def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> list[int]:
         """End the holder's lease on these; returns the groups that are concerned."""
         sources = self._catalog.sources(topic, group)
-        readers = {r.partition_id: reader for source, reader in sources for r in source.route.ranges}
+        readers = {r.partition_id: reader for source, reader in sources for r in source.route.partitions}
         self.end([(readers[p], p) for p in partition_ids if p in readers], token)
         return [reader.id for _, reader in sources]
 

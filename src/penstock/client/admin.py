@@ -138,6 +138,24 @@ class Admin:
             raise InvalidSetting(f"id={id!r}: the id of the message, such as receipt.id")
         return await self._explained(topic, self._endpoint.cancel(topic, id))
 
+    async def split(self, topic: str, partition: int, *, at: int | None = None) -> Route:
+        """Two partitions in the place of one, live and in order; the second begins with slot `at` (R25).
+
+        By default in the middle. RouteConflict if another change of the topic is under way.
+        """
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.split(topic, partition, at))
+
+    async def merge(self, topic: str, one: int, other: int) -> Route:
+        """One partition in the place of two neighbours, live and in order (R25)."""
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.merge(topic, one, other))
+
+    async def move(self, topic: str, partition: int, *, shard: str | None = None) -> Route:
+        """The same range of slots on another shard, live and in order (R25); None: the emptiest one."""
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.move(topic, partition, shard))
+
     async def route(self, topic: str) -> Route:
         self._guard.check()
         return await self._explained(topic, self._endpoint.route(topic))

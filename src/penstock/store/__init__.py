@@ -13,11 +13,12 @@ from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import StoreCorrupt, UsageError
 from .catalog import SqlCatalog
-from .contract import Catalog, Duties, Log, Progress, Schedule, Store, Usage, Watcher
+from .contract import Catalog, Duties, Log, Progress, Routes, Schedule, Store, Usage, Watcher
 from .duties import SqlDuties
 from .log import SqlLog
 from .pairing import check_pair
 from .progress import SqlProgress
+from .routes import SqlRoutes
 from .schedule import SqlSchedule
 from .schema import check_schema, migrate
 from .session import Dialect, Lane, Session
@@ -34,7 +35,9 @@ class SqlStore:
     def __init__(self, session: Session, limits: Limits = DEFAULTS) -> None:
         self.session = session
         self.log: Log = SqlLog(session, limits)
-        self.catalog: Catalog = SqlCatalog(session)
+        catalog = SqlCatalog(session)
+        self.catalog: Catalog = catalog
+        self.routes: Routes = SqlRoutes(session, catalog)
         self.progress: Progress = SqlProgress(session, self.catalog)
         self.usage: Usage = SqlUsage(session)
         self.schedule: Schedule = SqlSchedule(session)

@@ -17,19 +17,21 @@ from ..errors import PartitionSealed, PenstockError
 from ..model import sequence
 from ..model.batch import BatchHeader, read_header, with_base_offset
 from .contract import Append, Appended
-from .lookups import unknown_partition
+from .lookups import GONE, unknown_partition
 from .schedule import Delayed
 from .schema import log_table
 from .session import Lane, Session, Transaction
 from .sifting import Sifting, check_ids, kept_of
 from .volatile import LIFE_OFFSETS
 
-__all__ = ["Appending"]
+__all__ = ["Appending", "seal"]
 
 NO_OFFSET = -1  # of a delayed batch: it gets its offsets when it is due; of one with nothing but repeats
 
 _LOCK = "SELECT state, next_offset, next_bytes, appended_at, topic_id FROM penstock_partitions WHERE id = ?"
 _ADVANCE = "UPDATE penstock_partitions SET next_offset = ?, next_bytes = ?, appended_at = ? WHERE id = ?"
+_SEAL = """UPDATE penstock_partitions SET state = 'sealed', next_offset = ?, next_bytes = ?, appended_at = ?
+           WHERE id = ?"""
 _SEQUENCE = "SELECT state FROM penstock_sequences WHERE producer_id = ? AND partition_id = ?"
 _INSERT = """INSERT INTO {log}
              (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, ids, batch)
@@ -51,6 +53,25 @@ class _Partition:
     def begin_anew(self) -> None:
         """The last offsets that were given may be forgotten, but not by everybody: none is given twice."""
         self.next_offset = self.log_start = (self.next_offset // LIFE_OFFSETS + 1) * LIFE_OFFSETS
+
+
+def seal(tx: Transaction, partition_id: int, batch: bytes) -> int:
+    """Close a partition with a control batch as its last one; returns its end. Done once, and never again."""
+    row = tx.locked(_LOCK, partition_id)
+    if row is None or row[0] in GONE:
+        raise unknown_partition(partition_id)
+    state, offset, size, appended_at, _ = row
+    if state == "sealed":
+        return int(offset)
+    header, appended_at = read_header(batch), max(appended_at, tx.now_ms())
+    tx.do(
+        _INSERT.format(log=log_table(partition_id)),
+        offset, header.records, header.size, size, appended_at, header.first_ts, header.last_ts, None,
+        with_base_offset(batch, offset),
+    )  # fmt: skip
+    tx.do(_SEAL, offset + header.records, size + header.size, appended_at, partition_id)
+    tx.announce(Lane.LOG)
+    return int(offset + header.records)
 
 
 class Appending:
@@ -75,7 +96,7 @@ class Appending:
         locked = {}
         for partition_id in sorted(ids):
             row = self._tx.locked(_LOCK, partition_id)
-            if row is not None and row[0] != "dropped":
+            if row is not None and row[0] not in GONE:
                 locked[partition_id] = _Partition(row[0] == "sealed", *row[1:])
         return locked
 

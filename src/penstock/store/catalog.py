@@ -7,13 +7,14 @@ made from them when a partition is first polled. Ids are never used again (I11).
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 
 from ..errors import GroupExists, InvalidSetting, PenstockError, TopicExists, UnknownGroup, UnknownTopic
-from ..model.route import Range, Route, even_ranges
+from ..model.route import Change, Range, Route, even_ranges
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .contract import Group, Topic
 from .lookups import first_row, lane_of
@@ -21,29 +22,35 @@ from .schema import create_log, log_table
 from .session import Lane, Session, Transaction, verbs
 from .volatile import place_log
 
-__all__ = ["SqlCatalog"]
+__all__ = ["NEW", "SqlCatalog", "forget_reserved", "refuse_shard", "reserve", "topic_of"]
 
 _VERSION = "SELECT value FROM penstock_settings WHERE name = 'catalog_version'"
 _TOPIC = "SELECT id, name, settings, route_version, created_at FROM penstock_topics"
-_RANGES = """SELECT r.topic_id, r.first_slot, r.last_slot, p.number, r.partition_id
+_RANGES = """SELECT r.topic_id, r.version, r.first_slot, r.last_slot, p.number, r.partition_id, p.shard
              FROM penstock_ranges r JOIN penstock_partitions p ON p.id = r.partition_id
              JOIN penstock_topics t ON t.id = r.topic_id AND t.route_version = r.version"""
+_SEALED = """SELECT topic_id, first_slot, last_slot, number, id, shard FROM penstock_partitions
+             WHERE state = 'sealed'"""
+_LINEAGE = "SELECT topic_id, partition_id, predecessor_id FROM penstock_lineage"
 _GROUP = """SELECT g.id, g.topic_id, t.name, g.name, g.settings, g.generation, g.paused, g.created_at
             FROM penstock_groups g JOIN penstock_topics t ON t.id = g.topic_id"""
 _NUMBERS = """SELECT id, number FROM penstock_partitions
-              WHERE topic_id = ? AND state <> 'dropped' ORDER BY number"""
+              WHERE topic_id = ? AND state IN ('open', 'sealed') ORDER BY number"""
 _EDGES = """SELECT p.next_offset, COALESCE(s.log_start, 0) FROM penstock_partitions p
             LEFT JOIN penstock_trims s ON s.partition_id = p.id WHERE p.id = ?"""
 _INSERT_TOPIC = "INSERT INTO penstock_topics (name, settings, route_version, created_at) VALUES (?, ?, 1, ?)"
 _INSERT_RANGE = """INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id)
                    VALUES (?, 1, ?, ?, ?)"""
-_RESERVED = "new"  # a partition whose topic is being made
+NEW = "new"
+"""The state of a partition that is in no route yet: its topic is being made, or a change is under way."""
 _RESERVE = """INSERT INTO penstock_partitions
-              (topic_id, number, state, next_offset, next_bytes, appended_at, volatile)
-              VALUES (0, ?, ?, 0, 0, ?, ?)"""
+              (topic_id, number, state, next_offset, next_bytes, appended_at, volatile, shard, first_slot,
+               last_slot)
+              VALUES (0, ?, ?, 0, 0, ?, ?, ?, ?, ?)"""
 _OPEN = "UPDATE penstock_partitions SET topic_id = ?, state = 'open' WHERE id = ?"
 _DROPPED = """SELECT id FROM penstock_partitions
               WHERE state = 'dropped' OR (state = 'new' AND appended_at < ?) ORDER BY id"""
+_PLANNED = "SELECT plan FROM penstock_changes"
 _RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then never will
 _FORGET_STARTS = """DELETE FROM penstock_starts
                     WHERE group_id IN (SELECT id FROM penstock_groups WHERE topic_id = ?)"""
@@ -55,7 +62,7 @@ class SqlCatalog:
         self._session = session
 
     @contextmanager
-    def _changing(self) -> Iterator[Transaction]:
+    def changing(self) -> Iterator[Transaction]:
         """A change of the catalog: one at a time, locked before anything is looked at (I1)."""
         with self._session.write(Lane.LOG) as tx:
             row = tx.locked(_VERSION)
@@ -77,45 +84,46 @@ class SqlCatalog:
         volatile = int(settings.volatile)
         with self._session.write(Lane.LOG) as tx:
             _refuse_topic(tx, name)
-            now = tx.now_ms()
-            ids = [tx.insert(_RESERVE, number, _RESERVED, now, volatile) for number in range(partitions)]
-            tx.many("INSERT INTO penstock_trims (partition_id, log_start) VALUES (?, 0)", [(i,) for i in ids])
+            pieces = [Range(first, last, -1, -1) for first, last in slots]
+            ids = [partition_id for _, partition_id in reserve(tx, 0, settings.volatile, pieces)]
         for partition_id in ids:
             place_log(self._session, partition_id) if volatile else create_log(self._session, partition_id)
-        with self._changing() as tx:
+        with self.changing() as tx:
             _refuse_topic(tx, name)
             topic_id = tx.insert(_INSERT_TOPIC, name, _encode(settings), tx.now_ms())
             pairs = zip(slots, ids, strict=True)
             tx.many(_INSERT_RANGE, [(topic_id, *edges, partition_id) for edges, partition_id in pairs])
             tx.many(_OPEN, [(topic_id, partition_id) for partition_id in ids])
-            return _topic(tx, name)
+            return topic_of(tx, name)
 
     def topic(self, name: str) -> Topic:
         with self._session.read(Lane.LOG) as tx:
-            return _topic(tx, name)
+            return topic_of(tx, name)
 
     def topics(self) -> list[Topic]:
         with self._session.read(Lane.LOG) as tx:
-            ranges: dict[int, list[Range]] = {}
+            ranges: dict[int, list[tuple[Any, ...]]] = {}
             for topic_id, *rest in tx.all(_RANGES + " ORDER BY r.topic_id, r.first_slot"):
-                ranges.setdefault(topic_id, []).append(Range(*rest))
+                ranges.setdefault(topic_id, []).append(tuple(rest))
             rows = tx.all(_TOPIC + " ORDER BY name")
-        return [_make_topic(row, ranges[row[0]]) for row in rows if row[0] in ranges]
+            past = _Past(tx) if any(row[3] > 1 for row in rows) else None
+        return [_make_topic(row, ranges[row[0]], past) for row in rows if row[0] in ranges]
 
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic:
-        with self._changing() as tx:
-            topic = _topic(tx, name)
+        with self.changing() as tx:
+            topic = topic_of(tx, name)
             tx.run("UPDATE penstock_topics SET settings = ? WHERE id = ?", _encode(settings), topic.id)
-            return _topic(tx, name)
+            return topic_of(tx, name)
 
     def delete_topic(self, name: str) -> list[int]:
-        with self._changing() as tx:
-            topic = _topic(tx, name)
+        with self.changing() as tx:
+            topic = topic_of(tx, name)
             ids = [row[0] for row in tx.all(_NUMBERS, topic.id)]
             tx.run("UPDATE penstock_partitions SET state = 'dropped' WHERE topic_id = ?", topic.id)
             tx.run(_FORGET_STARTS, topic.id)
             tx.run("DELETE FROM penstock_groups WHERE topic_id = ?", topic.id)
-            tx.run("DELETE FROM penstock_ranges WHERE topic_id = ?", topic.id)
+            for table in ("ranges", "lineage", "changes"):
+                tx.run(f"DELETE FROM penstock_{table} WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_schedule WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_delayed WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_topics WHERE id = ?", topic.id)
@@ -126,12 +134,19 @@ class SqlCatalog:
 
     def dropped(self) -> list[int]:
         with self._session.read(Lane.LOG) as tx:
-            return [row[0] for row in tx.all(_DROPPED, tx.now_ms() - _RESERVED_MS)]
+            plans = [msgspec.json.decode(row[0], type=Change) for row in tx.all(_PLANNED)]
+            wanted = {piece.partition_id for plan in plans for piece in plan.opens}
+            rows = tx.all(_DROPPED, tx.now_ms() - _RESERVED_MS)
+        return [row[0] for row in rows if row[0] not in wanted]
 
-    def drop_log(self, partition_id: int) -> None:
+    def drop_table(self, partition_id: int) -> Lane:
         lane = lane_of(self._session, partition_id)
         with self._session.write(lane) as tx:
             tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
+        return lane
+
+    def drop_log(self, partition_id: int) -> None:
+        lane = self.drop_table(partition_id)
         for place in dict.fromkeys((lane, Lane.LOG)):
             with self._session.write(place) as tx:
                 for table, column in (
@@ -144,8 +159,8 @@ class SqlCatalog:
     # ---- groups ----
 
     def create_group(self, topic: str, name: str, settings: GroupSettings) -> Group:
-        with self._changing() as tx:
-            topic_id = _topic(tx, topic).id
+        with self.changing() as tx:
+            topic_id = topic_of(tx, topic).id
             if tx.one("SELECT 1 FROM penstock_groups WHERE topic_id = ? AND name = ?", topic_id, name):
                 raise GroupExists(
                     f"topic {topic!r} has a group {name!r} already; use alter_group to change it"
@@ -167,11 +182,11 @@ class SqlCatalog:
 
     def groups(self, topic: str) -> list[Group]:
         with self._session.read(Lane.LOG) as tx:
-            topic_id = _topic(tx, topic).id
+            topic_id = topic_of(tx, topic).id
             return [_make_group(row) for row in tx.all(_GROUP + " WHERE t.id = ? ORDER BY g.name", topic_id)]
 
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group:
-        with self._changing() as tx:
+        with self.changing() as tx:
             group = _group(tx, topic, name)
             tx.run(
                 "UPDATE penstock_groups SET settings = ?, paused = ? WHERE id = ?",
@@ -182,7 +197,7 @@ class SqlCatalog:
             return _group(tx, topic, name)
 
     def delete_group(self, topic: str, name: str, *, only: int | None = None) -> Group:
-        with self._changing() as tx:
+        with self.changing() as tx:
             group = _group(tx, topic, name)
             if only is not None and group.id != only:
                 raise UnknownGroup(f"group {name!r} of topic {topic!r} was made anew; look again")
@@ -191,7 +206,7 @@ class SqlCatalog:
         return group
 
     def reset_group(self, topic: str, name: str, start: Start) -> Group:
-        with self._changing() as tx:
+        with self.changing() as tx:
             group = _group(tx, topic, name)
             tx.run("DELETE FROM penstock_starts WHERE group_id = ?", group.id)
             self._resolve(tx, group.id, group.topic_id, topic, start)
@@ -248,26 +263,78 @@ def _offset(tx: Transaction, partition_id: int, start: Start, named: int | None)
     return int(min(max(offset, log_start), end))
 
 
-def _topic(tx: Transaction, name: str) -> Topic:
+def topic_of(tx: Transaction, name: str) -> Topic:
     row = tx.one(_TOPIC + " WHERE name = ?", name)
     if row is None:
         raise _unknown_topic(tx, name)
     ranges = tx.all(_RANGES + " WHERE r.topic_id = ? ORDER BY r.first_slot", row[0])
     if not ranges:  # deleted since the first statement
         raise _unknown_topic(tx, name)
-    return _make_topic(row, [Range(*rest) for _, *rest in ranges])
+    past = _Past(tx, row[0]) if row[3] > 1 else None
+    return _make_topic(row, [tuple(rest) for _, *rest in ranges], past)
 
 
-def _make_topic(row: tuple[object, ...], ranges: list[Range]) -> Topic:
-    topic_id, name, settings, version, created_at = row
-    decoded = msgspec.json.decode(str(settings), type=TopicSettings)
+class _Past:
+    """Of topics whose route was changed: what is left of earlier routes."""
+
+    def __init__(self, tx: Transaction, topic_id: int | None = None) -> None:
+        only = () if topic_id is None else (topic_id,)
+        self.sealed: dict[int, list[Range]] = {}
+        self.predecessors: dict[int, dict[int, tuple[int, ...]]] = {}
+        for of, *rest in tx.all(_SEALED + (" AND topic_id = ?" if only else "") + " ORDER BY id", *only):
+            self.sealed.setdefault(of, []).append(Range(*rest))
+        for of, one, before in tx.all(_LINEAGE + (" WHERE topic_id = ?" if only else ""), *only):
+            known = self.predecessors.setdefault(of, {})
+            known[one] = (*known.get(one, ()), before)
+
+
+def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past | None) -> Topic:
+    """The version is that of the ranges: the topic's own may have moved between two statements."""
+    topic_id, name, settings, _, created_at = row
+    decoded = msgspec.json.decode(settings, type=TopicSettings)
+    pieces = tuple(Range(*rest) for _, *rest in ranges)
+    here = {piece.partition_id for piece in pieces}  # one that is sealed and has no successor yet is here too
+    sealed = tuple(p for p in past.sealed.get(topic_id, ()) if p.partition_id not in here) if past else ()
+    lineage = past.predecessors.get(topic_id, {}) if past else {}
     return Topic(
-        int(str(topic_id)),
-        str(name),
+        topic_id,
+        name,
         decoded,
-        Route(str(name), int(str(version)), tuple(ranges), by_id=decoded.dedup_ms > 0),
-        int(str(created_at)),
+        Route(name, ranges[0][0], pieces, decoded.dedup_ms > 0, sealed, lineage),
+        created_at,
     )
+
+
+def reserve(tx: Transaction, topic_id: int, volatile: bool, pieces: Sequence[Range]) -> list[tuple[int, int]]:
+    """A number and an id for each: rows of partitions that are in no route yet."""
+    last = tx.one("SELECT MAX(number) FROM penstock_partitions WHERE topic_id = ?", topic_id or -1)
+    number = int(last[0]) + 1 if last and last[0] is not None else 0
+    now, names = tx.now_ms(), []
+    for at, piece in enumerate(pieces):
+        row = (number + at, NEW, now, int(volatile), piece.shard, piece.first_slot, piece.last_slot)
+        names.append((number + at, tx.insert(_RESERVE, *row)))
+    tx.many("INSERT INTO penstock_trims (partition_id, log_start) VALUES (?, 0)", [(i,) for _, i in names])
+    return names
+
+
+def forget_reserved(tx: Transaction, partition_ids: Iterable[int]) -> None:
+    """They will be in no route: their logs are to be dropped."""
+    tx.many(
+        "UPDATE penstock_partitions SET state = 'dropped' WHERE id = ? AND state = 'new'",
+        [(partition_id,) for partition_id in partition_ids],
+    )
+
+
+def refuse_shard(tx: Transaction, name: str) -> None:
+    """InvalidSetting if there is no such shard."""
+    if not name:
+        return
+    known = [row[0] for row in tx.all("SELECT name FROM penstock_shards ORDER BY name")]
+    if name not in known:
+        there = ", ".join(known) or "the first one only"
+        raise InvalidSetting(
+            f"there is no shard {name!r}; there is {there}: `penstock shard list` shows them"
+        )
 
 
 def _unknown_topic(tx: Transaction, name: str) -> PenstockError:
@@ -285,7 +352,7 @@ def _group(tx: Transaction, topic: str, name: str) -> Group:
     row = tx.one(_GROUP + " WHERE t.name = ? AND g.name = ?", topic, name)
     if row is not None:
         return _make_group(row)
-    topic_id = _topic(tx, topic).id
+    topic_id = topic_of(tx, topic).id
     names = [r[0] for r in tx.all("SELECT name FROM penstock_groups WHERE topic_id = ?", topic_id)]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""

@@ -14,8 +14,10 @@ from typing import Protocol
 
 from ..errors import PenstockError
 from ..model.delivery import Ask, OrderedAsk, Settlement, Span
+from ..model.route import Change, Draft, Route
 from ..model.schedule import Waiting
 from ..model.settings import GroupSettings, Start, TopicSettings
+from .background import Duties, Schedule
 from .values import (
     Append,
     Appended,
@@ -49,6 +51,7 @@ __all__ = [
     "News",
     "Peek",
     "Progress",
+    "Routes",
     "Schedule",
     "Settled",
     "Store",
@@ -76,6 +79,12 @@ class Log(Protocol):
         stored and some group has not settled, or that wait in the schedule (R32); a batch of nothing else
         stores nothing. Of ids, the newest `Limits.dedup_ids` are remembered. A repeat of the batch is
         answered alike.
+        """
+
+    def seal(self, partition_id: int, batch: bytes) -> int:
+        """Append a control batch as the last one and take no more; flushed. Returns the end (R26).
+
+        Of a partition that is sealed already nothing changes. UnknownPartition if it is gone.
         """
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
@@ -163,6 +172,50 @@ class Catalog(Protocol):
         """
 
 
+class Routes(Protocol):
+    """Changes of routes: one at a time for a topic, each resumable by anybody (R26, I11).
+
+    The steps of a change: `begin`, `make`, `Log.seal` for each partition it seals, `activate`. All but the
+    first may be repeated. Instead of being activated it may be turned back.
+    """
+
+    def changes(self) -> list[Change]:
+        """Those under way."""
+
+    def change_of(self, topic: str) -> Change | None: ...
+
+    def history(self, topic: str) -> list[Route]:
+        """Every version of the topic's route, the oldest first; partitions of them may be gone."""
+
+    def begin(self, draft: Draft) -> Change:
+        """Write down what is going to be done. Partitions that open get their numbers and ids.
+
+        RouteConflict if a change is under way, or the route's version is not the draft's; InvalidSetting
+        if there is no such shard.
+        """
+
+    def take(self, change: Change, idle_ms: int) -> bool:
+        """Whether nobody has worked on the change for so long: then the caller does, from now on."""
+
+    def make(self, change: Change) -> None:
+        """Make the logs of the partitions that open, as far as they are missing."""
+
+    def activate(self, change: Change) -> Topic:
+        """The next version, with the lineage of what opens; the change is no more.
+
+        RouteConflict if it was finished or replaced by somebody else.
+        """
+
+    def turn_back(self, change: Change, sealed: Collection[int]) -> Change | None:
+        """Replace the change by one that renews these partitions, and them alone (I11).
+
+        None if none of them is in the route: then no change is under way any more. RouteConflict as above.
+        """
+
+    def remove(self, partition_id: int) -> None:
+        """Remove the emptied log of a sealed partition; its row and sequences stay (I11)."""
+
+
 class Progress(Protocol):
     """Cursors and deliveries. Every verb locks the progress row of its group and partition first (I1)."""
 
@@ -244,6 +297,16 @@ class Progress(Protocol):
         Returns how many messages that were.
         """
 
+    def drain(self, group: Group, partition_id: int) -> bool:
+        """Whether the group has settled all of a sealed partition; that is written down then, flushed (I10).
+
+        True of a partition that is gone. An ordered group begins in a partition, by whatever verb, once it
+        has drained those that the partition follows; until then the verb raises GateClosed.
+        """
+
+    def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
+        """Forget the group's progress there: verbs of earlier generations are refused from then on (I10)."""
+
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         """Take exactly these offsets, as far as they are unsettled and in nobody's hands; flushed."""
 
@@ -302,77 +365,6 @@ class Usage(Protocol):
         """
 
 
-class Schedule(Protocol):
-    """Delayed messages until they are due; what `Log.append` was given with `due_at` waits here (R35).
-
-    Whoever holds the lease `model.schedule.DUTY` moves them, in three steps (I12): `stamp`, `Log.append`
-    under the stamp's identity, `finish`, which may be one with the next `stamp`. Each step may be repeated
-    by the next holder.
-    """
-
-    def next_due(self, *, since: int = 0, without: Collection[int] = ()) -> int | None:
-        """When the next one is due that is due from `since` on; not of partitions in `without`. Cheap."""
-
-    def due(
-        self,
-        *,
-        messages: int,
-        max_bytes: int,
-        since: int = 0,
-        without: Collection[int] = (),
-        skip: Collection[int] = (),
-    ) -> list[Waiting]:
-        """Rows that are due now by the store's clock, up to these limits, but one at least.
-
-        The longest due first, those of one moment in the order they came. `skip`: rows to leave out.
-        """
-
-    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
-        """Those of these rows that are still there."""
-
-    def stamp(
-        self,
-        holder: str,
-        move: Move,
-        rows: Iterable[Waiting],
-        before: Finished | None = None,
-    ) -> bool:
-        """Write down what is going to be stored where; flushed. The move's id is the caller's choice.
-
-        False if any of the rows was cancelled meanwhile, in whole or in part: then nothing is stamped.
-        `before`: finish that move first, in any case. LeaseLost if `holder` does not hold the lease.
-        """
-
-    def moves(self) -> list[Move]:
-        """Moves that are not finished, the oldest first."""
-
-    def finish(self, holder: str, finished: Finished) -> None:
-        """Remove and change rows, and end the move; flushed.
-
-        Nothing happens if the move was finished by somebody else. LeaseLost as in `stamp`.
-        """
-
-    def cancel(self, topic_id: int, digest: bytes) -> bool:
-        """Remove every waiting message of the topic with that id (`model.dedup.digest`); flushed.
-
-        False if there is none that is not stamped.
-        """
-
-    def purge(self, topic_id: int) -> int:
-        """Remove all waiting messages of the topic that are not stamped; returns how many."""
-
-    def delayed(self) -> dict[int, int]:
-        """By topic, how many messages wait; without a scan."""
-
-
-class Duties(Protocol):
-    """Leases for background work: at most one holder each (I12)."""
-
-    def acquire(self, duty: str, holder: str, lease_ms: int) -> bool: ...
-
-    def release(self, duty: str, holder: str) -> None: ...
-
-
 class Watcher(Protocol):
     """Tells whether anybody has committed: other processes, and this store's own threads too.
 
@@ -389,6 +381,7 @@ class Watcher(Protocol):
 class Store(Protocol):
     log: Log
     catalog: Catalog
+    routes: Routes
     progress: Progress
     usage: Usage
     schedule: Schedule

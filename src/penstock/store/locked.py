@@ -204,6 +204,12 @@ class Locked:
         self.row.holder = holder
         self._changed = True
 
+    def drained(self) -> None:
+        """A sealed partition: everything is settled. Durable, since this transaction is flushed (I10)."""
+        self.row.drained = 1
+        self._changed = True
+        self.announce()
+
     def look_at(self, moment: int) -> None:
         """Ordered groups: polls from then on look at everything that is unsettled, until `look_up_due`."""
         self.row.next_due = moment if self.row.next_due is None else min(self.row.next_due, moment)

@@ -11,9 +11,9 @@ from typing import Any
 
 from ..config import DEFAULTS, Limits
 from ..errors import PenstockError
-from .append import Appending
+from .append import Appending, seal
 from .contract import Append, Appended, Bounds, News, StoredBatch
-from .lookups import first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
+from .lookups import GONE, first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
 from .schema import log_table
 from .session import Lane, Session, Transaction, verbs
 from .sifting import Sifting
@@ -25,7 +25,7 @@ _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM 
              LEFT JOIN penstock_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""
 _VERSION_AND_DUE = """SELECT value, (SELECT MIN(due_at) FROM penstock_schedule) FROM penstock_settings
                       WHERE name = 'catalog_version'"""
-_ENDS = "SELECT id, next_offset FROM penstock_partitions WHERE state <> 'dropped'"
+_ENDS = "SELECT id, next_offset FROM penstock_partitions WHERE state IN ('new', 'open', 'sealed')"
 # `?` four times: from the batch at `start` on, below an offset, and no more bytes than asked for
 _BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
               WHERE base_offset >= ? AND base_offset < ? AND (base_offset = ? OR bytes_before + bytes <= ?)
@@ -64,6 +64,11 @@ class SqlLog:
             ids.committed()
             return results
 
+    def seal(self, partition_id: int, batch: bytes) -> int:
+        lane = lane_of(self._session, partition_id)
+        with self._session.write(lane, flush=lane is Lane.LOG) as tx:
+            return seal(tx, partition_id, batch)
+
     # ---- read ----
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
@@ -86,7 +91,7 @@ class SqlLog:
             with self._session.read(lane) as tx:
                 rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
             for partition_id, start, end, state in rows:
-                if state != "dropped":
+                if state not in GONE:
                     found[partition_id] = Bounds(start, end, sealed=state == "sealed")
         for partition_id in ids:
             if partition_id not in found:
@@ -95,8 +100,7 @@ class SqlLog:
 
     def _place(self, partition_id: int) -> Lane:
         """The lane whose tables tell where a partition ends."""
-        lane = lane_of(self._session, partition_id)
-        return lane if lane in self._session.dialect.places else Lane.LOG
+        return self._session.place_of(lane_of(self._session, partition_id))
 
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         with reading_log(self._session, partition_id) as tx:

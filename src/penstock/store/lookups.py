@@ -13,9 +13,21 @@ from ..errors import StoreError, UnknownPartition
 from .schema import log_table
 from .session import Lane, Session, Transaction
 
-__all__ = ["first_kept", "first_row", "lane_of", "log_of", "reading_log", "row_at", "unknown_partition"]
+__all__ = [
+    "GONE",
+    "first_kept",
+    "first_row",
+    "lane_of",
+    "log_of",
+    "reading_log",
+    "row_at",
+    "unknown_partition",
+]
 
-_KNOWN = "SELECT 1 FROM penstock_partitions WHERE id = ? AND state <> 'dropped'"
+GONE = ("dropped", "removed")
+"""States of partitions without a log: that of a deleted topic, and a tombstone."""
+
+_KNOWN = "SELECT 1 FROM penstock_partitions WHERE id = ? AND state IN ('new', 'open', 'sealed')"
 _STORAGE = "SELECT volatile FROM penstock_partitions WHERE id = ?"
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from ..errors import GateClosed
 from ..model import delivery, settlement
 from ..model.delivery import Ask, Holder, Kind, OrderedAsk, Settlement, Span
 from ..model.ordered import FAR
@@ -25,7 +26,7 @@ from .locked import (
     NeedsStartError,
     reset_meanwhile,
 )
-from .lookups import reading_log
+from .lookups import GONE, lane_of, reading_log
 from .measures import log_start_of, measure
 from .row import ROW, Row
 from .session import Lane, Session, Transaction, verbs
@@ -40,8 +41,11 @@ _ENTER = """INSERT INTO penstock_members (group_id, name, client, joined_at, unt
 _RENEW = "UPDATE penstock_members SET until_ms = ? WHERE group_id = ? AND name = ?"
 _MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM penstock_members
               WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
-_LOOK = """SELECT partition_id, next_new, next_due, holder_token, holder, holder_until
+_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, holder_token, holder, holder_until
            FROM penstock_progress WHERE group_id = ? AND generation = ?"""
+_EDGES = """SELECT p.state, p.next_offset, COALESCE(t.log_start, 0) FROM penstock_partitions p
+            LEFT JOIN penstock_trims t ON t.partition_id = p.id WHERE p.id = ?"""
+_FENCE = "DELETE FROM penstock_{table} WHERE group_id = ? AND partition_id = ?"
 _HELD_BY = """SELECT partition_id FROM penstock_deliveries WHERE token = ? AND group_id = ?
               UNION SELECT partition_id FROM penstock_progress WHERE holder_token = ? AND group_id = ?"""
 
@@ -51,6 +55,7 @@ class SqlProgress:
     def __init__(self, session: Session, catalog: Catalog) -> None:
         self._session = session
         self._catalog = catalog
+        self.is_drained: Callable[[Group, int], bool] = self.drain  # of predecessors, wherever they are
 
     # ---- deliveries ----
 
@@ -58,7 +63,11 @@ class SqlProgress:
         wanted = set(partition_ids)
         with self._session.read(Lane.PROGRESS) as tx:
             rows = tx.all(_LOOK, group.id, group.generation)
-        return {row[0]: Peek(row[1], row[2], Holder(*row[3:])) for row in rows if row[0] in wanted}
+        return {
+            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained))
+            for place, cursor, due, lowest, drained, *holder in rows
+            if place in wanted
+        }
 
     def dues(self) -> dict[int, int]:
         earliest = """SELECT group_id, MIN(next_due) FROM penstock_progress
@@ -179,6 +188,49 @@ class SqlProgress:
                 generation, start = self._catalog.start_of(group.id, partition_id)
                 if generation != group.generation:
                     raise reset_meanwhile(group) from None
+                self._pass_gate(group, partition_id)
+
+    # ---- the gate (I10) ----
+
+    def _pass_gate(self, group: Group, partition_id: int) -> None:
+        """Progress of an ordered group begins in a partition once everything before it is settled.
+
+        The progress row that is made then is what says so, for ever: nobody asks again.
+        """
+        if group.settings.mode != "ordered":
+            return
+        before = self._catalog.topic(group.topic).route.predecessors.get(partition_id, ())
+        if not all(self.is_drained(group, one) for one in before):
+            raise GateClosed(
+                f"group {group.name!r} of topic {group.topic!r} has not settled all that comes before this "
+                "partition; it opens by itself",
+                partition_id=partition_id,
+            )
+
+    def drain(self, group: Group, partition_id: int) -> bool:
+        with self._session.read(self._session.place_of(lane_of(self._session, partition_id))) as tx:
+            row = tx.one(_EDGES, partition_id)
+        if row is None or row[0] in GONE:
+            return True
+        state, end, log_start = row
+
+        def decide(locked: Locked) -> bool:
+            locked.skip_to(log_start)
+            if not locked.row.drained and locked.row.lowest >= end:
+                locked.must_flush()
+                locked.drained()
+            return bool(locked.row.drained)
+
+        try:
+            return state == "sealed" and self._locked(group, partition_id, decide)
+        except GateClosed:
+            return False
+
+    def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
+        with self._session.write(Lane.PROGRESS) as tx:
+            for partition_id in partition_ids:
+                for table in ("progress", "deliveries"):
+                    tx.do(_FENCE.format(table=table), group.id, partition_id)
 
     # ---- measures ----
 

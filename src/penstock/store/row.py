@@ -19,7 +19,7 @@ _SAMPLE_MS = 10_000  # rates are measured over one to two of these
 
 _COLUMNS = (
     "generation", "next_new", "lowest", "next_due", "deliveries", "settled", "first_wait_ms", "sampled_at",
-    "sampled", "earlier_at", "earlier", "holder_token", "holder", "holder_until",
+    "sampled", "earlier_at", "earlier", "drained", "holder_token", "holder", "holder_until",
 )  # fmt: skip
 _KEY = "group_id = ? AND partition_id = ?"
 ROW = f"SELECT {', '.join(_COLUMNS)} FROM penstock_progress WHERE {_KEY}"
@@ -55,6 +55,7 @@ class Row:
     sampled: int = 0
     earlier_at: int = 0
     earlier: int = 0
+    drained: int = 0  # a sealed partition: all of it is settled, and that was flushed (I10)
     holder: Holder = field(default_factory=Holder)  # ordered groups
 
     @staticmethod
@@ -68,7 +69,7 @@ class Row:
         return (
             self.generation, self.cursor, self.lowest, self.next_due, self.deliveries, self.settled,
             self.first_wait_ms, self.sampled_at, self.sampled, self.earlier_at, self.earlier,
-            self.holder.token, self.holder.member, self.holder.until,
+            self.drained, self.holder.token, self.holder.member, self.holder.until,
         )  # fmt: skip
 
     def sample(self, now: int) -> None:

@@ -177,6 +177,42 @@ _2_PROGRESS: Statements = (
     "CREATE TABLE penstock_activity (group_id BIGINT PRIMARY KEY, seen_at BIGINT NOT NULL)",
 )
 
+_3_LOG: Statements = (
+    # where a partition is, and its slots: they never change
+    "ALTER TABLE penstock_partitions ADD COLUMN shard VARCHAR(60) NOT NULL DEFAULT ''",
+    "ALTER TABLE penstock_partitions ADD COLUMN first_slot INTEGER NOT NULL DEFAULT 0",
+    "ALTER TABLE penstock_partitions ADD COLUMN last_slot INTEGER NOT NULL DEFAULT 0",
+    """UPDATE penstock_partitions SET
+        first_slot = COALESCE((SELECT MIN(r.first_slot) FROM penstock_ranges r
+          WHERE r.partition_id = penstock_partitions.id), 0),
+        last_slot = COALESCE((SELECT MAX(r.last_slot) FROM penstock_ranges r
+          WHERE r.partition_id = penstock_partitions.id), 0)""",
+    # which partitions a partition follows: sealed ones whose log is still there (I10)
+    """CREATE TABLE penstock_lineage (
+        topic_id BIGINT NOT NULL,
+        partition_id BIGINT NOT NULL,
+        predecessor_id BIGINT NOT NULL,
+        PRIMARY KEY (partition_id, predecessor_id))""",
+    # a change of a route under way: at most one for a topic (R26)
+    """CREATE TABLE penstock_changes (
+        topic_id BIGINT PRIMARY KEY,
+        id BIGINT NOT NULL,
+        plan TEXT NOT NULL,
+        begun_at BIGINT NOT NULL,
+        worked_at BIGINT NOT NULL)""",
+    # the other databases by name; addresses are in the configuration alone (R6)
+    """CREATE TABLE penstock_shards (
+        name VARCHAR(60) PRIMARY KEY,
+        uuid VARCHAR(36) NOT NULL,
+        state VARCHAR(10) NOT NULL,
+        added_at BIGINT NOT NULL)""",
+)
+
+_3_PROGRESS: Statements = (
+    # a sealed partition of which the group has settled everything, durably (I10)
+    "ALTER TABLE penstock_progress ADD COLUMN drained INTEGER NOT NULL DEFAULT 0",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE penstock_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -190,6 +226,7 @@ _2_VOLATILE: Statements = (
 MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     1: {Lane.LOG: _1_LOG, Lane.PROGRESS: _1_PROGRESS},
     2: {Lane.LOG: _2_LOG, Lane.PROGRESS: _2_PROGRESS, Lane.VOLATILE: _2_VOLATILE},
+    3: {Lane.LOG: _3_LOG, Lane.PROGRESS: _3_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -204,6 +204,10 @@ class Session:
     def log_lane(self, volatile: bool) -> Lane:
         return Lane.VOLATILE if volatile else Lane.LOG
 
+    def place_of(self, lane: Lane) -> Lane:
+        """The lane whose tables know a log's partition: its own where it has a place of its own."""
+        return lane if lane in self.dialect.places else Lane.LOG
+
     @contextmanager
     def read(self, lane: Lane) -> Iterator[Transaction]:
         """Statements that change nothing; each sees what was committed when it started."""

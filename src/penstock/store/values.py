@@ -130,6 +130,8 @@ class Peek:
     cursor: int
     next_due: int | None  # no delivery is due before this moment
     holder: Holder = field(default_factory=Holder)  # ordered groups
+    lowest: int = field(default=0, compare=False)  # the lowest unsettled offset; the cursor if there is none
+    drained: bool = False  # a sealed partition: all of it is settled, durably
 
 
 @dataclass(frozen=True, slots=True)

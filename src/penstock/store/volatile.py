@@ -37,7 +37,9 @@ def check_volatile(session: Session) -> None:
     with session.read(Lane.LOG) as tx:
         known = [
             row[0]
-            for row in tx.all("SELECT id FROM penstock_partitions WHERE volatile = 1 AND state = 'open'")
+            for row in tx.all(
+                "SELECT id FROM penstock_partitions WHERE volatile = 1 AND state IN ('open', 'new')"
+            )
         ]
     with session.read(Lane.VOLATILE) as tx:
         there = {row[0] for row in tx.all("SELECT id FROM penstock_partitions")}

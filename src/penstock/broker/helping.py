@@ -1,0 +1,53 @@
+"""Route changes as the event loop sees them: each in a thread of its own, so that polls do not wait for it.
+
+A change may have to wait for a store. Somebody may also have died in the middle of one, and left a sealed
+partition without successors: the broker whose producer meets it goes on with the change, once for all who
+wait.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import PenstockError
+from ..model.route import Route
+from .routes import RouteChanges
+
+__all__ = ["RouteHelp"]
+
+_log = logging.getLogger("penstock.broker")
+
+
+class RouteHelp:
+    """Used in the event loop only. `changed` is called when a route may be another one."""
+
+    def __init__(self, changes: RouteChanges, changed: Callable[[], None]) -> None:
+        self._changes = changes
+        self._changed = changed
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self, change: Callable[..., Route], *args: Any) -> Route:
+        try:
+            return await asyncio.to_thread(change, *args)
+        finally:
+            self._changed()
+
+    def wanted(self, topic: str) -> None:
+        """A producer met a sealed partition of this topic."""
+        if topic not in self._under_way:
+            self._under_way[topic] = asyncio.create_task(self._help(topic))
+
+    async def _help(self, topic: str) -> None:
+        try:
+            await asyncio.to_thread(self._changes.help, topic)
+        except PenstockError as error:
+            _log.warning("the route of topic %r waits: %s", topic, error)
+        finally:
+            del self._under_way[topic]
+            self._changed()
+
+    async def close(self) -> None:
+        await asyncio.gather(*self._under_way.values(), return_exceptions=True)
