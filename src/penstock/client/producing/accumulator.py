@@ -34,7 +34,7 @@ from ...model.batch import BatchBuilder
 from ...model.route import Range
 from ...model.sequence import next_sequence
 from ...store.contract import Appended
-from .appending import Failed, InFlight, Refused, append, append_until
+from .appending import MOVED, Failed, InFlight, Refused, append, append_until
 from .parcel import NOT_SENT, Parcel
 
 __all__ = ["Accumulator", "Batching", "Owner"]
@@ -42,6 +42,7 @@ __all__ = ["Accumulator", "Batching", "Owner"]
 log = logging.getLogger("penstock.producer")
 
 _LAST_EPOCH = 2**15 - 1
+_ONE_WAY_SECONDS = 3.0  # a one-way batch that lingered past its time is still given this
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,13 @@ class Owner(Protocol):
 
     def batch_left(self, where: Range) -> None: ...
     def resolved(self, accumulator: Accumulator) -> None:
-        """Nothing waits or is under way there; told of delayed messages only."""
+        """Nothing waits or is under way there."""
+
+    def in_trouble(self, accumulator: Accumulator) -> None:
+        """The store is away, and a batch is being repeated."""
+
+    def well(self, accumulator: Accumulator) -> None:
+        """No such batch is under way any more."""
 
     def one_way_failed(self, error: Exception, messages: int) -> None: ...
     def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
@@ -97,6 +104,7 @@ class Accumulator:
         self._refused: list[InFlight] = []
         self._broken: InFlight | None = None  # the first batch that failed
         self._uncertain = False  # a failed or refused batch may have been, or may yet be, stored
+        self._away = False  # a batch under way found the store away
         self._producer_id, self._epoch, self._sequence = secrets.randbits(63), 0, 0
 
     # ---- gathering ----
@@ -114,6 +122,14 @@ class Accumulator:
         """Do not linger for what is here now."""
         self._flushing = bool(self._pending)
         self._pump()
+
+    def take_back(self, chosen: Callable[[Parcel], bool] | None = None) -> list[Parcel]:
+        """What has not left, or is known not to be stored; it is not here any more."""
+        parcels = [self._pop() for _ in range(len(self._pending))]
+        if chosen is None:
+            return parcels
+        self._push_back([parcel for parcel in parcels if not chosen(parcel)])
+        return [parcel for parcel in parcels if chosen(parcel)]
 
     def stop(self) -> list[asyncio.Task[None]]:
         """Give up; returns the tasks to end."""
@@ -165,6 +181,8 @@ class Accumulator:
                     self._wake = self._loop.call_later(wait, self._woken)
                 return
             self._leave()
+        if not self.busy:
+            self._owner.resolved(self)
 
     def _lingers(self) -> float:
         """Seconds to wait for more."""
@@ -187,6 +205,8 @@ class Accumulator:
         else:
             batch = self._under_way(parcels, builder.build(), -1)
             task = self._loop.create_task(self._fire(batch))
+        for parcel in parcels:
+            parcel.call.left += len(parcel.entries)
         self._in_flight[batch] = task
         self._left += 1
         self._owner.batch_left(self.where)
@@ -205,7 +225,7 @@ class Accumulator:
             if taken and self._pending[0].due_at != taken[0].due_at:
                 break
             parcel = self._pop()
-            if parcel.call.abandoned or parcel.call.deadline <= now:
+            if parcel.call.over(now):
                 parcel.failed(SendTimeout(NOT_SENT, stored=False))
                 continue
             count = _fill(builder, parcel, now_ms, self._batching.batch_messages - builder.count)
@@ -244,7 +264,12 @@ class Accumulator:
     async def _deliver(self, batch: InFlight) -> None:
         try:
             outcome = await append_until(
-                self._endpoint, self._topic, batch, self._loop, broken=lambda: self._broken is not None
+                self._endpoint,
+                self._topic,
+                batch,
+                self._loop,
+                broken=lambda: self._broken is not None,
+                away=self._found_away,
             )
         except asyncio.CancelledError:
             batch.uncertain = True
@@ -252,6 +277,9 @@ class Accumulator:
                 UnknownFate("the producer was closed before the receipt came: look whether it is there")
             )
         del self._in_flight[batch]
+        if self._away and not any(other.away for other in self._in_flight):
+            self._away = False
+            self._owner.well(self)
         if isinstance(outcome, Appended):
             self._stored(batch, outcome)
         else:
@@ -259,8 +287,11 @@ class Accumulator:
         if self._broken is not None and not self._in_flight:
             self._mend()
         self._pump()
-        if self.delayed and not self.busy:
-            self._owner.resolved(self)
+
+    def _found_away(self) -> None:
+        if not self._away:
+            self._away = True
+            self._owner.in_trouble(self)
 
     def _stored(self, batch: InFlight, appended: Appended) -> None:
         again = appended.duplicate and batch.tries == 1  # a repeat of our own is not news to the caller
@@ -299,10 +330,12 @@ class Accumulator:
             self._sequence = first.sequence
         refused = sorted(self._refused, key=lambda batch: batch.number)
         self._broken, self._refused, self._uncertain = None, [], False
-        self._push_back([parcel for batch in refused for parcel in batch.parcels])
+        again = [parcel for batch in refused for parcel in batch.parcels]
+        for parcel in again:
+            parcel.call.left -= len(parcel.entries)
+        self._push_back(again)
         if any(batch.moved for batch in refused):
-            parcels = [self._pop() for _ in range(len(self._pending))]
-            self._owner.moved_away(self, parcels)
+            self._owner.moved_away(self, self.take_back())
 
     def _new_epoch(self) -> None:
         self._epoch, self._sequence = self._epoch + 1, 0
@@ -310,15 +343,21 @@ class Accumulator:
             self._producer_id, self._epoch = secrets.randbits(63), 0
 
     async def _fire(self, batch: InFlight) -> None:
-        """One-way: tried once, failures are only counted."""
+        """One-way: tried once where it belongs, failures are only counted."""
+        moved = False
         try:
-            await append(self._endpoint, self._topic, batch)
+            async with asyncio.timeout_at(max(batch.deadline, self._loop.time() + _ONE_WAY_SECONDS)):
+                await append(self._endpoint, self._topic, batch)
+        except MOVED:
+            moved = True
         except Exception as error:
             self._owner.one_way_failed(error, sum(len(p.entries) for p in batch.parcels))
         finally:
             del self._in_flight[batch]
-            for parcel in batch.parcels:
+            for parcel in () if moved else batch.parcels:
                 parcel.call.forgotten(parcel)
+        if moved:
+            self._owner.moved_away(self, [*batch.parcels, *self.take_back()])
         self._pump()
 
 

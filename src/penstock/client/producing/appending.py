@@ -30,7 +30,9 @@ from ...model.route import Range
 from ...store.contract import Appended
 from .parcel import Parcel, ids_of
 
-__all__ = ["Failed", "InFlight", "Refused", "append", "append_until", "pause"]
+__all__ = ["MOVED", "Failed", "InFlight", "Refused", "append", "append_until", "pause"]
+
+MOVED = (PartitionSealed, UnknownPartition, UnknownTopic)  # surely not stored: the route says where else
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
 
@@ -49,6 +51,7 @@ class InFlight:
     """A batch under way."""
 
     __slots__ = (
+        "away",
         "before",
         "data",
         "deadline",
@@ -82,6 +85,7 @@ class InFlight:
         self.tries = 0
         self.uncertain = False  # a try may have been stored, or may yet be
         self.moved = False  # its partition takes no more
+        self.away = False  # the store was away when it came, and it is being repeated
 
 
 async def append_until(
@@ -91,8 +95,10 @@ async def append_until(
     loop: asyncio.AbstractEventLoop,
     *,
     broken: Callable[[], bool],
+    away: Callable[[], None],
 ) -> Appended | Failed | Refused:
-    """`broken`: a batch before this one was given up, so a gap before it will not close.
+    """`broken`: a batch before this one was given up, so a gap before it will not close. `away` is told when
+    the store is away and the batch is to be repeated.
 
     Nor will one before a batch that is the first under way: the store has forgotten batches that it had
     confirmed (a volatile topic, and a crash).
@@ -115,6 +121,8 @@ async def append_until(
             outcome = _outcome(batch, error)
             if outcome is not None:
                 return outcome
+            if batch.away:
+                away()
         except Exception as error:  # not ours: nobody may be left waiting because of it
             return _surprised(batch, error)
         if not await _may_repeat(batch, loop):
@@ -132,7 +140,7 @@ async def append(endpoint: Endpoint, topic: str, batch: InFlight) -> Appended:
 
 def _outcome(batch: InFlight, error: PenstockError) -> Failed | Refused | None:
     """None: the same bytes again."""
-    if isinstance(error, PartitionSealed | UnknownPartition | UnknownTopic):
+    if isinstance(error, MOVED):
         batch.moved = True
         return Refused()
     if isinstance(error, UnknownProducer) and not batch.uncertain:
@@ -141,7 +149,7 @@ def _outcome(batch: InFlight, error: PenstockError) -> Failed | Refused | None:
     if isinstance(error, StoreFull | BacklogFull) and not batch.uncertain:
         return Failed(error)  # nothing was stored; waiting for space is the caller's choice
     if isinstance(error, StoreUnavailable):
-        batch.uncertain = True
+        batch.uncertain = batch.away = True
     if error.retriable:
         return None
     batch.uncertain = True

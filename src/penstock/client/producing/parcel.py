@@ -19,7 +19,7 @@ from ..codec import Entry, Packed
 from ..delay import as_datetime
 from ..message import Receipt
 
-__all__ = ["NOT_SENT", "Call", "Parcel", "ids_of"]
+__all__ = ["NOT_SENT", "Call", "OneWay", "Parcel", "ids_of"]
 
 NOT_SENT = "the time was over before the message left: nothing was stored, it may be sent again"
 
@@ -27,7 +27,7 @@ NOT_SENT = "the time was over before the message left: nothing was stored, it ma
 class Call:
     """One `send`, `post` or `send_many`: a future, and the receipts gathered so far."""
 
-    __slots__ = ("_error", "_missing", "_receipts", "_resolved", "_single", "deadline", "future")
+    __slots__ = ("_error", "_missing", "_receipts", "_resolved", "_single", "deadline", "future", "left")
 
     def __init__(
         self,
@@ -40,16 +40,16 @@ class Call:
     ) -> None:
         self.future = future
         self.deadline = deadline  # by the loop's clock
+        self.left = 0  # messages that left in a batch, and were not surely refused
         self._resolved = resolved  # is told how many messages and bytes are done with
         self._single = single
         self._missing = count
         self._receipts: list[Any] = []
         self._error: PenstockError | None = None
 
-    @property
-    def abandoned(self) -> bool:
-        """Its caller has gone: what was not sent yet need not be sent."""
-        return self.future.done()
+    def over(self, now: float) -> bool:
+        """Its caller has gone, or its time has: what was not sent yet is not to be sent."""
+        return self.deadline <= now or self.future.done()
 
     def stored(self, parcel: Parcel, found: list[Receipt]) -> None:
         if len(found) == self._missing and not self._receipts:
@@ -85,6 +85,30 @@ class Call:
             self.future.set_result([by_index[index] for index in range(len(by_index))])
         else:
             self.future.set_result(self._receipts)
+
+
+class OneWay(Call):
+    """A call that nobody waits for: what fails is only counted. It leaves however late it is."""
+
+    __slots__ = ("_lost",)
+
+    def __init__(
+        self,
+        future: asyncio.Future[Any],
+        count: int,
+        deadline: float,
+        resolved: Callable[[int, int], None],
+        lost: Callable[[Exception, int], None],
+    ) -> None:
+        super().__init__(future, count, deadline, resolved, single=False)
+        self._lost = lost
+
+    def over(self, now: float) -> bool:
+        return False
+
+    def failed(self, parcel: Parcel, error: PenstockError) -> None:
+        self._lost(error, len(parcel.entries))
+        self.forgotten(parcel)
 
 
 class Parcel:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
@@ -25,7 +24,7 @@ from ..delay import as_datetime, due_at
 from ..guard import Guard
 from ..message import Message, Receipt, Value
 from .accumulator import Accumulator, Batching
-from .parcel import NOT_SENT, Call, Parcel
+from .parcel import Call, OneWay, Parcel
 from .room import Room
 from .routing import Router
 
@@ -151,11 +150,11 @@ class Producer:
         slot = check_slot(slot)
         deadline = self._deadline(timeout)
         if not self._router.ready:
-            await _in_time(self._router.load(), deadline)
+            await self._in_time(self._router.load(), deadline)
         elif packed.ids is not None and self._router.stale:
-            await _in_time(self._router.look_again(), deadline)
+            await self._in_time(self._router.look_again(), deadline)
         if not self._room.try_take(packed.size):
-            await _in_time(self._room.take(packed.size), deadline)
+            await self._in_time(self._room.take(packed.size), deadline)
         if self._closed:
             self._room.give_back(packed.size)
             self._check()
@@ -163,15 +162,15 @@ class Producer:
 
     def _place(self, packed: Packed, slot: int | None, deadline: float, single: bool) -> Call:
         count = len(packed.entries)
-        confirm = self._batching.confirm
-        future: asyncio.Future[Any] = self._guard.loop.create_future() if confirm else self._never
-        call = Call(future, count, deadline, self._resolved, single=single)
+        told = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
+        call = told
+        if not self._batching.confirm:
+            call = OneWay(self._never, count, deadline, self._resolved, self.one_way_failed)
         self._unresolved += count
         for parcel in Parcel(call, packed, range(count), slot).by_due():
             self._router.place(parcel)
-        if confirm:
+        if call is told:
             return call
-        told = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
         unknown = self._unknown(packed)
         told.future.set_result(unknown[0] if single else unknown)
         return told
@@ -192,16 +191,25 @@ class Producer:
             async with asyncio.timeout_at(call.deadline):
                 return await call.future
         except TimeoutError:
+            if call.future.done() and not call.future.cancelled():
+                return call.future.result()
+            if not call.left:
+                raise self._router.too_late() from self._router.cause
             raise SendTimeout(
                 "no receipt within the time: it is not known whether the message was stored; look before "
                 "sending it again, or let the handler drop an id it has seen"
             ) from None
 
     def _deadline(self, timeout: Duration | None) -> float:
-        if not self._batching.confirm:
-            return math.inf
         ms = self._timeout_ms if timeout is None else duration_ms(timeout, name="timeout")
         return self._guard.loop.time() + ms / 1000
+
+    async def _in_time(self, waiting: Awaitable[None], deadline: float) -> None:
+        try:
+            async with asyncio.timeout_at(deadline):
+                await waiting
+        except TimeoutError:
+            raise self._router.too_late() from self._router.cause
 
     # ---- what accumulators report ----
 
@@ -217,6 +225,12 @@ class Producer:
 
     def resolved(self, accumulator: Accumulator) -> None:
         self._router.resolved(accumulator)
+
+    def in_trouble(self, accumulator: Accumulator) -> None:
+        self._router.in_trouble(accumulator)
+
+    def well(self, accumulator: Accumulator) -> None:
+        self._router.well(accumulator)
 
     def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
         self._router.moved_away(accumulator, parcels)
@@ -286,7 +300,7 @@ class Producer:
 
     async def __aenter__(self) -> Self:
         self._check()
-        await _in_time(self._router.load(), self._deadline(None))
+        await self._in_time(self._router.load(), self._deadline(None))
         return self
 
     async def __aexit__(
@@ -303,14 +317,6 @@ class Producer:
 def _unseen(future: asyncio.Future[Receipt]) -> bool:
     """It failed, and nobody awaited it: asyncio keeps this to complain about it."""
     return bool(getattr(future, "_log_traceback", False))
-
-
-async def _in_time(waiting: Awaitable[None], deadline: float) -> None:
-    try:
-        async with asyncio.timeout_at(None if math.isinf(deadline) else deadline):
-            await waiting
-    except TimeoutError:
-        raise SendTimeout(NOT_SENT, stored=False) from None
 
 
 def check_slot(slot: int | None) -> int | None:

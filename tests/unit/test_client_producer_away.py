@@ -1,0 +1,170 @@
+"""Producers while the store, or one of several, is away: who waits, for how long, and who goes elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+
+import pytest
+
+from penstock import ClosedError, Message, SendTimeout, StoreBusy
+from penstock.client.connection import Connection
+from tests.unit.changing_endpoint import AWAY, HIGH, LIMIT, LOW, Changing, turns
+from tests.unit.client_endpoint import failing, waiting
+
+BUSY = StoreBusy("busy")
+
+
+@pytest.fixture
+async def endpoint() -> Changing:
+    return Changing()
+
+
+@pytest.fixture
+async def mq(endpoint: Changing) -> AsyncIterator[Connection]:
+    async with Connection(endpoint) as connection:
+        yield connection
+
+
+# ---- a route that cannot be read now ----
+
+
+async def test_the_first_send_waits_for_the_route(mq: Connection, endpoint: Changing) -> None:
+    endpoint.on["route"].extend([failing(AWAY), failing(BUSY), failing(AWAY)])
+    receipts = await asyncio.gather(*(mq.send("orders", b"%d" % i, key=LOW) for i in range(3)))
+    assert [receipt.offset for receipt in receipts] == [0, 1, 2]
+    assert endpoint.count("route") == 4  # once for all
+
+
+async def test_it_fails_at_its_own_deadline_and_names_the_cause(mq: Connection, endpoint: Changing) -> None:
+    endpoint.route_away = True
+    patient = asyncio.ensure_future(mq.send("orders", b"patient", timeout=LIMIT))
+    with pytest.raises(SendTimeout, match=r"nothing was stored.*database is away") as caught:
+        await mq.send("orders", b"a", timeout="30ms")
+    assert caught.value.details["stored"] is False
+    assert caught.value.__cause__ is AWAY
+    assert not patient.done()
+    endpoint.route_away = False
+    await patient
+    assert endpoint.log == [b"patient"]
+
+
+async def test_nobody_asks_for_the_route_when_nobody_waits(mq: Connection, endpoint: Changing) -> None:
+    endpoint.route_away = True
+    with pytest.raises(SendTimeout):
+        await mq.send("orders", b"a", timeout="5ms")
+    loading = mq._shared["orders"]._router._loading
+    if loading is not None:
+        await asyncio.wait_for(asyncio.wait((loading,)), LIMIT)
+    asked = endpoint.count("route")
+    await asyncio.sleep(0.03)
+    assert endpoint.count("route") == asked
+
+
+async def test_entering_a_producer_waits_too(mq: Connection, endpoint: Changing) -> None:
+    endpoint.on["route"].append(failing(BUSY))
+    async with mq.producer("orders") as producer:
+        await producer.send(b"a")
+    endpoint.route_away = True
+    with pytest.raises(SendTimeout, match="away"):
+        async with mq.producer("orders", timeout="20ms"):
+            pass
+
+
+async def test_closing_ends_who_waits_for_the_route(endpoint: Changing) -> None:
+    endpoint.route_away = True
+    mq = Connection(endpoint)
+    sending = asyncio.ensure_future(mq.send("orders", b"a", timeout=LIMIT))
+    await endpoint.until_called("route")
+    await asyncio.wait_for(mq.close(), 3)
+    with pytest.raises(ClosedError, match="nothing was stored"):
+        await sending
+
+
+async def test_a_one_way_post_waits_no_longer_than_its_timeout(mq: Connection, endpoint: Changing) -> None:
+    endpoint.route_away = True
+    producer = mq.producer("orders", confirm=False, timeout="20ms")
+    with pytest.raises(SendTimeout, match="away"):
+        await producer.post(b"a")
+    await asyncio.wait_for(producer.close(), 3)
+
+
+# ---- a partition in trouble (R22) ----
+
+
+async def until_away(mq: Connection, endpoint: Changing) -> asyncio.Future[object]:
+    """A message of partition 1 that is being repeated, since its store is away."""
+    await mq.send_many("orders", [Message(b"0", key=LOW), Message(b"0", key=HIGH)])
+    endpoint.away = {1}
+    stuck: asyncio.Future[object] = asyncio.ensure_future(mq.send("orders", b"stuck", key=LOW))
+    await endpoint.until_called("append", 2)
+    return stuck
+
+
+async def test_messages_without_a_key_pass_over_a_partition_in_trouble(
+    mq: Connection, endpoint: Changing
+) -> None:
+    stuck = await until_away(mq, endpoint)
+    singles = [await asyncio.wait_for(mq.send("orders", b"a"), LIMIT) for _ in range(4)]
+    lists = [await asyncio.wait_for(mq.send_many("orders", [Message(b"b")] * 3), LIMIT) for _ in range(4)]
+    mixed = [Message(b"c"), Message(b"c", key=HIGH)]
+    lists.append(await asyncio.wait_for(mq.send_many("orders", mixed), LIMIT))
+    assert {receipt.partition for receipt in [*singles, *(r for one in lists for r in one)]} == {1}
+    assert not stuck.done()
+    endpoint.away = set()
+    await asyncio.wait_for(stuck, LIMIT)
+    assert {(await mq.send("orders", b"d")).partition for _ in range(4)} == {0, 1}  # its turn again
+
+
+async def test_if_all_are_in_trouble_they_take_turns(mq: Connection, endpoint: Changing) -> None:
+    stuck = [await until_away(mq, endpoint)]
+    endpoint.away = {1, 2}
+    stuck.append(asyncio.ensure_future(mq.send("orders", b"stuck too", key=HIGH)))
+    await turns()
+    keyless = [asyncio.ensure_future(mq.send("orders", b"%d" % i)) for i in range(4)]
+    await turns()
+    assert not any(future.done() for future in keyless)
+    endpoint.away = set()
+    await asyncio.wait_for(asyncio.gather(*stuck, *keyless), LIMIT)
+    assert sorted(endpoint.log[2:]) == sorted([b"stuck", b"stuck too", *(b"%d" % i for i in range(4))])
+
+
+async def test_what_is_queued_without_a_key_goes_elsewhere(mq: Connection, endpoint: Changing) -> None:
+    gate = asyncio.Event()
+    endpoint.away = {1}
+    async with mq.producer("orders", batch_messages=10) as producer:
+        await producer.send(b"0", key=HIGH)
+        endpoint.on["append"].extend([waiting(gate)] * 2)
+        tried = []
+        for i in range(2):  # two batches under way to partition 1, no more may leave
+            tried.append(await producer.post(b"tried %d" % i, key=LOW))
+            await turns()
+        keyed = await producer.post(b"keyed", key=LOW)
+        producer._router._turns._at = 0
+        queued = [await producer.post(b"%d" % i) for i in range(3)]
+        assert endpoint.count("append") == 3
+        gate.set()
+        receipts = await asyncio.wait_for(asyncio.gather(*queued), LIMIT)
+        assert {receipt.partition for receipt in receipts} == {1}
+        assert not any(future.done() for future in [*tried, keyed])
+        endpoint.away = set()
+    assert endpoint.values(1) == [b"tried 0", b"tried 1", b"keyed"]
+
+
+# ---- leaving ----
+
+
+async def test_closing_while_the_route_is_away_ends_with_the_deadlines(endpoint: Changing) -> None:
+    mq = Connection(endpoint)
+    producer = mq.producer("orders", timeout="100ms")
+    await producer.send(b"0", key=LOW)
+    endpoint.seal(1)
+    endpoint.route_away, endpoint.away = True, {2}
+    futures = [await producer.post(b"1", key=LOW), await producer.post(b"2", key=HIGH)]
+    began = time.monotonic()
+    with pytest.raises(ExceptionGroup, match="2 posts"):
+        await asyncio.wait_for(producer.close(), 3)
+    await asyncio.wait_for(mq.close(), 3)
+    assert time.monotonic() - began < 3
+    assert all(future.done() for future in futures)
