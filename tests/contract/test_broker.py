@@ -355,7 +355,8 @@ async def test_redrive_is_for_that_group_alone_and_can_be_repeated(broker: Broke
     token, _ = await poll(broker)
     verdicts = (Verdict("ack", 0, 1), Verdict("dead", 2, 3, reason="bad"), Verdict("ack", 4, 4))
     await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])
-    assert await broker.redrive("orders", "billing", [1]) == 1
+    [letters] = await broker.dead_letters("orders", "billing", 10)
+    assert await broker.redrive("orders", "billing", [(letters.partition_id, 1)]) == 1
     assert await broker.redrive("orders", "billing", None) == 1
     assert await broker.redrive("orders", "billing", None) == 0
     _, reply = await poll(broker)
@@ -370,7 +371,10 @@ async def test_discarded_letters_are_gone(broker: Broker) -> None:
     await broker.append("orders", there, batch(4))
     token, _ = await poll(broker)
     await broker.settle("orders", "billing", [Settle("orders", there, token, (Verdict("dead", 0, 3),))])
-    assert await broker.discard("orders", "billing", [0, 2]) == 2
+    [letters] = await broker.dead_letters("orders", "billing", 10)
+    assert (
+        await broker.discard("orders", "billing", [(letters.partition_id, 0), (letters.partition_id, 2)]) == 2
+    )
     (letters,) = await broker.dead_letters("orders", "billing", 10)
     assert letters.open == ((1, 1), (3, 3))
     assert await broker.discard("orders", "billing", None) == 2

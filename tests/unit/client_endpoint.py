@@ -357,10 +357,10 @@ class FakeEndpoint:
     async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
         raise NotImplementedError
 
-    async def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
+    async def redrive(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         raise NotImplementedError
 
-    async def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
+    async def discard(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         raise NotImplementedError
 
 

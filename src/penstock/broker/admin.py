@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from ..errors import TopicExists
 from ..model.names import base_of, check_topic, is_internal, owner
+from ..model.route import Route
 from ..model.settings import Start, TopicSettings
-from ..store.contract import Backlog, Group, Store, Topic
+from ..store.contract import Backlog, Group, Peek, Store, Topic
 from .catalog import CatalogCache
 from .endpoint import Lag, PartitionLag, TopicInfo
 
@@ -43,13 +44,13 @@ class Admin:
         return self._topic_info(self._store.catalog.topic(name), self._store.schedule.delayed())
 
     def _topic_info(self, topic: Topic, delayed: Mapping[int, int]) -> TopicInfo:
-        bounds = self._store.log.bounds(r.partition_id for r in topic.route.ranges)
+        bounds = self._store.log.bounds(r.partition_id for r in topic.route.partitions)
         return TopicInfo(
             name=topic.name,
             partitions=len(topic.route.ranges),
             settings=topic.settings,
             created_at=topic.created_at,
-            messages=sum(b.end - b.start for b in bounds.values()),
+            messages=sum(b.messages for b in bounds.values()),
             groups=tuple(
                 g.name
                 for g in self._store.catalog.groups(topic.name)
@@ -82,12 +83,13 @@ class Admin:
         """Delayed messages first: those that come due meanwhile are in the log by then."""
         topic = self._store.catalog.topic(name)
         delayed = self._store.schedule.purge(topic.id)
-        ids = [r.partition_id for r in topic.route.ranges]
-        before = self._store.log.bounds(ids)
-        return delayed + sum(self._store.log.trim(pid, before[pid].end) - before[pid].start for pid in ids)
+        before = self._store.log.bounds(r.partition_id for r in topic.route.partitions)
+        for partition_id, edges in before.items():
+            self._store.log.trim(partition_id, edges.end)
+        return delayed + sum(edges.messages for edges in before.values())
 
     def resolve(self, topic: str, start: Start) -> dict[int, int]:
-        ranges = self._catalog.topic(topic).route.ranges
+        ranges = self._catalog.topic(topic).route.partitions
         bounds = self._store.log.bounds(r.partition_id for r in ranges)
         named = dict(start.offsets)
         found = {}
@@ -126,21 +128,31 @@ class Admin:
     def _lag(self, topic: str, group: str) -> Lag:
         rows = []
         for source, reader in self._catalog.sources(topic, group):
-            numbers = {r.partition_id: r.partition for r in source.route.ranges}
-            holders = self._holders(reader, list(numbers))
+            numbers = {r.partition_id: r.partition for r in source.route.partitions}
+            peeks, now = self._store.progress.peek(reader, list(numbers)), self._store.now_ms()
             for backlog in self._store.progress.backlog(reader, list(numbers)):
-                holder = holders.get(backlog.partition_id, "")
-                rows.append(_partition_lag(source.name, numbers[backlog.partition_id], backlog, holder))
+                peek = peeks.get(backlog.partition_id)
+                if backlog.sealed and (backlog.committed >= backlog.end or (peek and peek.drained)):
+                    continue  # read to its end
+                row = _partition_lag(source.name, numbers[backlog.partition_id], backlog)
+                holder = peek.holder.member if peek and peek.holder.until > now else ""
+                waits_for = _waits_for(source.route, reader, backlog.partition_id, peeks)
+                rows.append(
+                    replace(row, holder=holder, waits_for=tuple(sorted(numbers[p] for p in waits_for)))
+                )
         return Lag(topic, group, tuple(rows), _total(topic, rows))
 
-    def _holders(self, group: Group, partition_ids: Sequence[int]) -> dict[int, str]:
-        """Ordered groups: who holds which partition now."""
-        now, peeks = self._store.now_ms(), self._store.progress.peek(group, partition_ids)
-        return {p: peek.holder.member for p, peek in peeks.items() if peek.holder.until > now}
+
+def _waits_for(route: Route, group: Group, partition_id: int, peeks: Mapping[int, Peek]) -> list[int]:
+    """Ordered groups: what is to be read before this partition is begun (I10)."""
+    if group.settings.mode != "ordered" or partition_id in peeks:
+        return []
+    before = route.predecessors.get(partition_id, ())
+    return [one for one in before if one not in peeks or not peeks[one].drained]
 
 
-def _partition_lag(topic: str, number: int, b: Backlog, holder: str = "") -> PartitionLag:
-    messages = max(0, b.end - b.cursor) + b.unsettled
+def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
+    messages = b.messages
     return PartitionLag(
         topic=topic,
         partition=number,
@@ -154,8 +166,8 @@ def _partition_lag(topic: str, number: int, b: Backlog, holder: str = "") -> Par
         arrival_per_s=b.arrival_per_s,
         drain_per_s=b.drain_per_s,
         drain_eta_s=_eta(messages, b.drain_per_s, b.arrival_per_s),
-        holder=holder,
         stopped=b.stopped,
+        sealed=b.sealed,
     )
 
 

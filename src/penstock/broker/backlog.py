@@ -84,7 +84,7 @@ class BacklogGate:
     # ---- in a worker thread ----
 
     def _measure(self, topic: Topic) -> _Measured:
-        places = [piece.partition_id for piece in topic.route.ranges]
+        places = [piece.partition_id for piece in topic.route.partitions]
         groups = readers(self._store.catalog.groups(topic.name))
         committed = self._store.usage.committed(groups, places)
         bounds = self._store.log.bounds(places)

@@ -7,11 +7,13 @@ are still there. Redrive moves them to the group's own retry topic, which that g
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from ..errors import GateClosed, UnknownPartition, UsageError
 from ..model.delivery import Ask, Kind, Settlement, Span
 from ..model.names import REDRIVE_GROUP
+from ..model.route import Range
 from ..store.contract import Granted, Group, Store, Topic
 from .catalog import CatalogCache
 from .deliveries import Deliveries, Departure, new_stamp
@@ -23,6 +25,21 @@ __all__ = ["DeadLetterOffice"]
 _CHUNK = 500  # messages moved in one batch
 
 
+Spot = tuple[int, int]
+"""A letter: partition id and offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Letters of one partition, in the hands of whoever redrives or discards them."""
+
+    reader: Group
+    piece: Range
+    granted: Granted
+    token: int
+    control: int  # 1 if the control batch that seals the partition is among them: it is no letter
+
+
 class DeadLetterOffice:
     """Blocking; run in worker threads."""
 
@@ -32,23 +49,26 @@ class DeadLetterOffice:
         self._deliveries = deliveries
 
     def letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
-        return [self._letters(box, limit) for _, box in self._boxes(topic, group)]
+        return [
+            self._letters(box, piece, limit)
+            for _, box in self._boxes(topic, group)
+            for piece in box.route.partitions
+        ]
 
-    def _letters(self, box: Topic, limit: int) -> DeadLetters:
-        place = box.route.ranges[0]
-        spans = self._open(box, limit)
-        batches = [b for span in spans for b in self._deliveries.read_span(place.partition_id, *span)]
+    def _letters(self, box: Topic, piece: Range, limit: int) -> DeadLetters:
+        spans = self._open(box, piece.partition_id, limit)
+        batches = [b for span in spans for b in self._deliveries.read_span(piece.partition_id, *span)]
         unique = {b.base_offset: b for b in batches}
         return DeadLetters(
-            box.name, place.partition, place.partition_id, tuple(spans), tuple(unique.values())
+            box.name, piece.partition, piece.partition_id, tuple(spans), tuple(unique.values())
         )
 
     def _boxes(
-        self, topic: str, group: str, offsets: Sequence[int] | None = None
+        self, topic: str, group: str, spots: Sequence[Spot] | None = None
     ) -> list[tuple[Group, Topic]]:
         """The group and its dead-letter topic, if it ever had a dead letter; in a broadcast group many."""
         readers = self._catalog.readers(topic, group)
-        if offsets is not None and [reader.name for reader in readers] != [group]:
+        if spots is not None and [reader.name for reader in readers] != [group]:
             raise UsageError(
                 f"group {group!r} is a broadcast group, and each member has its own dead letters: name the "
                 f"member whose you mean, such as {group + '@ann'!r}; groups() lists them"
@@ -56,9 +76,8 @@ class DeadLetterOffice:
         found = ((reader, self._catalog.dead_letters(topic, reader.name)) for reader in readers)
         return [(reader, box) for reader, box in found if box is not None]
 
-    def _open(self, letters: Topic, limit: int) -> list[Span]:
+    def _open(self, letters: Topic, place: int, limit: int) -> list[Span]:
         """Spans of letters still there, up to `limit` messages."""
-        place = letters.route.ranges[0].partition_id
         reader = self._store.catalog.group(letters.name, REDRIVE_GROUP)
         backlog = self._store.progress.backlog(reader, [place], open_spans=limit)[0]
         spans: list[Span] = []
@@ -70,28 +89,28 @@ class DeadLetterOffice:
                 left -= last - first + 1
         return spans
 
-    def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> tuple[int, list[Departure]]:
+    def redrive(self, topic: str, group: str, spots: Sequence[Spot] | None) -> tuple[int, list[Departure]]:
         """Stamp the letters for the group's retry topic; the mover does the rest."""
         done = [
-            self._redrive(topic, own.name, box, offsets) for own, box in self._boxes(topic, group, offsets)
+            self._redrive(topic, own.name, taken)
+            for own, box in self._boxes(topic, group, spots)
+            for taken in self._take(box, spots)
         ]
         return sum(count for count, _ in done), [leaving for _, leaving in done]
 
-    def _redrive(
-        self, topic: str, group: str, letters: Topic, offsets: Sequence[int] | None
-    ) -> tuple[int, Departure]:
+    def _redrive(self, topic: str, group: str, taken: _Taken) -> tuple[int, Departure]:
         target = make_retry_topic(self._catalog, self._store.catalog.group(topic, group))
-        reader, place, taken, token = self._take(letters, offsets)
-        held = [(d.first, d.last) for d in taken.deliveries]
+        held = [(d.first, d.last) for d in taken.granted.deliveries]
         moves = [
             Settlement(Kind.MOVE, low, min(low + _CHUNK - 1, last), stamp=new_stamp(target))
             for first, last in held
             for low in range(first, last + 1, _CHUNK)
         ]
-        done = self._store.progress.settle(reader, place, token, moves)
-        number = letters.route.ranges[0].partition
-        leaving = taken.leaving + done.leaving
-        return sum(d.size for d in leaving), Departure(reader, number, place, leaving)
+        place = taken.piece.partition_id
+        done = self._store.progress.settle(taken.reader, place, taken.token, moves)
+        leaving = taken.granted.leaving + done.leaving
+        count = sum(d.size for d in leaving) - taken.control
+        return count, Departure(taken.reader, taken.piece.partition, place, leaving)
 
     def restart_stopped(self, topic: str, group: str) -> int:
         """Ordered groups: what stopped its key begins anew; returns how many messages that are."""
@@ -109,21 +128,29 @@ class DeadLetterOffice:
         except (GateClosed, UnknownPartition):  # not begun yet, or gone: nothing has stopped there
             return 0
 
-    def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
-        return sum(self._discard(box, offsets) for _, box in self._boxes(topic, group, offsets))
+    def discard(self, topic: str, group: str, spots: Sequence[Spot] | None) -> int:
+        boxes = self._boxes(topic, group, spots)
+        return sum(self._discard(taken) for _, box in boxes for taken in self._take(box, spots))
 
-    def _discard(self, letters: Topic, offsets: Sequence[int] | None) -> int:
-        reader, place, taken, token = self._take(letters, offsets)
-        acks = [Settlement(Kind.ACK, d.first, d.last) for d in taken.deliveries]
-        self._store.progress.settle(reader, place, token, acks)
-        return sum(d.size for d in taken.deliveries)
+    def _discard(self, taken: _Taken) -> int:
+        acks = [Settlement(Kind.ACK, d.first, d.last) for d in taken.granted.deliveries]
+        self._store.progress.settle(taken.reader, taken.piece.partition_id, taken.token, acks)
+        return sum(d.size for d in taken.granted.deliveries) - taken.control
 
-    def _take(self, letters: Topic, offsets: Sequence[int] | None) -> tuple[Group, int, Granted, int]:
-        place = letters.route.ranges[0].partition_id
+    def _take(self, letters: Topic, spots: Sequence[Spot] | None) -> Iterator[_Taken]:
+        """Of each partition of the box what is asked for, as far as it is there."""
         reader = self._store.catalog.group(letters.name, REDRIVE_GROUP)
-        end = self._store.log.bounds([place])[place].end
-        spans = [(0, end - 1)] if offsets is None else [(offset, offset) for offset in sorted(set(offsets))]
-        token = secrets.randbits(62) + 1
-        ask = Ask(member="redrive", token=token, messages=end, end=end)
-        taken = self._store.progress.seize(reader, place, ask, spans) if end else Granted(())
-        return reader, place, taken, token
+        for piece in letters.route.partitions:
+            place = piece.partition_id
+            edges = self._store.log.bounds([place])[place]
+            spans = [(0, edges.end - 1)]
+            if spots is not None:
+                spans = [(offset, offset) for of, offset in sorted(set(spots)) if of == place]
+            if not edges.end or not spans:
+                continue
+            token = secrets.randbits(62) + 1
+            ask = Ask(member="redrive", token=token, messages=edges.end, end=edges.end)
+            granted = self._store.progress.seize(reader, place, ask, spans)
+            taken = [*granted.deliveries, *granted.leaving]
+            control = edges.sealed and any(d.last == edges.end - 1 for d in taken)
+            yield _Taken(reader, piece, granted, token, int(control))

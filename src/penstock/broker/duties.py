@@ -14,6 +14,7 @@ from typing import Protocol
 from ..config import Limits
 from ..errors import PenstockError, UnknownGroup, UnknownPartition, UnknownTopic
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
+from ..model.route import Route
 from ..store.contract import Group, Store, Topic
 from .catalog import readers
 from .groups import TOUCH_MS
@@ -52,7 +53,7 @@ class Retention:
 
     def _drop(self, topic: Topic) -> None:
         groups = readers(self._store.catalog.groups(topic.name))
-        places = [piece.partition_id for piece in topic.route.ranges]
+        places = [piece.partition_id for piece in topic.route.partitions]
         committed = self._store.usage.committed(groups, places)
         for partition_id in places:
             if topic.settings.volatile:
@@ -60,6 +61,15 @@ class Retention:
             needed = min((committed[group.id][partition_id] for group in groups), default=None)
             self._trim(topic, partition_id, needed)
             sweep(self._store, partition_id, self._limits, self._ids_from(topic))
+        for piece in topic.route.sealed:
+            self._remove(piece.partition_id)
+
+    def _remove(self, partition_id: int) -> None:
+        """A sealed partition whose last batch is gone goes as a whole (R26)."""
+        edges = self._store.log.bounds([partition_id])[partition_id]
+        empty = edges.start == edges.end
+        if empty and not self._store.log.read(partition_id, 0, max_messages=1, max_bytes=1):
+            self._store.routes.remove(partition_id)
 
     def _ids_from(self, topic: Topic) -> int | None:
         """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
@@ -70,14 +80,26 @@ class Retention:
         """`needed` is the lowest offset that a group has not settled; None: there is no group."""
         settings = topic.settings
         before = self._store.now_ms() - settings.retention_ms if settings.retention_ms else 0
-        limit = self._store.log.expire_by_limits(
-            partition_id, before_ms=before, keep_bytes=settings.retention_bytes
-        )
+        keep_bytes = settings.retention_bytes
+        if keep_bytes and (newer := _newer(topic.route, partition_id)):  # what follows it counts too
+            starts = {one: edges.start for one, edges in self._store.log.bounds(newer).items()}
+            keep_bytes = max(1, keep_bytes - self._store.usage.bytes_from([starts])[0])
+        limit = self._store.log.expire_by_limits(partition_id, before_ms=before, keep_bytes=keep_bytes)
         start = limit if settings.keep == "limits" or needed is None else min(limit, needed)
         if settings.drop_settled and needed is not None:
             start = max(start, needed)
         if start > self._store.log.bounds([partition_id])[partition_id].start:
             self._store.log.trim(partition_id, start)
+
+
+def _newer(route: Route, partition_id: int) -> set[int]:
+    """All partitions that follow a sealed one."""
+    newer: set[int] = set()
+    for piece in route.partitions:  # whatever follows comes later
+        before = route.predecessors.get(piece.partition_id, ())
+        if any(one == partition_id or one in newer for one in before):
+            newer.add(piece.partition_id)
+    return newer
 
 
 class ExpireGroups:
@@ -131,9 +153,8 @@ class ExpireGroups:
             reader = self._store.catalog.group(box.name, REDRIVE_GROUP)
         except (UnknownTopic, UnknownGroup):
             return 0
-        places = [piece.partition_id for piece in box.route.ranges]
-        found = self._store.progress.backlog(reader, places)
-        return sum(max(0, b.end - b.cursor) + b.unsettled for b in found)
+        places = [piece.partition_id for piece in box.route.partitions]
+        return sum(found.messages for found in self._store.progress.backlog(reader, places))
 
 
 class DropLogs:

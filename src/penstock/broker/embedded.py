@@ -258,7 +258,7 @@ class Broker:
         while True:
             with self._waiters.listening([("partition", partition_id)]) as news:
                 fetched = await self._in_thread(self._fetch, partition_id, offset, max_messages, max_bytes)
-                if fetched.batches or self._loop.time() >= deadline or self._closed:
+                if fetched.batches or fetched.sealed or self._loop.time() >= deadline or self._closed:
                     return fetched
                 await _wait(news, deadline - self._loop.time())
 
@@ -270,7 +270,7 @@ class Broker:
         )
         if start < bounds.end and not (found and found[0].base_offset <= start):
             bounds = self._skip_lost(partition_id, bounds)
-        return Fetched(tuple(found), bounds.start, bounds.end)
+        return Fetched(tuple(found), bounds.start, bounds.end, bounds.sealed)
 
     def _skip_lost(self, partition_id: int, bounds: Bounds) -> Bounds:
         """A crash may empty a volatile log: nobody is to wait for what was in it (R3)."""
@@ -414,16 +414,16 @@ class Broker:
     async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
         return await self._in_thread(self._letters.letters, topic, group, limit)
 
-    async def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
-        count, departures = await self._in_thread(self._letters.redrive, topic, group, offsets)
-        if offsets is None:
+    async def redrive(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
+        count, departures = await self._in_thread(self._letters.redrive, topic, group, spots)
+        if spots is None:
             count += await self._in_thread(self._letters.restart_stopped, topic, group)
         await self._depart(departures, dead=False)
         self._waiters.notify_all()
         return count
 
-    async def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
-        return await self._in_thread(self._letters.discard, topic, group, offsets)
+    async def discard(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
+        return await self._in_thread(self._letters.discard, topic, group, spots)
 
 
 def _keys(sources: Sequence[Source]) -> list[Key]:

@@ -82,6 +82,7 @@ class Fetched:
     batches: tuple[StoredBatch, ...]
     start: int
     end: int
+    sealed: bool = False  # nothing will come after `end`
 
 
 # ---- deliveries ----
@@ -201,6 +202,8 @@ class PartitionLag:
     drain_eta_s: float | None  # None: not draining at these rates
     holder: str = ""  # ordered groups: the member that holds the partition
     stopped: int = 0  # ordered groups: messages that hold their key until they are redriven (R23)
+    sealed: bool = False  # takes no more messages: its successors do
+    waits_for: tuple[int, ...] = ()  # ordered groups: partitions to be read to their end before this one
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,10 +292,10 @@ class Endpoint(Protocol):
 
     # dead letters
     async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]: ...
-    async def redrive(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
+    async def redrive(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         """Hand dead letters (by offset in the dead-letter topic; None: all) back to that group alone."""
 
-    async def discard(self, topic: str, group: str, offsets: Sequence[int] | None) -> int:
+    async def discard(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         """Throw dead letters away."""
 
     def now_ms(self) -> int: ...

@@ -3,18 +3,20 @@ retries that are far away, through the schedule, to the group's retry topic (I17
 
 The two are not one transaction. The delivery was stamped, durably, with the identity of the append
 (I12); the mover appends under that identity and then settles the delivery. Whoever finds a stamped
-delivery whose mover went away does the same again: the append recognises a repeat by its sequence.
+delivery whose mover went away does the same again: the append recognises a repeat by its sequence. A target
+that was sealed meanwhile, without the message, is replaced by its successor: the delivery is stamped again.
 """
 
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from ..errors import PenstockError
+from ..errors import PartitionSealed, PenstockError
 from ..model.batch import BatchBuilder, Record, records
-from ..model.delivery import Delivery, Kind, Settlement
+from ..model.delivery import Delivery, Kind, Settlement, Stamp
 from ..store.contract import Append, Appended, Group, Store, StoredBatch
 
 __all__ = ["Mover", "attempts_used"]
@@ -72,13 +74,30 @@ class Mover:
                     elif dead:
                         headers += _death(record, delivery, now)
                     builder.append(record.timestamp, record.key, record.value, headers)
-        if builder.count:
-            batch_bytes = builder.build(delivery.stamp.producer_id, 0, 0)
+        while builder.count:
             stamp = delivery.stamp
-            await self._append(Append(stamp.partition_id, batch_bytes, due_at=stamp.due_at))
+            batch_bytes = builder.build(stamp.producer_id, 0, 0)
+            try:
+                await self._append(Append(stamp.partition_id, batch_bytes, due_at=stamp.due_at))
+                break
+            except PartitionSealed:
+                again = await self._in_thread(self._restamp, group, partition_id, delivery)
+            if again is None:
+                return 0  # somebody else moves it
+            delivery = again
+            assert delivery.stamp is not None, "it was stamped again"
         ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
         await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
         return builder.count
+
+    def _restamp(self, group: Group, partition_id: int, delivery: Delivery) -> Delivery | None:
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        target = delivery.stamp.partition_id
+        for topic in self._store.catalog.topics():
+            if any(piece.partition_id == target for piece in topic.route.sealed):
+                stamp = Stamp(secrets.randbits(62), topic.route.ranges[0].partition_id, delivery.stamp.due_at)
+                return self._store.progress.restamp(group, partition_id, delivery, stamp)
+        raise PartitionSealed("its target is sealed and has no successor yet")
 
 
 def _origin(record: Record, topic: str, partition: int, partition_id: int) -> Headers:

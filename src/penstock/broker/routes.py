@@ -18,21 +18,19 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ..errors import PenstockError, RouteConflict, StoreError, UnknownPartition, UnknownTopic
+from ..errors import InvalidSetting, PenstockError, RouteConflict, StoreError, UnknownPartition, UnknownTopic
 from ..model import route as routes
 from ..model.batch import build_control
-from ..model.route import Change, Draft, Route
+from ..model.names import is_internal
+from ..model.route import SEAL, Change, Draft, Route
 from ..store.contract import Store
 from .catalog import CatalogCache
 
-__all__ = ["SEALED", "FinishChanges", "RouteChanges"]
+__all__ = ["FinishChanges", "RouteChanges"]
 
 _log = logging.getLogger("penstock.broker")
 
 T = TypeVar("T")
-
-SEALED = 1
-"""The kind of the control batch that is the last one of a partition."""
 
 _TRIES_S = 3.0  # a step that a store refuses is tried for so long before the change is turned back
 _PAUSE_S = 0.02
@@ -49,6 +47,10 @@ class RouteChanges:
     # ---- what people ask for ----
 
     def split(self, topic: str, partition: int, at: int | None) -> Route:
+        if is_internal(topic):
+            raise InvalidSetting(
+                f"topic {topic!r} belongs to a group and keeps its one partition; it can be moved, not split"
+            )
         return self._change(routes.split(self._route(topic), partition, at))
 
     def merge(self, topic: str, one: int, other: int) -> Route:
@@ -129,7 +131,7 @@ class RouteChanges:
 
     def _seal(self, partition_id: int, change: Change) -> None:
         payload = f"{change.topic}:{change.version}".encode()
-        batch = build_control(SEALED, payload, timestamp=self._store.now_ms())
+        batch = build_control(SEAL, payload, timestamp=self._store.now_ms())
         self._repeat(lambda: self._store.log.seal(partition_id, batch))
 
     def _repeat(self, step: Callable[[], T]) -> T:

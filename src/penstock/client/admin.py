@@ -246,16 +246,16 @@ class Admin:
     async def redrive(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
         """Hand dead letters back to that group alone; returns how many."""
         self._guard.check()
-        offsets = None if ids is None else await self._offsets(topic, group, ids)
-        return await self._explained(topic, self._endpoint.redrive(topic, group, offsets))
+        spots = None if ids is None else await self._spots(topic, group, ids)
+        return await self._explained(topic, self._endpoint.redrive(topic, group, spots))
 
     async def discard_dead_letters(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
         """Throw dead letters away; returns how many."""
         self._guard.check()
-        offsets = None if ids is None else await self._offsets(topic, group, ids)
-        return await self._explained(topic, self._endpoint.discard(topic, group, offsets))
+        spots = None if ids is None else await self._spots(topic, group, ids)
+        return await self._explained(topic, self._endpoint.discard(topic, group, spots))
 
-    async def _offsets(self, topic: str, group: str, ids: Iterable[str]) -> list[int]:
+    async def _spots(self, topic: str, group: str, ids: Iterable[str]) -> list[tuple[int, int]]:
         if isinstance(ids, str | bytes):
             raise InvalidSetting(f"ids is a list of message ids, such as [{ids!r}]")
         wanted = set(ids)
@@ -268,7 +268,7 @@ class Admin:
                 "dead_letters() lists those it has; nothing was changed",
                 ids=sorted(map(str, unknown)),
             )
-        return sorted(letter._position for letter in letters if letter.id in wanted)
+        return sorted((letter._partition_id, letter._position) for letter in letters if letter.id in wanted)
 
     # ---- help ----
 
@@ -344,6 +344,7 @@ def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
         reason=text("reason"),
         attempts=int(text("attempts") or 0),
         dead_at=int(text("dead-at") or 0),
+        _partition_id=message._delivery.partition_id,
         _position=message._position,
     )
 

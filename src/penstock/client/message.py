@@ -199,7 +199,8 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reason: str
     attempts: int
     dead_at: int  # milliseconds since 1970
-    _position: int = -1  # offset in the dead-letter topic
+    _partition_id: int = -1  # where it is in the dead-letter topic
+    _position: int = -1
 
 
 def _short(value: Any) -> str:

@@ -22,9 +22,24 @@ from typing import Literal
 from ..config import SLOTS
 from ..errors import InvalidSetting, UnknownPartition
 
-__all__ = ["Change", "Draft", "Kind", "Range", "Route", "even_ranges", "merge", "move", "renew", "split"]
+__all__ = [
+    "SEAL",
+    "Change",
+    "Draft",
+    "Kind",
+    "Range",
+    "Route",
+    "even_ranges",
+    "merge",
+    "move",
+    "renew",
+    "split",
+]
 
 Kind = Literal["split", "merge", "move", "renew"]
+
+SEAL = 1
+"""The kind of the control batch that is the last one of a sealed partition (R26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +93,23 @@ class Route:
         for piece in self.ranges:
             if piece.partition == number:
                 return piece
-        known = ", ".join(str(r.partition) for r in self.ranges)
-        raise UnknownPartition(f"topic {self.topic!r} has no partition {number}; it has {known}")
+        raise self._unknown(number, self.ranges)
+
+    def readable(self, number: int) -> Range:
+        """One that takes messages, or a sealed one whose messages are still there."""
+        for piece in self.partitions:
+            if piece.partition == number:
+                return piece
+        raise self._unknown(number, self.partitions)
+
+    def _unknown(self, number: int, there: Sequence[Range]) -> UnknownPartition:
+        known = ", ".join(str(r.partition) for r in there)
+        was = next((r for r in self.sealed if r.partition == number), None)
+        if was is not None:
+            return UnknownPartition(
+                f"{was} of topic {self.topic!r} is sealed, and others have its slots by now: it has {known}"
+            )
+        return UnknownPartition(f"topic {self.topic!r} has no partition {number}; it has {known}")
 
     def after(self, change: Change) -> Route:
         """The next version."""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ..errors import PenstockError
-from ..model.delivery import Ask, OrderedAsk, Settlement, Span
+from ..model.delivery import Ask, Delivery, OrderedAsk, Settlement, Span, Stamp
 from ..model.route import Change, Draft, Route
 from ..model.schedule import Waiting
 from ..model.settings import GroupSettings, Start, TopicSettings
@@ -302,6 +302,12 @@ class Progress(Protocol):
 
         True of a partition that is gone. An ordered group begins in a partition, by whatever verb, once it
         has drained those that the partition follows; until then the verb raises GateClosed.
+        """
+
+    def restamp(self, group: Group, partition_id: int, leaving: Delivery, stamp: Stamp) -> Delivery | None:
+        """Give a stamped delivery another stamp: its target was sealed without it (I12); flushed.
+
+        Returns it as it is now; None if it was moved, or stamped again, by somebody else.
         """
 
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from .session import Transaction
 __all__ = ["log_start_of", "measure"]
 
 _ARRIVAL_MS = 60_000
+_EDGE = "SELECT next_offset, next_bytes, state FROM penstock_partitions WHERE id = ?"
 _AT = "base_offset, records, bytes, bytes_before, appended_at"
 
 
@@ -23,8 +24,8 @@ def measure(
     tx: Transaction, partition_id: int, row: Row, committed: int, unsettled: int, spans: tuple[Span, ...]
 ) -> Backlog:
     now = tx.now_ms()
-    partition = tx.one("SELECT next_offset, next_bytes FROM penstock_partitions WHERE id = ?", partition_id)
-    end, total = partition or (0, 0)
+    partition = tx.one(_EDGE, partition_id)
+    end, total, state = partition or (0, 0, "")
     size, age = _behind(tx, partition_id, committed, total, now) if committed < end else (0, 0)
     return Backlog(
         partition_id=partition_id,
@@ -38,6 +39,7 @@ def measure(
         arrival_per_s=_arrival_per_s(tx, partition_id, end, now),
         drain_per_s=row.drain_per_s(now),
         open=spans,
+        sealed=state == "sealed",
     )
 
 

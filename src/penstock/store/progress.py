@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from ..errors import GateClosed
 from ..model import delivery, settlement
-from ..model.delivery import Ask, Holder, Kind, OrderedAsk, Settlement, Span
+from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span, Stamp
 from ..model.ordered import FAR
 from . import ordered
 from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
@@ -225,6 +225,18 @@ class SqlProgress:
             return state == "sealed" and self._locked(group, partition_id, decide)
         except GateClosed:
             return False
+
+    def restamp(self, group: Group, partition_id: int, leaving: Delivery, stamp: Stamp) -> Delivery | None:
+        again = replace(leaving, stamp=stamp)
+
+        def decide(locked: Locked) -> Delivery | None:
+            found = [d for d in locked.near([(leaving.first, leaving.last)]) if d.first == leaving.first]
+            if not found or (found[0].token, found[0].stamp) != (leaving.token, leaving.stamp):
+                return None
+            locked.apply(Change(locked.row.cursor, drop=(leaving.first,), put=(again,)))
+            return again
+
+        return self._locked(group, partition_id, decide, flush=True)
 
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
         with self._session.write(Lane.PROGRESS) as tx:

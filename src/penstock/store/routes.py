@@ -136,6 +136,9 @@ class SqlRoutes:
     def remove(self, partition_id: int) -> None:
         """The emptied log of a sealed partition: the table goes, the row stays as a tombstone (I11)."""
         self._catalog.drop_table(partition_id)
+        with self._session.write(Lane.PROGRESS) as tx:
+            for table in ("progress", "deliveries"):
+                tx.do(f"DELETE FROM penstock_{table} WHERE partition_id = ?", partition_id)
         with self._catalog.changing() as tx:
             tx.do(
                 "UPDATE penstock_partitions SET state = 'removed' WHERE id = ? AND state = 'sealed'",

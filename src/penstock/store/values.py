@@ -96,6 +96,11 @@ class Bounds:
     end: int  # the next offset to be given
     sealed: bool = False
 
+    @property
+    def messages(self) -> int:
+        """How many are kept. The control batch that seals a partition is no message."""
+        return max(0, self.end - int(self.sealed) - self.start)
+
 
 @dataclass(frozen=True, slots=True)
 class News:
@@ -178,3 +183,9 @@ class Backlog:
     drain_per_s: float
     open: tuple[Span, ...] = field(default=(), repr=False)
     stopped: int = 0  # ordered groups: messages that wait for people to look at them (R23)
+    sealed: bool = False
+
+    @property
+    def messages(self) -> int:
+        """Not settled yet. The control batch that seals a partition is no message."""
+        return max(0, self.end - int(self.sealed) - self.cursor) + self.unsettled

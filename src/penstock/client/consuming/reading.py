@@ -34,6 +34,7 @@ Position: TypeAlias = str | datetime | Mapping[int, int]
 
 _CHUNK_MESSAGES = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
+_LOOK_AGAIN_S = 0.01  # after a seal: the next version of the route is a moment away
 _QUEUED_CHUNKS = 4
 
 
@@ -95,7 +96,7 @@ class Reading:
     ) -> None:
         self._endpoint, self._guard, self._route = endpoint, guard, route
         self._start, self._end, self._follow = start, end, follow
-        self._ranges = route.ranges if partition is None else (route.of_partition(partition),)
+        self._only = None if partition is None else route.readable(partition)
 
     async def messages(self) -> AsyncGenerator[Received, None]:
         starts = await self._endpoint.resolve(self._route.topic, self._start)
@@ -107,8 +108,9 @@ class Reading:
                     self._guard.check()
 
     async def _bounded(self, starts: dict[int, int]) -> AsyncGenerator[list[Received], None]:
+        """One partition after the other, predecessors first: so each key is in order (R27)."""
         ends = await self._ends()
-        for piece in self._ranges:
+        for piece in (self._only,) if self._only else self._route.partitions:
             chunks = self._partition(piece, starts[piece.partition_id], ends[piece.partition_id])
             async with aclosing(chunks):
                 async for chunk in chunks:
@@ -121,35 +123,58 @@ class Reading:
             return now
         asked = await self._endpoint.resolve(self._route.topic, self._end)
         if self._end.kind == "offsets":
-            named = {self._route.of_partition(number).partition_id for number, _ in self._end.offsets}
+            named = {self._route.readable(number).partition_id for number, _ in self._end.offsets}
             asked = {pid: end for pid, end in asked.items() if pid in named}
         return {pid: min(end, asked.get(pid, end)) for pid, end in now.items()}
 
     async def _following(self, starts: dict[int, int]) -> AsyncGenerator[list[Received], None]:
-        """All partitions at once, in order of arrival."""
+        """All partitions at once, in order of arrival; successors once what they follow is read (R27)."""
         queue: asyncio.Queue[list[Received] | Exception] = asyncio.Queue(_QUEUED_CHUNKS)
+        pumps: dict[int, asyncio.Task[None]] = {}
 
         async def pump(piece: Range) -> None:
             try:
-                async for chunk in self._partition(piece, starts[piece.partition_id], None):
+                async for chunk in self._partition(piece, starts.get(piece.partition_id, 0), None):
                     await queue.put(chunk)
+                await queue.put([])  # it was sealed
             except Exception as error:
                 await queue.put(error)
 
-        tasks = [self._guard.loop.create_task(pump(piece)) for piece in self._ranges]
+        def begin() -> None:
+            for piece in (self._only,) if self._only else self._route.partitions:
+                before = [pumps.get(one) for one in self._route.predecessors.get(piece.partition_id, ())]
+                ready = self._only or all(task is not None and task.done() for task in before)
+                if piece.partition_id not in pumps and ready:
+                    pumps[piece.partition_id] = self._guard.loop.create_task(pump(piece))
+
+        begin()
         try:
             while True:
                 found = await queue.get()
                 if isinstance(found, Exception):
                     raise found
-                yield found
+                if found:
+                    yield found
+                elif self._only:
+                    return
+                else:
+                    await self._go_on(pumps)
+                    begin()
         finally:
-            await end(tasks)
+            await end(pumps.values())
+
+    async def _go_on(self, pumps: Mapping[int, asyncio.Task[None]]) -> None:
+        """A partition was read to its seal: look at the route until its successors are there."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            self._route = await self._endpoint.route(self._route.topic)
+            if not any(pumps[r.partition_id].done() for r in self._route.ranges if r.partition_id in pumps):
+                return
 
     async def _partition(
         self, piece: Range, offset: int, end: int | None
     ) -> AsyncGenerator[list[Received], None]:
-        """Chunks of one partition from `offset` up to `end` (excluded); None: for ever."""
+        """Chunks of one partition from `offset` up to `end` (excluded); None: for ever, or until its seal."""
         browsed = Browsed(self._route.topic, piece.partition, piece.partition_id)
         tries = 0
         while end is None or offset < end:
@@ -168,8 +193,8 @@ class Reading:
                 await asyncio.sleep(pause(tries))
                 continue
             tries = 0
-            if not fetched.batches and end is not None:
-                return  # dropped by retention meanwhile
+            if not fetched.batches and (end is not None or fetched.sealed):
+                return  # dropped by retention meanwhile, or read to its end
             for batch in fetched.batches:
                 found = [
                     r for r in records(batch.data) if r.offset >= offset and (end is None or r.offset < end)
