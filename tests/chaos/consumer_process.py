@@ -25,8 +25,10 @@ _RELEASED = 0.005
 _REASON = "its value says so"
 
 
-async def consume(url: str, topic: str, journal: str, group: str, ordered: bool) -> None:
-    mq = await connected(url)
+async def consume(
+    url: str, shards: dict[str, str], topic: str, journal: str, group: str, ordered: bool
+) -> None:
+    mq = await connected(url, shards)
     notes = Journal(journal)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Producing and consuming processes that are started, killed -9 and started again, and what they left.
+"""Processes that produce, consume and change routes: started, killed -9, started again; what they left.
 
 Decides nothing about messages. Notices a process that ended by itself: the test fails with its last words.
 """
@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -29,7 +29,7 @@ _ROOT = Path(__file__).parents[2]
 class _Job:
     role: str
     topic: str
-    name: str  # of a producer; of a consumer: its group and a number
+    name: str  # of a producer or changer; of a consumer: its group and a number
     arguments: tuple[Any, ...]
 
 
@@ -47,8 +47,8 @@ class _Worker:
 class Crew:
     """Use as `with`: nothing is left running. `at_work` are those that live, by process id."""
 
-    def __init__(self, url: str, folder: Path) -> None:
-        self._url, self._folder = url, folder
+    def __init__(self, url: str, folder: Path, shards: Mapping[str, str] | None = None) -> None:
+        self._url, self._folder, self._shards = url, folder, dict(shards or {})
         self.at_work: dict[int, _Worker] = {}
         self.killed: dict[str, int] = {}
         self.outages: list[Outage] = []
@@ -63,20 +63,24 @@ class Crew:
 
     # ---- life and death ----
 
-    def produce(self, topic: str, name: str, delays: Iterable[float] = ()) -> None:
-        """`delays`: shortest and longest, in seconds."""
-        self._start(_Job("producer", topic, name, (list(delays),)))
+    def produce(self, topic: str, name: str, delays: Iterable[float] = (), pause_s: float = 0.02) -> None:
+        """`delays`: shortest and longest, in seconds. `pause_s`: the longest between two sends."""
+        self._start(_Job("producer", topic, name, (list(delays), pause_s)))
 
     def consume(self, topic: str, group: str, *, members: int, ordered: bool = False) -> None:
         for number in range(members):
             self._start(_Job("consumer", topic, f"{group}-{number}", (group, ordered)))
+
+    def change(self, topic: str) -> None:
+        """Change its route, again and again."""
+        self._start(_Job("changer", topic, "c", ()))
 
     def _start(self, job: _Job) -> None:
         self._runs += 1
         worker = _Worker(job, self._runs, 0)
         journal = str(self._folder / f"{worker.title}.journal")
         identity = (job.name, self._runs) if job.role == "producer" else ()
-        arguments = [self._url, job.topic, journal, *identity, *job.arguments]
+        arguments = [self._url, self._shards, job.topic, journal, *identity, *job.arguments]
         errors = str(self._folder / f"{worker.title}.errors")
         pid = self._ask("start", job.role, arguments, errors)
         self.at_work[pid] = _Worker(job, self._runs, pid)
@@ -94,6 +98,16 @@ class Crew:
 
     def kill_any(self) -> None:
         self.kill(random.choice(list(self.at_work)))
+
+    def at(self, role: str, verb: str = "") -> list[int]:
+        """Those of this role whose last note is this; without a verb: who have noted anything."""
+        workers = [worker for worker in self.at_work.values() if worker.job.role == role]
+        return [w.pid for w in workers if (last := self._last(w)) and verb in ("", last)]
+
+    def _last(self, worker: _Worker) -> str:
+        path = self._folder / f"{worker.title}.journal"
+        notes = read(path) if path.exists() else []
+        return notes[-1].verb if notes else ""
 
     def dismiss(self, role: str) -> None:
         for worker in list(self.at_work.values()):

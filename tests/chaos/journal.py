@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 class Journal:
     """Producers note `sending`, then `confirmed` or `failed`; consumers `handled`, then how it ended:
-    `settled`, or `gone` (somebody else has it).
+    `settled`, or `gone` (somebody else has it). Changers: `changing`, then `changed` or `refused`.
     """
 
     def __init__(self, path: str) -> None:

@@ -18,12 +18,17 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from .changer_process import change
 from .consumer_process import consume
 from .producer_process import produce
 
 __all__ = ["ROLES"]
 
-ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {"producer": produce, "consumer": consume}
+ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
+    "producer": produce,
+    "consumer": consume,
+    "changer": change,
+}
 
 
 def _start(role: str, arguments: list[Any], errors: str) -> int:

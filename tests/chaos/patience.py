@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import penstock
 
 __all__ = ["connected"]
 
 
-async def connected(url: str) -> penstock.Connection:
+async def connected(url: str, shards: Mapping[str, str]) -> penstock.Connection:
+    """`shards`: the addresses of others than the first."""
+    more = {"shards": dict(shards)} if shards else {}
     while True:
         try:
-            return await penstock.connect(url)
+            return await penstock.connect(url, **more)
         except penstock.PenstockError as error:
             if not error.retriable:
                 raise

@@ -23,10 +23,19 @@ _KEYS = 8
 _FATES = ("retry", "dead", *("ack",) * 48)
 
 
-async def produce(url: str, topic: str, journal: str, name: str, run: int, delays: list[float]) -> None:
+async def produce(
+    url: str,
+    shards: dict[str, str],
+    topic: str,
+    journal: str,
+    name: str,
+    run: int,
+    delays: list[float],
+    pause_s: float,
+) -> None:
     """`delays`: shortest and longest, in seconds; empty: everything is due at once."""
-    mq = await connected(url)
-    await _Producing(mq, topic, name, run, Journal(journal), delays).run()
+    mq = await connected(url, shards)
+    await _Producing(mq, topic, name, run, Journal(journal), delays).run(pause_s)
 
 
 class _Producing:
@@ -37,7 +46,7 @@ class _Producing:
         self._journal, self._delays = journal, delays
         self._numbers: Counter[str] = Counter()
 
-    async def run(self) -> None:
+    async def run(self, pause_s: float) -> None:
         producer = self._mq.producer(self._topic, batch_messages=20)
         while True:
             messages = [self._message() for _ in range(random.choice([1, 1, 7, 60]))]
@@ -52,7 +61,7 @@ class _Producing:
                 if not error.retriable and not isinstance(error, penstock.UnknownFate):
                     raise
                 self._journal.note("failed", _values(messages))
-            await asyncio.sleep(random.random() * 0.02)
+            await asyncio.sleep(random.random() * pause_s)
 
     async def _post(self, producer: penstock.Producer, messages: list[penstock.Message]) -> None:
         """Each is noted when its own receipt comes."""

@@ -57,14 +57,16 @@ async def hire(
     topic: str,
     *,
     members: int = 2,
+    producers: int = 2,
+    pause_s: float = 0.02,
     delays: tuple[float, ...] = (),
     groups: Mapping[str, bool] = GROUPS,
 ) -> None:
-    """Two producers and the members of each group; returns when all of that is at work."""
+    """Producers and the members of each group; returns when all of that is at work."""
     for group, ordered in groups.items():
         crew.consume(topic, group, members=members, ordered=ordered)
-    for name in ("p0", "p1"):
-        crew.produce(topic, name, delays)
+    for number in range(producers):
+        crew.produce(topic, f"p{number}", delays, pause_s)
     await until(lambda: crew.count("settled") > 0, "the first message is settled")
 
 
@@ -113,12 +115,15 @@ async def judge(
     *,
     groups: Mapping[str, bool] = GROUPS,
     since_ns: int = 0,
+    stored: list[str] | None = None,
 ) -> None:
     """Fails with what is wrong; everything must be drained, and the consumers gone.
 
-    `since_ns`: what was sent before may have been lost from the log.
+    `since_ns`: what was sent before may have been lost from the log. `stored`: all that is in the log, if
+    the caller has read it.
     """
-    stored = [message.value.decode() async for message in mq.read(topic)]
+    if stored is None:
+        stored = [message.value.decode() async for message in mq.read(topic)]
     twice = [value for value, count in Counter(stored).items() if count > 1]
     assert not twice, f"{len(twice)} messages were stored twice: {twice[:5]}"
     for group, ordered in groups.items():

@@ -1,0 +1,114 @@
+"""Splits, merges and moves while producers write, ordered groups read, and all are killed -9 (R25, R26).
+
+Whoever dies in the middle of a change leaves it to those who need it: nothing waits for the dead (I11). Every
+confirmed message is handled by both ordered groups, in the order of its key, whatever partitions the key has
+been in (I4, I10); none is stored twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.model.batch import records
+
+from .checker import check
+from .crew import Crew
+from .stage import LONG, SECONDS, finish, hire, judge, make_topic
+
+_GROUPS = {"ledger": True, "audit": True}
+_PAUSE_S = 0.1  # of a producer: eleven processes share the machine, and a change needs its time of it
+_TROUBLE_S = SECONDS if LONG else 6.0
+_LEAST = int(_TROUBLE_S / 2)  # changes: 30 in a minute
+_CHANGE_S = 0.04  # about what a change takes on a busy machine
+_ALL = 10**9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(SECONDS * 3 + 180)
+async def test_order_is_kept_while_the_route_changes(store_url: str, tmp_path: Path) -> None:
+    await _trouble(store_url, tmp_path, {})
+
+
+async def _trouble(url: str, folder: Path, shards: Mapping[str, str]) -> None:
+    more = {"shards": dict(shards)} if shards else {}
+    with Crew(url, folder, shards) as crew:
+        async with penstock.connect(url, **more) as mq:
+            await make_topic(mq, "orders", groups=_GROUPS)
+            await hire(crew, "orders", members=3, producers=4, pause_s=_PAUSE_S, groups=_GROUPS)
+            crew.change("orders")
+            await _kill_at_work(crew)
+            crew.dismiss("changer")
+            crew.dismiss("producer")
+            await _all_handled(crew)
+            await finish(mq, crew, "orders")
+            version = (await mq.route("orders")).version
+            print(f"{version - 1} changes: {_changes(crew)}; killed: {_killed(crew)}")
+            assert version - 1 >= _LEAST
+            await judge(mq, crew, "orders", groups=_GROUPS, stored=await _stored(mq))
+
+
+async def _kill_at_work(crew: Crew) -> None:
+    """For the time of the test: the changer as often as producers, and as consumers."""
+    end = time.monotonic() + _TROUBLE_S
+    while time.monotonic() < end or _too_few(crew, end):
+        await asyncio.sleep(random.uniform(0.1, 0.6))
+        role = random.choice(("producer", "consumer", "changer"))
+        if role == "changer":
+            await _kill_in_a_change(crew)
+        elif pids := crew.at(role):
+            crew.kill(random.choice(pids))
+
+
+def _too_few(crew: Crew, end: float) -> bool:
+    """A short run on a busy machine goes on for a while; a long one must have made its changes."""
+    return not LONG and crew.count("changed") < _LEAST and time.monotonic() < end + 30
+
+
+async def _kill_in_a_change(crew: Crew) -> None:
+    """At a random step of it, if one begins soon."""
+    give_up_at = time.monotonic() + 2
+    while not (pids := crew.at("changer", "changing")):
+        if time.monotonic() > give_up_at:
+            return
+        await asyncio.sleep(0.001)
+    await asyncio.sleep(random.uniform(0, _CHANGE_S))
+    crew.kill(pids[0])
+
+
+async def _all_handled(crew: Crew) -> None:
+    """By every group; if not within a minute, the verdict names what is lost."""
+    began = time.monotonic()
+    for group in _GROUPS:
+        while check(crew.trail("orders", group)).lost:
+            await asyncio.sleep(0.5)
+            if time.monotonic() > began + 60:
+                return
+    print(f"all handled {time.monotonic() - began:.1f} s after the last was sent")
+
+
+async def _stored(mq: penstock.Connection) -> list[str]:
+    """All that is in the log, of every version of the route."""
+    log = mq._endpoint.store.log  # type: ignore[attr-defined]
+    values: list[str] = []
+    for piece in (await mq.route("orders")).partitions:
+        batches = await asyncio.to_thread(log.read, piece.partition_id, 0, max_messages=_ALL, max_bytes=_ALL)
+        values += [record.value.decode() for batch in batches for record in records(batch.data)]
+    return values
+
+
+def _changes(crew: Crew) -> dict[str, int]:
+    """What the changers noted: what they began and never saw the end of is `left`."""
+    found = {verb: crew.count(verb) for verb in ("changing", "changed", "refused")}
+    return {**found, "left": found["changing"] - found["changed"] - found["refused"]}
+
+
+def _killed(crew: Crew) -> Counter[str]:
+    return Counter(title.split("-")[0] for title in crew.killed)
