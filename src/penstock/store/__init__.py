@@ -34,12 +34,12 @@ class SqlStore:
 
     def __init__(self, session: Session, limits: Limits = DEFAULTS) -> None:
         self.session = session
-        self.log: Log = SqlLog(session, limits)
         catalog = SqlCatalog(session)
+        self.log: Log = SqlLog(session, catalog, limits)
         self.catalog: Catalog = catalog
         self.routes: Routes = SqlRoutes(session, catalog)
         self.progress: Progress = SqlProgress(session, self.catalog)
-        self.usage: Usage = SqlUsage(session)
+        self.usage: Usage = SqlUsage(session, catalog)
         self.schedule: Schedule = SqlSchedule(session)
         self.duties: Duties = SqlDuties(session)
 

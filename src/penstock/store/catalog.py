@@ -2,27 +2,40 @@
 
 A group's start is turned into offsets in the transaction that makes or resets the group (I9); progress is
 made from them when a partition is first polled. Ids are never used again (I11).
+
+This is the catalog of one database. What a queue on several does differently is in methods of their own
+(`_place`, `make_log`, `_elsewhere`, …), which `shard_catalog` overrides.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from ..errors import GroupExists, InvalidSetting, PenstockError, TopicExists, UnknownGroup, UnknownTopic
+from ..errors import (
+    GroupExists,
+    InvalidSetting,
+    PenstockError,
+    RouteConflict,
+    TopicExists,
+    UnknownGroup,
+    UnknownTopic,
+)
 from ..model.route import Change, Range, Route, even_ranges
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .contract import Group, Topic
 from .lookups import first_row, lane_of
+from .reserving import reserve
 from .schema import create_log, log_table
 from .session import Lane, Session, Transaction, verbs
 from .volatile import place_log
 
-__all__ = ["NEW", "SqlCatalog", "forget_reserved", "refuse_shard", "reserve", "topic_of"]
+__all__ = ["SqlCatalog", "offset_of", "topic_of"]
 
 _VERSION = "SELECT value FROM penstock_settings WHERE name = 'catalog_version'"
 _TOPIC = "SELECT id, name, settings, route_version, created_at FROM penstock_topics"
@@ -34,19 +47,17 @@ _SEALED = """SELECT topic_id, first_slot, last_slot, number, id, shard FROM pens
 _LINEAGE = "SELECT topic_id, partition_id, predecessor_id FROM penstock_lineage"
 _GROUP = """SELECT g.id, g.topic_id, t.name, g.name, g.settings, g.generation, g.paused, g.created_at
             FROM penstock_groups g JOIN penstock_topics t ON t.id = g.topic_id"""
-_NUMBERS = """SELECT id, number FROM penstock_partitions
+_NUMBERS = """SELECT id, number, shard FROM penstock_partitions
               WHERE topic_id = ? AND state IN ('open', 'sealed') ORDER BY number"""
 _EDGES = """SELECT p.next_offset, COALESCE(s.log_start, 0) FROM penstock_partitions p
             LEFT JOIN penstock_trims s ON s.partition_id = p.id WHERE p.id = ?"""
 _INSERT_TOPIC = "INSERT INTO penstock_topics (name, settings, route_version, created_at) VALUES (?, ?, 1, ?)"
+_GROUPS_AT = """SELECT g.id, g.name, g.settings, g.generation, COALESCE(s.start_offset, 0)
+                FROM penstock_partitions p JOIN penstock_groups g ON g.topic_id = p.topic_id
+                LEFT JOIN penstock_starts s ON s.group_id = g.id AND s.partition_id = p.id WHERE p.id = ?"""
+_STARTS = "SELECT group_id, partition_id, start_offset FROM penstock_starts WHERE group_id IN ({marks})"
 _INSERT_RANGE = """INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id)
                    VALUES (?, 1, ?, ?, ?)"""
-NEW = "new"
-"""The state of a partition that is in no route yet: its topic is being made, or a change is under way."""
-_RESERVE = """INSERT INTO penstock_partitions
-              (topic_id, number, state, next_offset, next_bytes, appended_at, volatile, shard, first_slot,
-               last_slot)
-              VALUES (0, ?, ?, 0, 0, ?, ?, ?, ?, ?)"""
 _OPEN = "UPDATE penstock_partitions SET topic_id = ?, state = 'open' WHERE id = ?"
 _DROPPED = """SELECT id FROM penstock_partitions
               WHERE state = 'dropped' OR (state = 'new' AND appended_at < ?) ORDER BY id"""
@@ -81,20 +92,40 @@ class SqlCatalog:
     def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
         """Three steps, since making a table commits on some databases: reserve ids, make logs, publish."""
         slots = even_ranges(partitions)
-        volatile = int(settings.volatile)
         with self._session.write(Lane.LOG) as tx:
             _refuse_topic(tx, name)
-            pieces = [Range(first, last, -1, -1) for first, last in slots]
-            ids = [partition_id for _, partition_id in reserve(tx, 0, settings.volatile, pieces)]
-        for partition_id in ids:
-            place_log(self._session, partition_id) if volatile else create_log(self._session, partition_id)
+            reserved, shards = self._place(tx, len(slots))
+            pieces = [Range(*edges, -1, -1, shard) for edges, shard in zip(slots, shards, strict=True)]
+            names = reserve(tx, 0, settings.volatile, pieces)
+        ids = [partition_id for _, partition_id in names]
+        for piece, (number, partition_id) in zip(pieces, names, strict=True):
+            made = replace(piece, partition=number, partition_id=partition_id)
+            self.make_log(made, reserved, settings.volatile)
         with self.changing() as tx:
             _refuse_topic(tx, name)
-            topic_id = tx.insert(_INSERT_TOPIC, name, _encode(settings), tx.now_ms())
+            self._check_placed(tx, shards)
+            topic_id = self._insert_topic(tx, reserved, name, settings)
             pairs = zip(slots, ids, strict=True)
             tx.many(_INSERT_RANGE, [(topic_id, *edges, partition_id) for edges, partition_id in pairs])
             tx.many(_OPEN, [(topic_id, partition_id) for partition_id in ids])
             return topic_of(tx, name)
+
+    def _place(self, tx: Transaction, count: int) -> tuple[int, list[str]]:
+        """The shards of that many new partitions, and the id of their topic if it is needed already."""
+        return 0, [""] * count
+
+    def _check_placed(self, tx: Transaction, shards: Sequence[str]) -> None:
+        """RouteConflict if one of them takes no partitions any more."""
+
+    def _insert_topic(self, tx: Transaction, reserved: int, name: str, settings: TopicSettings) -> int:
+        return tx.insert(_INSERT_TOPIC, name, _encode(settings), tx.now_ms())
+
+    def make_log(self, piece: Range, topic_id: int, volatile: bool) -> None:
+        """The log of a partition that was reserved; may be there already."""
+        if volatile:
+            place_log(self._session, piece.partition_id)
+        else:
+            create_log(self._session, piece.partition_id)
 
     def topic(self, name: str) -> Topic:
         with self._session.read(Lane.LOG) as tx:
@@ -145,6 +176,13 @@ class SqlCatalog:
             tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
         return lane
 
+    def remove_log(self, partition_id: int) -> None:
+        """The log of a sealed partition, and all progress in it; its row stays."""
+        self.drop_table(partition_id)
+        with self._session.write(Lane.PROGRESS) as tx:
+            for table in ("progress", "deliveries"):
+                tx.do(f"DELETE FROM penstock_{table} WHERE partition_id = ?", partition_id)
+
     def drop_log(self, partition_id: int) -> None:
         lane = self.drop_table(partition_id)
         for place in dict.fromkeys((lane, Lane.LOG)):
@@ -159,6 +197,7 @@ class SqlCatalog:
     # ---- groups ----
 
     def create_group(self, topic: str, name: str, settings: GroupSettings) -> Group:
+        elsewhere = self._elsewhere(topic, settings.start)
         with self.changing() as tx:
             topic_id = topic_of(tx, topic).id
             if tx.one("SELECT 1 FROM penstock_groups WHERE topic_id = ? AND name = ?", topic_id, name):
@@ -173,7 +212,7 @@ class SqlCatalog:
                 _encode(settings),
                 tx.now_ms(),
             )
-            self._resolve(tx, group_id, topic_id, topic, settings.start)
+            self._resolve(tx, group_id, topic_id, topic, settings.start, elsewhere)
             return _group(tx, topic, name)
 
     def group(self, topic: str, name: str) -> Group:
@@ -206,10 +245,11 @@ class SqlCatalog:
         return group
 
     def reset_group(self, topic: str, name: str, start: Start) -> Group:
+        elsewhere = self._elsewhere(topic, start, all_of_them=True)
         with self.changing() as tx:
             group = _group(tx, topic, name)
             tx.run("DELETE FROM penstock_starts WHERE group_id = ?", group.id)
-            self._resolve(tx, group.id, group.topic_id, topic, start)
+            self._resolve(tx, group.id, group.topic_id, topic, start, elsewhere)
             tx.run("UPDATE penstock_groups SET generation = generation + 1 WHERE id = ?", group.id)
             return _group(tx, topic, name)
 
@@ -225,19 +265,51 @@ class SqlCatalog:
             raise UnknownGroup("the group was deleted; create it again, or stop its consumers")
         return row[0], row[1]
 
-    def _resolve(self, tx: Transaction, group_id: int, topic_id: int, topic: str, start: Start) -> None:
+    def starts(self, group_ids: Sequence[int]) -> dict[tuple[int, int], int]:
+        """Where these groups start, by group and partition."""
+        with self._session.read(Lane.LOG) as tx:
+            rows = tx.all(_STARTS.format(marks=", ".join("?" * len(group_ids))), *group_ids)
+        return {(group_id, partition_id): offset for group_id, partition_id, offset in rows}
+
+    def groups_at(self, partition_id: int) -> list[tuple[int, str, GroupSettings, int, int]]:
+        """The groups of the partition's topic: id, name, settings, generation, start in the partition."""
+        with self._session.read(Lane.LOG) as tx:
+            rows = tx.all(_GROUPS_AT, partition_id)
+        return [
+            (group_id, name, msgspec.json.decode(settings, type=GroupSettings), generation, start)
+            for group_id, name, settings, generation, start in rows
+        ]
+
+    def _elsewhere(self, topic: str, start: Start, *, all_of_them: bool = False) -> Mapping[int, int]:
+        """Start offsets in partitions on other shards, read before the catalog is locked (I9)."""
+        return {}
+
+    def _resolve(
+        self,
+        tx: Transaction,
+        group_id: int,
+        topic_id: int,
+        topic: str,
+        start: Start,
+        elsewhere: Mapping[int, int],
+    ) -> None:
         """Write one start offset for every partition there is (I9), clamped to what is kept (I19)."""
-        numbers: dict[int, int] = dict(tx.all(_NUMBERS, topic_id))
+        places = tx.all(_NUMBERS, topic_id)
         named = dict(start.offsets)
-        unknown = set(named) - set(numbers.values())
+        unknown = set(named) - {number for _, number, _ in places}
         if unknown:
             raise InvalidSetting(
                 f"topic {topic!r} has no partition {min(unknown)}; `topics` and `lag` show which it has"
             )
         rows = []
-        for partition_id, number in numbers.items():
+        for partition_id, number, shard in places:
+            if shard and partition_id not in elsewhere:
+                raise RouteConflict(f"the route of topic {topic!r} was changed meanwhile; try again")
+            if shard:
+                rows.append((group_id, partition_id, elsewhere[partition_id]))
+                continue
             with self._logs_of(tx, partition_id) as logs:
-                rows.append((group_id, partition_id, _offset(logs, partition_id, start, named.get(number))))
+                rows.append((group_id, partition_id, offset_of(logs, partition_id, start, named.get(number))))
         tx.many("INSERT INTO penstock_starts (group_id, partition_id, start_offset) VALUES (?, ?, ?)", rows)
 
     @contextmanager
@@ -251,7 +323,8 @@ class SqlCatalog:
                 yield apart
 
 
-def _offset(tx: Transaction, partition_id: int, start: Start, named: int | None) -> int:
+def offset_of(tx: Transaction, partition_id: int, start: Start, named: int | None) -> int:
+    """What a start comes to in a partition whose log is here."""
     row = tx.one(_EDGES, partition_id)
     end, log_start = row or (0, 0)
     if start.kind == "latest":
@@ -303,38 +376,6 @@ def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past
         Route(name, ranges[0][0], pieces, decoded.dedup_ms > 0, sealed, lineage),
         created_at,
     )
-
-
-def reserve(tx: Transaction, topic_id: int, volatile: bool, pieces: Sequence[Range]) -> list[tuple[int, int]]:
-    """A number and an id for each: rows of partitions that are in no route yet."""
-    last = tx.one("SELECT MAX(number) FROM penstock_partitions WHERE topic_id = ?", topic_id or -1)
-    number = int(last[0]) + 1 if last and last[0] is not None else 0
-    now, names = tx.now_ms(), []
-    for at, piece in enumerate(pieces):
-        row = (number + at, NEW, now, int(volatile), piece.shard, piece.first_slot, piece.last_slot)
-        names.append((number + at, tx.insert(_RESERVE, *row)))
-    tx.many("INSERT INTO penstock_trims (partition_id, log_start) VALUES (?, 0)", [(i,) for _, i in names])
-    return names
-
-
-def forget_reserved(tx: Transaction, partition_ids: Iterable[int]) -> None:
-    """They will be in no route: their logs are to be dropped."""
-    tx.many(
-        "UPDATE penstock_partitions SET state = 'dropped' WHERE id = ? AND state = 'new'",
-        [(partition_id,) for partition_id in partition_ids],
-    )
-
-
-def refuse_shard(tx: Transaction, name: str) -> None:
-    """InvalidSetting if there is no such shard."""
-    if not name:
-        return
-    known = [row[0] for row in tx.all("SELECT name FROM penstock_shards ORDER BY name")]
-    if name not in known:
-        there = ", ".join(known) or "the first one only"
-        raise InvalidSetting(
-            f"there is no shard {name!r}; there is {there}: `penstock shard list` shows them"
-        )
 
 
 def _unknown_topic(tx: Transaction, name: str) -> PenstockError:

@@ -12,6 +12,7 @@ from typing import Any
 from ..config import DEFAULTS, Limits
 from ..errors import PenstockError
 from .append import Appending, seal
+from .catalog import SqlCatalog
 from .contract import Append, Appended, Bounds, News, StoredBatch
 from .lookups import GONE, first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
 from .schema import log_table
@@ -25,7 +26,8 @@ _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM 
              LEFT JOIN penstock_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""
 _VERSION_AND_DUE = """SELECT value, (SELECT MIN(due_at) FROM penstock_schedule) FROM penstock_settings
                       WHERE name = 'catalog_version'"""
-_ENDS = "SELECT id, next_offset FROM penstock_partitions WHERE state IN ('new', 'open', 'sealed')"
+_ENDS = """SELECT id, next_offset FROM penstock_partitions WHERE state IN ('new', 'open', 'sealed')"""
+_HERE = " AND shard = ''"  # of those on other shards the first one knows nothing but the names
 # `?` four times: from the batch at `start` on, below an offset, and no more bytes than asked for
 _BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
               WHERE base_offset >= ? AND base_offset < ? AND (base_offset = ? OR bytes_before + bytes <= ?)
@@ -37,9 +39,9 @@ _NEVER = 2**62
 
 @verbs
 class SqlLog:
-    def __init__(self, session: Session, limits: Limits = DEFAULTS) -> None:
+    def __init__(self, session: Session, catalog: SqlCatalog, limits: Limits = DEFAULTS) -> None:
         self._session = session
-        self._windows = Windows(session, limits)
+        self._windows = Windows(session, catalog, limits)
 
     # ---- append ----
 
@@ -108,7 +110,7 @@ class SqlLog:
 
     def news(self) -> News:
         with self._session.read(Lane.LOG) as tx:
-            ends: dict[int, int] = dict(tx.all(_ENDS))
+            ends: dict[int, int] = dict(tx.all(_ENDS + _HERE))
             version = tx.one(_VERSION_AND_DUE)
         if Lane.VOLATILE in self._session.dialect.places:
             with self._session.read(Lane.VOLATILE) as tx:
@@ -168,11 +170,14 @@ class SqlLog:
             by_size = first_row(tx, partition_id, "bytes_before", excess) if excess > 0 else 0
             return max(by_age, by_size)
 
-    def forget_producers(self, idle_since_ms: int) -> int:
-        """Not those of open moves: only their sequences tell whether they were stored (I12)."""
+    def forget_producers(self, idle_since_ms: int, *, moving: Iterable[int] = ()) -> int:
+        """Not those of open moves: only their sequences tell whether they were stored (I12).
+
+        `moving`: the producers of open moves on other shards.
+        """
         count = 0
         with self._session.read(Lane.LOG) as tx:
-            moving = {int(row[0]) for row in tx.all("SELECT producer_id FROM penstock_moves")}
+            moving = {*moving} | {int(row[0]) for row in tx.all("SELECT producer_id FROM penstock_moves")}
         others = f" AND producer_id NOT IN ({', '.join(map(str, sorted(moving)))})" if moving else ""
         for lane in (Lane.LOG, Lane.VOLATILE):
             if lane in self._session.dialect.places:

@@ -16,11 +16,10 @@ import msgspec
 
 from ..errors import RouteConflict
 from ..model.route import Change, Draft, Range, Route, renew
-from .catalog import NEW, SqlCatalog, forget_reserved, refuse_shard, reserve, topic_of
+from .catalog import SqlCatalog, topic_of
 from .contract import Topic
-from .schema import create_log
+from .reserving import NEW, forget_reserved, refuse_shard, reserve
 from .session import Lane, Session, Transaction, verbs
-from .volatile import place_log
 
 __all__ = ["SqlRoutes"]
 
@@ -88,10 +87,7 @@ class SqlRoutes:
         """Idempotent, and a step of its own: making a table commits on some databases (I19)."""
         volatile = self._catalog.topic(change.topic).settings.volatile
         for piece in change.opens:
-            if volatile:
-                place_log(self._session, piece.partition_id)
-            else:
-                create_log(self._session, piece.partition_id)
+            self._catalog.make_log(piece, change.topic_id, volatile)
 
     def activate(self, change: Change) -> Topic:
         with self._catalog.changing() as tx:
@@ -135,10 +131,7 @@ class SqlRoutes:
 
     def remove(self, partition_id: int) -> None:
         """The emptied log of a sealed partition: the table goes, the row stays as a tombstone (I11)."""
-        self._catalog.drop_table(partition_id)
-        with self._session.write(Lane.PROGRESS) as tx:
-            for table in ("progress", "deliveries"):
-                tx.do(f"DELETE FROM penstock_{table} WHERE partition_id = ?", partition_id)
+        self._catalog.remove_log(partition_id)
         with self._catalog.changing() as tx:
             tx.do(
                 "UPDATE penstock_partitions SET state = 'removed' WHERE id = ? AND state = 'sealed'",

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 
+from .catalog import SqlCatalog
 from .contract import Group
 from .lookups import first_kept, lane_of, log_of, unknown_partition
 from .schema import log_table
@@ -25,7 +26,6 @@ _AGAIN = "UPDATE penstock_activity SET seen_at = ? WHERE group_id = ?"
 _LIVE = "SELECT COUNT(*) FROM penstock_members WHERE group_id = ? AND until_ms >= ?"
 _LOWEST = """SELECT group_id, partition_id, generation, lowest FROM penstock_progress
              WHERE group_id IN ({marks})"""
-_STARTS = "SELECT group_id, partition_id, start_offset FROM penstock_starts WHERE group_id IN ({marks})"
 _BYTES = "base_offset, records, bytes, bytes_before"
 _TOTALS = "SELECT id, next_bytes FROM penstock_partitions WHERE state <> 'dropped' AND id IN ({marks})"
 _LOOK = """SELECT {number}, {columns} FROM (SELECT {columns} FROM {log} WHERE base_offset <= ?
@@ -37,8 +37,9 @@ _Place = tuple[int, int]  # a partition and an offset
 
 @verbs
 class SqlUsage:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, catalog: SqlCatalog) -> None:
         self._session = session
+        self._catalog = catalog  # of the first shard, where groups are
 
     # ---- activity ----
 
@@ -80,9 +81,7 @@ class SqlUsage:
         marks = ", ".join("?" * len(ids))
         with self._session.read(Lane.PROGRESS) as tx:  # before the starts, which only a reset moves
             rows = tx.all(_LOWEST.format(marks=marks), *ids)
-        with self._session.read(Lane.LOG) as tx:
-            begun = tx.all(_STARTS.format(marks=marks), *ids)
-        starts = {(group, place): offset for group, place, offset in begun}
+        starts = self._catalog.starts(ids)
         found = {g.id: {place: starts.get((g.id, place), 0) for place in partition_ids} for g in groups}
         generations = {group.id: group.generation for group in groups}
         for group_id, place, generation, lowest in rows:

@@ -16,12 +16,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import msgspec
-
 from ..config import DEFAULTS, Limits
 from ..model.names import base_of
 from ..model.settings import GroupSettings
 from ..model.window import NO_FLOOR, Window
+from .catalog import SqlCatalog
 from .lookups import first_row, lane_of, reading_log, row_at
 from .schema import log_table
 from .session import Lane, Session, Transaction
@@ -33,9 +32,6 @@ _ROWS = """SELECT base_offset, records, appended_at, ids FROM {log}
            WHERE base_offset >= ? AND base_offset < ? ORDER BY base_offset"""
 _NEXT = "SELECT MIN(base_offset) FROM {log} WHERE base_offset >= ?"
 _END = "SELECT next_offset FROM penstock_partitions WHERE id = ?"
-_GROUPS = """SELECT g.id, g.name, g.settings, g.generation, COALESCE(s.start_offset, 0)
-             FROM penstock_partitions p JOIN penstock_groups g ON g.topic_id = p.topic_id
-             LEFT JOIN penstock_starts s ON s.group_id = g.id AND s.partition_id = p.id WHERE p.id = ?"""
 _LOWEST = """SELECT group_id, generation, lowest FROM penstock_progress
              WHERE partition_id = ? AND group_id IN ({marks})"""
 
@@ -77,6 +73,7 @@ class Windows:
     """Of one store. Any thread may use it; `lock` is held for moments, never while a database is asked."""
 
     session: Session
+    catalog: SqlCatalog  # of the first shard, where groups are
     limits: Limits = DEFAULTS
     lock: threading.Lock = field(default_factory=threading.Lock)
     _kept: dict[int, Kept] = field(default_factory=dict)
@@ -110,14 +107,14 @@ class Windows:
 
     def look_at_groups(self, partition_id: int) -> int:
         """From which offset on some group has something to settle."""
-        floor = _floor(self.session, partition_id)
+        floor = self._floor(partition_id)
         kept = self._kept.get(partition_id)
         if kept is not None:
             kept.floor = floor
         return floor
 
     def _loaded(self, partition_id: int, window_ms: int) -> Kept:
-        floor, now = _floor(self.session, partition_id), self.session.now_ms()
+        floor, now = self._floor(partition_id), self.session.now_ms()
         with reading_log(self.session, partition_id) as tx:
             end = _end(tx, partition_id)
             by_time = first_row(tx, partition_id, "appended_at", now - window_ms - _MARGIN_MS)
@@ -132,7 +129,7 @@ class Windows:
         return kept
 
     def _look(self, partition_id: int, kept: Kept, window_ms: int, now: int) -> None:
-        kept.floor, kept.looked_at = _floor(self.session, partition_id), now
+        kept.floor, kept.looked_at = self._floor(partition_id), now
         with self.lock:
             needed = kept.window.needed(now - _MARGIN_MS, window_ms, kept.floor)
             kept.window.forget_below(needed)
@@ -160,6 +157,23 @@ class Windows:
         for partition_id, kept in list(self._kept.items()):
             if now - kept.used_at > _IDLE_MS:
                 self.forget(partition_id)
+
+    def _floor(self, partition_id: int) -> int:
+        """The lowest offset that some group has not settled, or has not come to."""
+        lowest: dict[tuple[int, int], int] = {
+            (group_id, generation): start
+            for group_id, name, settings, generation, start in self.catalog.groups_at(partition_id)
+            if not _is_base(name, settings)
+        }
+        if not lowest:
+            return NO_FLOOR
+        ids = [group_id for group_id, _ in lowest]
+        with self.session.read(Lane.PROGRESS) as tx:
+            rows = tx.all(_LOWEST.format(marks=", ".join("?" * len(ids))), partition_id, *ids)
+        for group_id, generation, offset in rows:
+            if (group_id, generation) in lowest:
+                lowest[group_id, generation] = offset
+        return min(lowest.values())
 
     # ---- under the partition's lock ----
 
@@ -228,26 +242,6 @@ def _see(window: Window, rows: Iterable[StoredIds]) -> None:
         window.see(row.base, row.records, row.appended_at, row.ids or b"", row.digests)
 
 
-def _floor(session: Session, partition_id: int) -> int:
-    """The lowest offset that some group has not settled, or has not come to."""
-    with session.read(Lane.LOG) as tx:
-        groups = tx.all(_GROUPS, partition_id)
-    lowest: dict[tuple[int, int], int] = {
-        (group_id, generation): start
-        for group_id, name, settings, generation, start in groups
-        if not _is_base(name, settings)
-    }
-    if not lowest:
-        return NO_FLOOR
-    ids = [group_id for group_id, _ in lowest]
-    with session.read(Lane.PROGRESS) as tx:
-        rows = tx.all(_LOWEST.format(marks=", ".join("?" * len(ids))), partition_id, *ids)
-    for group_id, generation, offset in rows:
-        if (group_id, generation) in lowest:
-            lowest[group_id, generation] = offset
-    return min(lowest.values())
-
-
-def _is_base(name: str, settings: str) -> bool:
+def _is_base(name: str, settings: GroupSettings) -> bool:
     """A broadcast group has no progress of its own: its members' groups have (R11)."""
-    return msgspec.json.decode(settings, type=GroupSettings).mode == "broadcast" and base_of(name) is None
+    return settings.mode == "broadcast" and base_of(name) is None
