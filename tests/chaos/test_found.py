@@ -13,7 +13,9 @@ import pytest
 import penstock
 from penstock import Connection, Message
 from penstock.broker.embedded import Broker
+from penstock.broker.routes import FinishChanges
 from penstock.clock import ManualClock
+from penstock.model import route as routes
 from penstock.model.names import dead_topic
 from penstock.model.settings import TopicSettings
 from penstock.store import SqlStore
@@ -164,3 +166,18 @@ async def test_a_partition_that_was_lost_during_a_poll_begins_anew(mq: Connectio
             await consumer.ack(messages)
             found += [m.value for m in messages]
         assert found == [b"0", b"1", b"2", b"3"]
+
+
+async def test_whoever_wants_a_change_finishes_the_one_that_was_left(
+    mq: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever made it was killed before the seal: no producer notices, and the duty comes seconds later."""
+    monkeypatch.setattr(FinishChanges, "run_once", lambda self: None)
+    broker_of(mq).store.routes.begin(routes.split(await mq.route("orders"), 0))
+    async with asyncio.timeout(20):
+        with suppress(penstock.UnknownPartition):  # it is sealed by then: the split that was left is made
+            while True:
+                with suppress(penstock.RouteConflict):
+                    await mq.split("orders", 0)
+                await asyncio.sleep(0.05)
+    assert [piece.partition for piece in (await mq.route("orders")).ranges] == [1, 2]

@@ -63,11 +63,19 @@ class RouteChanges:
         return self._store.catalog.topic(topic).route
 
     def _change(self, draft: Draft) -> Route:
-        change = self._store.routes.begin(draft)
+        change = self._begun(draft)
         try:
             return self._carry_out(change)
         except RouteConflict:
             return self._found(change)
+
+    def _begun(self, draft: Draft) -> Change:
+        """A change that somebody left, and died, is finished before the caller is told to try again."""
+        try:
+            return self._store.routes.begin(draft)
+        except RouteConflict:
+            self.help(draft.topic)
+            raise
 
     def _found(self, change: Change) -> Route:
         """Somebody else went on with our change: what became of it?"""
