@@ -1,6 +1,6 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|all] [--store sqlite|postgresql|mariadb|all] [--seconds 2]
+python -m bench [throughput|latency|backlog|routes|all] [--store sqlite|postgresql|mariadb|all] [--seconds 2]
                 [--waiting 10000000] [--json FILE]
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import backlog, latency, throughput
+from . import backlog, latency, routes, throughput
 from .contenders import PenstockQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
@@ -93,19 +93,33 @@ def run_backlog(waiting: int) -> list[backlog.Backlog]:
     return results
 
 
+async def run_routes(where: Ground) -> routes.Pauses:
+    found = await routes.run(where)
+    table = Table("store", title="The longest wait of a send during a split or merge, without one beside it")
+    for name in ("changes", "median ms", "worst ms", "p99 ms without", "a change takes ms", "goals"):
+        table.add_column(name, justify="right")
+    goals = f"{routes.GOAL_MEDIAN_MS} and {routes.GOAL_WORST_MS}: {'met' if found.good else 'missed'}"
+    times = (found.median_ms, found.worst_ms, found.quiet_p99_ms, found.change_ms)
+    table.add_row(found.store, str(found.changes), *(f"{ms:.1f}" for ms in times), goals)
+    console.print(table)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("part", nargs="?", default="all", choices=["throughput", "latency", "backlog", "all"])
-    parser.add_argument("--store", default="all", choices=[*STORES, "all"], help="for throughput")
+    parts = ["throughput", "latency", "backlog", "routes", "all"]
+    parser.add_argument("part", nargs="?", default="all", choices=parts)
+    parser.add_argument("--store", default="all", choices=[*STORES, "all"], help="for throughput and routes")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     figures: dict[str, object] = {}
+    stores = STORES if args.store == "all" else (args.store,)
     if args.part in ("throughput", "all"):
-        for store in STORES if args.store == "all" else (args.store,):
+        for store in stores:
             with ground(store) as where:
                 results = asyncio.run(run_throughput(where, args.seconds))
             figures[f"throughput on {store}"] = [r.as_dict() for r in results]
@@ -113,6 +127,10 @@ def main() -> None:
         figures["latency"] = [asdict(r) for r in asyncio.run(run_latency(args.seconds * 2))]
     if args.part in ("backlog", "all"):
         figures["backlog"] = [asdict(r) for r in run_backlog(args.waiting)]
+    if args.part in ("routes", "all"):
+        for store in stores:
+            with ground(store) as where:
+                figures[f"routes on {store}"] = asdict(asyncio.run(run_routes(where)))
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
 
