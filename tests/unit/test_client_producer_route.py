@@ -255,44 +255,45 @@ async def test_one_way_messages_that_find_no_route_are_counted(mq: Connection, e
 # ---- the pause ----
 
 
-async def test_a_change_is_felt_only_by_keys_of_its_partition(mq: Connection, endpoint: Changing) -> None:
-    """Under load: one of two partitions is sealed, and 20 ms later the route names its successors."""
-    stored: dict[str, list[float]] = {LOW: [], HIGH: []}
-    over, low_waits, high_stored = asyncio.Event(), asyncio.Event(), asyncio.Event()
+async def pause_of_a_change() -> float:
+    """Under load one of two partitions is sealed, and 20 ms later the route names its successors.
 
-    async def load(key: str) -> None:
-        number = 0
+    How long it takes from then on until a message of a key of that partition is stored, in seconds.
+    """
+    endpoint, over = Changing(), asyncio.Event()
+    stored: dict[str, list[float]] = {LOW: [], HIGH: []}
+
+    async def load(mq: Connection, key: str) -> None:
         while not over.is_set():
-            await mq.send("orders", b"%s-%d" % (key.encode(), number), key=key, timeout=LIMIT)
+            value = b"%s-%d" % (key.encode(), len(stored[key]))
+            await mq.send("orders", value, key=key, timeout=LIMIT)
             stored[key].append(time.monotonic())
-            number += 1
-            if key == HIGH and low_waits.is_set():
-                high_stored.set()
             await asyncio.sleep(0.0005)
 
     async def change() -> float:
         await endpoint.until(lambda: min(map(len, stored.values())) >= 20)
         endpoint.seal(1)
         await endpoint.until_called("route")
-        low_waits.set()
-        await high_stored.wait()  # nobody of that partition waits for the route
+        low, high = len(stored[LOW]), len(stored[HIGH])
+        await endpoint.until(lambda: len(stored[HIGH]) >= high + 5)  # these do not wait for the route
         await asyncio.sleep(0.02)
+        assert len(stored[LOW]) == low
         activated = time.monotonic()
         endpoint.split(1)
-        count = len(stored[LOW])
-        await endpoint.until(lambda: len(stored[LOW]) >= count + 20)
+        await endpoint.until(lambda: len(stored[LOW]) >= low + 20)
         over.set()
-        return activated
+        return stored[LOW][low] - activated
 
-    async with asyncio.timeout(LIMIT):
-        activated, *_ = await asyncio.gather(change(), load(LOW), load(HIGH))
-    first = next(at for at in stored[LOW] if at > activated)
-    assert first - activated < 0.06 * 5  # 60 ms, and what a loaded machine adds
-    during = [at for at in stored[HIGH] if activated - 0.02 <= at <= activated]
-    assert len(during) >= 2
-    for key in (LOW, HIGH):
+    async with asyncio.timeout(LIMIT), Connection(endpoint) as mq:
+        pause, *_ = await asyncio.gather(change(), load(mq, LOW), load(mq, HIGH))
+    for key, times in stored.items():
         of_key = [value for value in endpoint.log if value.startswith(key.encode() + b"-")]
-        assert of_key == [b"%s-%d" % (key.encode(), i) for i in range(len(of_key))]
+        assert of_key == [b"%s-%d" % (key.encode(), i) for i in range(len(times))]
+    return pause
+
+
+async def test_a_change_is_felt_only_by_keys_of_its_partition_and_not_for_long() -> None:
+    assert min([await pause_of_a_change() for _ in range(3)]) < 0.06  # the best: the machine may be busy
 
 
 # ---- whatever happens ----
