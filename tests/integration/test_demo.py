@@ -41,9 +41,11 @@ def test_the_figures(tmp_path: Path) -> None:
 
 
 def _assert_order_and_delay(figures: dict[str, Any]) -> None:
-    ordered, delayed = figures["ordered"], figures["delayed"]
+    ordered, split, delayed = figures["ordered"], figures["split"], figures["delayed"]
     assert ordered["handled"] == ordered["sent"] > 0 and ordered["out_of_order"] == 0
     assert ordered["again"] > 0  # what the killed member held came again
+    assert split["handled"] == split["sent"] > 0 and split["twice"] == 0
+    assert split["changes"] == 3 and split["out_of_order"] == 0
     assert delayed["arrived"] == delayed["sent"] > 0 and delayed["early"] == 0 and delayed["cancelled"]
 
 
@@ -79,6 +81,7 @@ def test_the_story_reads_well_in_a_plain_log_and_can_be_told_again(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     assert "\x1b" not in done.stdout and max(map(len, done.stdout.splitlines())) <= 100
     assert "0 messages lost" in done.stdout and "behind" in done.stdout
+    assert "40 keys, 3 changes of the route, in order: yes" in done.stdout
     assert done.stdout.count("penstock -u sqlite:///penstock-demo/demo.db") == 3
 
 

@@ -32,7 +32,7 @@ async def demo(
     fast: Annotated[bool, typer.Option("--fast", help="Fewer messages.")] = False,
     folder: Annotated[Path, typer.Option(help="Where it happens.")] = Path("penstock-demo"),
 ) -> None:
-    """See it work: 100,000 messages, consumers killed in the middle, a poisonous message, order, delay.
+    """See it work: 100,000 messages, consumers killed at work, a poisonous message, order, a split, delay.
 
     Uses a SQLite file in its own folder. With --url (PENSTOCK_URL does not count) it runs on a database
     server, in topics whose names begin with "demo-".

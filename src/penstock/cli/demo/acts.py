@@ -1,4 +1,4 @@
-"""The story, act by act: send, consume, kill, poison, then order and delay (`order`, `later`), summary.
+"""The story, act by act: send, consume, kill, poison, then `order`, `split` and `later`, summary.
 
 Every number shown is measured: sends by their receipts, handling by the ledgers of the processes, lag by the
 queue. The demo fails if anything was lost, or if a message died that should not have.
@@ -24,6 +24,7 @@ from .ledger import Place, audit
 from .member import DIED, POISON
 from .order import keep_order
 from .scene import LOOK_S, PATIENCE_S, Scene
+from .split import change_route
 
 __all__ = ["play"]
 
@@ -39,6 +40,7 @@ async def play(scene: Scene) -> None:
         await play.consume_and_kill(mq, cast)
         await play.poison(mq, cast)
         await keep_order(scene, mq, cast)
+        await change_route(scene, mq, cast)
         await deliver_later(scene, mq)
     scene.figures.seconds = time.perf_counter() - began
     play.summary()
@@ -202,11 +204,11 @@ class _Play:
             f"**{self.figures.redriven_handled} of {self.figures.redriven} handled**."
         )
 
-    # ---- 5 ----
+    # ---- 8 ----
 
     def summary(self) -> None:
         figures, stage = self.figures, self.stage
-        stage.heading("7  What is left")
+        stage.heading("8  What is left")
         written = sorted(
             path for path in self.scene.folder.iterdir() if path.stat().st_size and path.name[0] != "."
         )

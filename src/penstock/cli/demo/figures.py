@@ -28,6 +28,10 @@ class Figures:
     redriven_handled: int = 0
     bookings: Audit = _NOTHING  # handled by an ordered group, one of whose members is killed
     out_of_order: int = 0  # begun before an earlier one of their key was handled
+    trades: Audit = _NOTHING  # handled by an ordered group while the route changes
+    trades_out_of_order: int = 0
+    changes: int = 0  # of the route
+    longest_send_ms: float = 0.0  # meanwhile
     reminders: int = 0  # delayed messages that came
     reminders_sent: int = 0  # without the one that was cancelled
     early: int = 0  # came before they were due
@@ -37,8 +41,8 @@ class Figures:
 
     @property
     def lost(self) -> int:
-        missing = self.reminders_sent - self.reminders
-        return self.billing.lost + self.search.lost + self.neighbours.lost + self.bookings.lost + missing
+        audits = (self.billing, self.search, self.neighbours, self.bookings, self.trades)
+        return sum(audit.lost for audit in audits) + self.reminders_sent - self.reminders
 
     @property
     def well(self) -> bool:
@@ -46,8 +50,9 @@ class Figures:
         complete = self.billing.handled == self.search.handled == self.sent > 0
         poison = self.dead_is_poison and self.redriven_handled == 1
         ordered = self.bookings.handled > 0 and self.out_of_order == 0
+        elastic = self.trades.handled > 0 and self.changes > 0 and self.trades_out_of_order == 0
         on_time = self.reminders > 0 and self.early == 0 and self.cancelled
-        return complete and self.lost == 0 and poison and ordered and on_time
+        return complete and self.lost == 0 and poison and ordered and elastic and on_time
 
     @property
     def where(self) -> str:
@@ -72,6 +77,12 @@ class Figures:
                 "redriven_handled": self.redriven_handled,
             },
             "ordered": {**self.bookings.fields(), "out_of_order": self.out_of_order},
+            "split": {
+                **self.trades.fields(),
+                "changes": self.changes,
+                "out_of_order": self.trades_out_of_order,
+                "longest_send_ms": round(self.longest_send_ms, 1),
+            },
             "delayed": {
                 "sent": self.reminders_sent,
                 "arrived": self.reminders,

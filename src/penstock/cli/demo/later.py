@@ -19,7 +19,7 @@ _NEVER = "never"  # the id of the one that is cancelled
 
 async def deliver_later(scene: Scene, mq: penstock.Connection) -> None:
     scale, figures, say = scene.scale, scene.figures, scene.stage.say
-    scene.stage.heading("6  Not now")
+    scene.stage.heading("7  Not now")
     topic = scene.topic("reminders")
     await mq.create_topic(topic, partitions=1)
     dice = random.Random(scale.reminders)

@@ -31,6 +31,8 @@ class Scale:
     accounts: int = 20
     bookings: int = 50  # of each account
     order_lease: str = "1500ms"
+    trade_keys: int = 40
+    between_s: float = 0.6  # two changes of the route
     reminders: int = 200
     latest_s: float = 2.0  # the last reminder is due after so long
 
@@ -38,7 +40,7 @@ class Scale:
     def fast() -> Scale:
         return Scale(
             messages=4_000, watch_s=1.5, lease="500ms", payments=6, poison_lease="300ms",
-            accounts=10, bookings=30, order_lease="1s", reminders=50, latest_s=1.0,
+            accounts=10, bookings=30, order_lease="1s", between_s=0.3, reminders=50, latest_s=1.0,
         )  # fmt: skip
 
     def pause(self, processes: int) -> str:
