@@ -71,9 +71,9 @@ class Crew:
         for number in range(members):
             self._start(_Job("consumer", topic, f"{group}-{number}", (group, ordered)))
 
-    def change(self, topic: str) -> None:
+    def change(self, topic: str, name: str) -> None:
         """Change its route, again and again."""
-        self._start(_Job("changer", topic, "c", ()))
+        self._start(_Job("changer", topic, name, ()))
 
     def _start(self, job: _Job) -> None:
         self._runs += 1

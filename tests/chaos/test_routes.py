@@ -43,7 +43,8 @@ async def _trouble(url: str, folder: Path, shards: Mapping[str, str]) -> None:
         async with penstock.connect(url, **more) as mq:
             await make_topic(mq, "orders", groups=_GROUPS)
             await hire(crew, "orders", members=3, producers=4, pause_s=_PAUSE_S, groups=_GROUPS)
-            crew.change("orders")
+            for name in ("c0", "c1"):  # while one is on its way back from the dead, the other goes on
+                crew.change("orders", name)
             await _kill_at_work(crew)
             crew.dismiss("changer")
             crew.dismiss("producer")
@@ -56,7 +57,7 @@ async def _trouble(url: str, folder: Path, shards: Mapping[str, str]) -> None:
 
 
 async def _kill_at_work(crew: Crew) -> None:
-    """For the time of the test: the changer as often as producers, and as consumers."""
+    """For the time of the test: changers as often as producers, and as consumers."""
     end = time.monotonic() + _TROUBLE_S
     while time.monotonic() < end or _too_few(crew, end):
         await asyncio.sleep(random.uniform(0.1, 0.6))
