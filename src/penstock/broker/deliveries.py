@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..config import DEFAULTS
-from ..errors import GenerationChanged, StoreError, UnknownPartition
+from ..errors import GateClosed, GenerationChanged, StoreError, UnknownPartition
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
 from ..model.reason import as_reason
 from ..model.route import Range
@@ -260,7 +260,7 @@ class Deliveries:
             settlements += self._retries.of(one, group, part.partition_id, now) if is_retry else [one]
         try:
             done = self._store.progress.settle(group, part.partition_id, part.token, settlements)
-        except GenerationChanged:  # the group was reset: what was held is nobody's any more
+        except (GenerationChanged, GateClosed):  # the group was reset: what was held is nobody's any more
             self._catalog.forget()
             outcome.lost.append((part, tuple((v.first, v.last) for v in part.verdicts)))
             return None

@@ -16,7 +16,7 @@ from contextlib import suppress
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import GenerationChanged, PartitionSealed, PenstockError, UsageError
+from ..errors import GateClosed, GenerationChanged, PartitionSealed, PenstockError, UsageError
 from ..model.batch import verify
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
@@ -402,7 +402,7 @@ class Broker:
                 reader = self._catalog.group(held.topic, beat.group)
                 try:
                     gone = self.store.progress.extend(reader, held.partition_id, held.token, held.spans)
-                except GenerationChanged:
+                except (GenerationChanged, GateClosed):
                     self._catalog.forget()
                     gone = held.spans
                 if gone:

@@ -18,6 +18,8 @@ from .routes import RouteChanges
 
 __all__ = ["RouteHelp"]
 
+_LOOK_AGAIN_S = 0.1
+
 _log = logging.getLogger("penstock.broker")
 
 
@@ -28,6 +30,7 @@ class RouteHelp:
         self._changes = changes
         self._changed = changed
         self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
 
     async def run(self, change: Callable[..., Route], *args: Any) -> Route:
         try:
@@ -42,7 +45,8 @@ class RouteHelp:
 
     async def _help(self, topic: str) -> None:
         try:
-            await asyncio.to_thread(self._changes.help, topic)
+            while not self._closed and not await asyncio.to_thread(self._changes.help, topic):
+                await asyncio.sleep(_LOOK_AGAIN_S)
         except PenstockError as error:
             _log.warning("the route of topic %r waits: %s", topic, error)
         finally:
@@ -50,4 +54,5 @@ class RouteHelp:
             self._changed()
 
     async def close(self) -> None:
+        self._closed = True
         await asyncio.gather(*self._under_way.values(), return_exceptions=True)

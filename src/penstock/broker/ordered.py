@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ..config import DEFAULTS
@@ -246,7 +247,8 @@ class OrderedDeliveries:
 
     def end(self, held: Sequence[tuple[Group, int]], token: int) -> None:
         for group, partition_id in held:
-            self._store.progress.hand_over(group, partition_id, token)
+            with suppress(GateClosed):  # the group was reset: nobody holds it
+                self._store.progress.hand_over(group, partition_id, token)
 
     def leave(self, topic: str, group: str, member: str) -> list[int]:
         """A member goes: hand over what it holds still. Returns the groups that are concerned."""

@@ -98,8 +98,8 @@ class RouteChanges:
 
     # ---- what is left over ----
 
-    def help(self, topic: str) -> None:
-        """Somebody waits for a sealed partition's successors: see to it that there are some."""
+    def help(self, topic: str) -> bool:
+        """Somebody waits for a sealed partition's successors. False: others work on it; look again."""
         change = self._store.routes.change_of(topic)
         try:
             if change is None:
@@ -107,8 +107,11 @@ class RouteChanges:
             elif self._store.routes.take(change, _IDLE_MS):
                 _log.warning("going on with a %s of topic %r that was left", change.kind, topic)
                 self._carry_out(change)
+            else:
+                return False
         except RouteConflict:
-            pass  # somebody else was faster
+            return False  # somebody else was faster
+        return True
 
     def _renew(self, topic: str) -> None:
         """A partition was sealed for a change that was turned back meanwhile (I11)."""

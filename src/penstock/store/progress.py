@@ -45,6 +45,8 @@ _LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, holder_toke
            FROM penstock_progress WHERE group_id = ? AND generation = ?"""
 _EDGES = """SELECT p.state, p.next_offset, COALESCE(t.log_start, 0) FROM penstock_partitions p
             LEFT JOIN penstock_trims t ON t.partition_id = p.id WHERE p.id = ?"""
+_LAST = """SELECT 1 FROM penstock_deliveries
+           WHERE group_id = ? AND partition_id = ? AND first_offset >= ? AND last_offset = ?"""
 _FENCE = "DELETE FROM penstock_{table} WHERE group_id = ? AND partition_id = ?"
 _HELD_BY = """SELECT partition_id FROM penstock_deliveries WHERE token = ? AND group_id = ?
               UNION SELECT partition_id FROM penstock_progress WHERE holder_token = ? AND group_id = ?"""
@@ -272,7 +274,11 @@ class SqlProgress:
         spans = tuple((max(r[0], log_start), r[1]) for r in rows)
         with reading_log(self._session, partition_id) as tx:
             measured = measure(tx, partition_id, row, committed, unsettled, spans)
-        return replace(measured, stopped=stopped)
+        if measured.sealed and unsettled:  # the control batch may be in somebody's hands: it is no message
+            with self._session.read(Lane.PROGRESS) as tx:
+                control = tx.one(_LAST, *key, row.lowest, measured.end - 1)
+            unsettled -= int(control is not None)
+        return replace(measured, stopped=stopped, unsettled=unsettled)
 
     # ---- groups ----
 
