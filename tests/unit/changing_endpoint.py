@@ -24,6 +24,7 @@ class Changing(FakeEndpoint):
         self.log: list[bytes] = []
         self.away: set[int] = set()  # partitions whose store is away
         self.route_away = False
+        self.tried: list[int] = []  # partitions of appends
         self._called = asyncio.Event()
 
     async def until(self, reached: Callable[[], bool]) -> None:
@@ -39,6 +40,7 @@ class Changing(FakeEndpoint):
 
     def _append(self, partition_id: int, batch: bytes, due_at: int = 0, ids: bytes = b"") -> Appended:
         self._called.set()
+        self.tried.append(partition_id)
         if partition_id in self.away:
             raise AWAY
         appended = super()._append(partition_id, batch, due_at, ids)

@@ -59,7 +59,7 @@ async def test_each_message_fails_at_its_own_deadline(
         patient = await producer.post(b"patient", key=LOW, timeout=LIMIT)
         hasty = await producer.post(b"hasty", key=LOW, timeout="30ms")
         await turns()
-        later = await producer.post(b"later", key=LOW, timeout="30ms")
+        later = await producer.post(b"later", key=LOW, timeout="80ms")
         for future in (hasty, later):
             with pytest.raises(SendTimeout, match="nothing was stored") as caught:
                 await asyncio.wait_for(future, LIMIT)
@@ -73,6 +73,37 @@ async def test_each_message_fails_at_its_own_deadline(
         gate.set()
         await asyncio.wait_for(patient, LIMIT)
     assert endpoint.log == [b"0", b"patient"]
+
+
+async def test_a_refused_message_is_surely_not_stored(mq: Connection, endpoint: Changing) -> None:
+    await mq.send("orders", b"0", key=LOW)
+    endpoint.seal(1)
+    with pytest.raises(SendTimeout, match="does not name the successor") as caught:
+        await mq.send("orders", b"1", key=LOW, timeout="30ms")
+    assert caught.value.details["stored"] is False
+    gate = asyncio.Event()
+    endpoint.on["append"].append(waiting(gate))
+    with pytest.raises(SendTimeout, match="not known whether") as caught:
+        await mq.send("orders", b"2", key=HIGH, timeout="30ms")
+    assert "stored" not in caught.value.details
+
+
+async def test_a_batch_of_unknown_fate_behind_a_refused_one_leaves_again(
+    mq: Connection, endpoint: Changing
+) -> None:
+    """The first of this producer was refused: the second cannot be there, though nobody answered it."""
+    gate = asyncio.Event()
+    endpoint.on["append"].extend([waiting(gate), failing(AWAY)])
+    async with mq.producer("orders") as producer:
+        first = await producer.post(b"1", key=LOW)
+        await turns()
+        second = await producer.post(b"2", key=LOW)
+        await turns()
+        endpoint.seal(1)
+        endpoint.split(1)
+        gate.set()
+        await asyncio.wait_for(asyncio.gather(first, second), LIMIT)
+    assert endpoint.log == [b"1", b"2"]
 
 
 async def test_other_partitions_go_on_while_the_route_is_read(mq: Connection, endpoint: Changing) -> None:
@@ -227,6 +258,7 @@ async def test_what_lingers_on_a_replaced_partition_follows_at_once(
         await asyncio.gather(*[await producer.post(b"low", key=LOW) for _ in range(2)])
         await asyncio.wait_for(lingering, LIMIT)
     assert endpoint.values(3).count(b"1") == 1
+    assert 2 not in endpoint.tried  # it is known to take no more
 
 
 async def test_one_way_messages_follow_the_route(mq: Connection, endpoint: Changing) -> None:

@@ -268,7 +268,7 @@ class Accumulator:
                 self._topic,
                 batch,
                 self._loop,
-                broken=lambda: self._broken is not None,
+                broken=lambda: self._broken is not None and _before(self._broken, batch),
                 away=self._found_away,
             )
         except asyncio.CancelledError:

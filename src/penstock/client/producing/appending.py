@@ -117,6 +117,10 @@ async def append_until(
                     batch.uncertain or not broken()
                 )  # a crash forgot what was stored: a new epoch
                 return Refused()
+        except UnknownProducer as error:
+            outcome = _unknown_here(batch, error, broken())
+            if outcome is not None:
+                return outcome
         except PenstockError as error:
             outcome = _outcome(batch, error)
             if outcome is not None:
@@ -138,13 +142,19 @@ async def append(endpoint: Endpoint, topic: str, batch: InFlight) -> Appended:
     )
 
 
+def _unknown_here(batch: InFlight, error: UnknownProducer, broken: bool) -> Failed | Refused | None:
+    """The partition has nothing of this producer. None: the same bytes again."""
+    alone = batch.before(batch) is None
+    if not batch.uncertain or (alone and broken):
+        batch.uncertain = True  # the store forgot this producer, or those before were not stored: a new epoch
+        return Refused()
+    return Failed(error) if alone else None  # stored and forgotten, perhaps; or its time has not come
+
+
 def _outcome(batch: InFlight, error: PenstockError) -> Failed | Refused | None:
     """None: the same bytes again."""
     if isinstance(error, MOVED):
         batch.moved = True
-        return Refused()
-    if isinstance(error, UnknownProducer) and not batch.uncertain:
-        batch.uncertain = True  # the store forgot this producer: a new epoch
         return Refused()
     if isinstance(error, StoreFull | BacklogFull) and not batch.uncertain:
         return Failed(error)  # nothing was stored; waiting for space is the caller's choice
