@@ -6,7 +6,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import Any
 
 import pytest
@@ -382,3 +382,29 @@ async def test_a_delayed_list_with_repeats(mq: Connection, clock: ManualClock) -
     assert (await mq.topic("orders")).delayed == 2
     clock.advance(60)
     assert await there(mq) == ["a", "b", "x"]
+
+
+# ---- changes of the route (I13) ----
+
+
+@everywhere
+async def test_ids_are_known_to_the_successors_of_a_partition(opened: Open, clock: ManualClock) -> None:
+    """Also to a process that comes later, through several changes, and until the window is over."""
+    async with AsyncExitStack() as stack:
+        mq = await stack.enter_async_context(opened())  # one in memory lasts as long as somebody has it
+        await mq.create_topic("orders", partitions=1, dedup_window="10m")
+        await mq.send_many("orders", [Message(b"x", id=f"o-{n}", key=f"k{n}") for n in range(20)])
+        await mq.send("orders", b"later", id="late", key="k1", delay="1h")
+        await mq.split("orders", 0)
+        again = await mq.send_many("orders", [Message(b"y", id=f"o-{n}", key=f"k{n}") for n in range(22)])
+        assert [receipt.duplicate for receipt in again] == [True] * 20 + [False] * 2
+        mq = await stack.enter_async_context(opened())
+        await mq.merge("orders", 1, 2)
+        again = await mq.send_many("orders", [Message(b"z", id=f"o-{n}", key=f"k{n}") for n in range(23)])
+        assert [receipt.duplicate for receipt in again] == [True] * 22 + [False]
+        assert (await mq.send("orders", b"again", id="late", key="k1")).duplicate
+        assert await mq.cancel("orders", id="late")
+        assert not (await mq.send("orders", b"again", id="late", key="k1")).duplicate
+        clock.advance(600_001)
+        late = await mq.send_many("orders", [Message(b"w", id=f"o-{n}", key=f"k{n}") for n in range(23)])
+        assert not any(receipt.duplicate for receipt in late)

@@ -96,10 +96,10 @@ class Sifting:
                 self._windows.prepare(partition_id, window_ms)
                 if partition_id in self._behind:
                     self._windows.catch_up(partition_id)
-                if partition_id in self._asked:
-                    self._floors[partition_id] = self._windows.look_at_groups(partition_id)
             except UnknownPartition:
                 pass  # it is refused under the lock, and harms no other
+        for partition_id in self._asked:
+            self._floors[partition_id] = self._windows.at(partition_id).look_at_groups(partition_id)
         self._tries += 1
 
     def begin(self, tx: Transaction, lane: Lane, ends: Mapping[int, int]) -> None:
@@ -122,8 +122,9 @@ class Sifting:
         place.seen.update(named)
         if len(place.seen) == before + len(named):  # not twice in this transaction
             with self._windows.lock:
-                if not kept.window.known(named) and not kept.waiting.known(named):
-                    return ()
+                known = bool(kept.window.known(named) or kept.waiting.known(named))
+            if not known and not self._known_before(kept, named):
+                return ()
         found, mine = [], dict[bytes, int]()
         for number, one in enumerate(digests):
             earlier = mine.get(one)
@@ -182,28 +183,62 @@ class Sifting:
             return offset
         with self._windows.lock:
             offset = kept.window.offset(digest)
-        if offset >= 0 and self._counts(append, kept, offset, now):
+        if offset >= 0 and self._counts(append.partition_id, append.dedup_ms, kept, offset, now):
             return offset
-        return _NOWHERE if digest in place.delayed or self._waits(kept, digest) else None
+        if digest in place.delayed or self._waits(self._windows, kept, digest):
+            return _NOWHERE
+        return _NOWHERE if self._came_before(append, kept, digest, now) else None
 
-    def _waits(self, kept: Kept, digest: bytes) -> bool:
+    def _known_before(self, kept: Kept, digests: Sequence[bytes]) -> bool:
+        """Whether a partition that this one follows may have seen one of these ids (I13)."""
+        for one in kept.before:
+            windows, old = self._kept(one)
+            with windows.lock:
+                if old.window.known(digests) or old.waiting.known(digests):
+                    return True
+        return False
+
+    def _came_before(self, append: Append, kept: Kept, digest: bytes, now: int) -> bool:
+        for one in kept.before:
+            windows, old = self._kept(one)
+            with windows.lock:
+                offset = old.window.offset(digest)
+            if offset >= 0 and self._counts(one, append.dedup_ms, old, offset, now):
+                return True
+            if self._waits(windows, old, digest):
+                return True
+        return False
+
+    def _kept(self, partition_id: int) -> tuple[Windows, Kept]:
+        windows = self._windows.at(partition_id)
+        kept = windows.kept(partition_id)
+        if kept is None:  # it was forgotten since it was prepared
+            raise NotPreparedError
+        return windows, kept
+
+    def _waits(self, windows: Windows, kept: Kept, digest: bytes) -> bool:
         """Whether a message with that id is in the schedule; what was cancelled is not, or was moved."""
-        with self._windows.lock:
+        with windows.lock:
             row_id = kept.waiting.row_of(digest)
-        if row_id < 0 or not self._windows.sees_schedule(self._lane):
+        if row_id < 0:
+            return False
+        if windows is not self._windows:  # on another database
+            with windows.session.read(Lane.LOG) as tx:
+                return digest in ids_of(tx, row_id)
+        if not windows.sees_schedule(self._lane):
             return False
         if row_id not in self._waiting:
             self._waiting[row_id] = ids_of(self._tx, row_id)
         return digest in self._waiting[row_id]
 
-    def _counts(self, append: Append, kept: Kept, offset: int, now: int) -> bool:
+    def _counts(self, partition_id: int, window_ms: int, kept: Kept, offset: int, now: int) -> bool:
         """Whether what is stored at that offset is remembered."""
-        floor = self._floors.get(append.partition_id)
-        with self._windows.lock:
-            if kept.window.remembered(offset, now, append.dedup_ms, NO_FLOOR if floor is None else floor):
+        floor = self._floors.get(partition_id)
+        with self._windows.at(partition_id).lock:
+            if kept.window.remembered(offset, now, window_ms, NO_FLOOR if floor is None else floor):
                 return True
         if floor is None and offset >= kept.floor:  # it is old; have all groups settled it meanwhile?
-            self._asked.add(append.partition_id)
+            self._asked.add(partition_id)
             raise NotPreparedError
         return False
 

@@ -12,11 +12,12 @@ Must never make anybody wait for a database while it holds its own lock.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..config import DEFAULTS, Limits
+from ..errors import UnknownPartition
 from ..model.names import base_of
 from ..model.settings import GroupSettings
 from ..model.window import NO_FLOOR, Window
@@ -34,6 +35,9 @@ _NEXT = "SELECT MIN(base_offset) FROM {log} WHERE base_offset >= ?"
 _END = "SELECT next_offset FROM penstock_partitions WHERE id = ?"
 _LOWEST = """SELECT group_id, generation, lowest FROM penstock_progress
              WHERE partition_id = ? AND group_id IN ({marks})"""
+
+_LINEAGE = """SELECT l.partition_id, l.predecessor_id FROM penstock_lineage l
+              JOIN penstock_partitions p ON p.topic_id = l.topic_id WHERE p.id = ?"""
 
 _SLICE = 32_768  # messages whose ids are read at once: half a megabyte
 _NEAR = 32_768  # messages whose ids may be read under the lock
@@ -66,6 +70,7 @@ class Kept:
     looked_at: int
     waiting: WaitingIds
     used_at: int = 0
+    before: tuple[int, ...] = ()  # sealed partitions that this one follows: their ids count too (I13)
 
 
 @dataclass(slots=True)
@@ -76,6 +81,8 @@ class Windows:
     catalog: SqlCatalog  # of the first shard, where groups are
     limits: Limits = DEFAULTS
     lock: threading.Lock = field(default_factory=threading.Lock)
+    home: Session | None = None  # where the catalog is, if that is another database
+    elsewhere: Callable[[int], Windows] | None = None  # whose window a partition has, if there are several
     _kept: dict[int, Kept] = field(default_factory=dict)
     _tidied_at: int = 0
 
@@ -84,6 +91,9 @@ class Windows:
 
     def forget(self, partition_id: int) -> None:
         self._kept.pop(partition_id, None)
+
+    def at(self, partition_id: int) -> Windows:
+        return self if self.elsewhere is None else self.elsewhere(partition_id)
 
     # ---- without the partition's lock ----
 
@@ -95,8 +105,19 @@ class Windows:
             self._kept[partition_id] = self._loaded(partition_id, window_ms)
         elif not 0 <= now - kept.looked_at < _LOOK_MS:
             self._look(partition_id, kept, window_ms, now)
-        self._kept[partition_id].used_at = now
+        kept = self._kept[partition_id]
+        kept.used_at = now
+        kept.before = tuple(one for one in kept.before if self.at(one)._still_counts(one, window_ms))
         self._forget_idle(now)
+
+    def _still_counts(self, partition_id: int, window_ms: int) -> bool:
+        """Whether any id of a sealed partition may still be asked for; it is in memory then."""
+        try:
+            self.prepare(partition_id, window_ms)
+        except UnknownPartition:
+            return False  # retention took it, so nothing of it was within the window
+        kept = self._kept[partition_id]
+        return kept.window.start < kept.window.end or len(kept.waiting) > 0
 
     def catch_up(self, partition_id: int) -> None:
         """Read what others have stored since."""
@@ -126,7 +147,18 @@ class Windows:
         self._read(partition_id, window)
         kept = Kept(window, window_ms, floor, now, WaitingIds(self.limits.dedup_ids))
         kept.waiting.load(self.session, partition_id, self.lock)
+        kept.before = self._ancestors(partition_id)
+        for one in kept.before:
+            self.at(one).catch_up(one)  # it may be known from before it was sealed
         return kept
+
+    def _ancestors(self, partition_id: int) -> tuple[int, ...]:
+        with (self.home or self.session).read(Lane.LOG) as tx:
+            pairs = tx.all(_LINEAGE, partition_id)
+        found = [partition_id]
+        for one in found:
+            found += [before for of, before in pairs if of == one and before not in found]
+        return tuple(found[1:])
 
     def _look(self, partition_id: int, kept: Kept, window_ms: int, now: int) -> None:
         kept.floor, kept.looked_at = self._floor(partition_id), now
