@@ -183,7 +183,7 @@ async def test_closing_while_the_server_is_away_does_not_take_long(own: Ground) 
         await asyncio.to_thread(own.server.stop)
         begin = time.monotonic()
         await mq.close()
-    assert time.monotonic() - begin < 15  # it tries for ten seconds to give back what it holds
+    assert time.monotonic() - begin < 10  # it tries for five seconds to give back what it holds
 
 
 # ---- connections that end ---------------------------------------------------------------------------------

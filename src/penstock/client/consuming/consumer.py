@@ -39,7 +39,7 @@ log = logging.getLogger("penstock.consumer")
 AckMode = Literal["manual", "after", "on_delivery"]
 T = TypeVar("T")
 
-_LEAVE_SECONDS = 10.0  # leaving waits no longer than this for the store
+_LEAVE_SECONDS = 5.0  # leaving waits no longer than this for the store
 _ITERATION_ON_DELIVERY = 100  # `async for` asks for so many that are settled on delivery
 
 
@@ -289,8 +289,9 @@ class Consumer:
 
     async def _close(self, handled: bool, failure: Exception | None) -> None:
         self._fetcher.arrived.set()  # whoever waits for messages goes on
+        give_up_at = self._guard.loop.time() + _LEAVE_SECONDS
         try:
-            async with asyncio.timeout(_LEAVE_SECONDS):
+            async with asyncio.timeout_at(give_up_at):
                 await self._stop_fetching()
                 await self._let_go(handled, failure)
         except (PenstockError, TimeoutError) as error:
@@ -299,7 +300,7 @@ class Consumer:
             self._settler.closed = True
             self._heartbeat.remove(self._heart)
         with contextlib.suppress(PenstockError, TimeoutError):  # its time in the group runs out by itself
-            async with asyncio.timeout(_LEAVE_SECONDS):
+            async with asyncio.timeout_at(give_up_at):
                 await asyncio.to_thread(self._heart.wait_until_quiet)
                 await self._endpoint.unsubscribe(self._who.topic, self._who.group, self._who.member)
 
