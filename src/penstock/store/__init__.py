@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import StoreCorrupt, UsageError
+from ..errors import InvalidSetting, StoreCorrupt, UsageError
 from .catalog import SqlCatalog
-from .contract import Catalog, Duties, Log, Progress, Routes, Schedule, Store, Usage, Watcher
+from .contract import Catalog, Duties, Log, Progress, Routes, Schedule, ShardState, Store, Usage, Watcher
 from .duties import SqlDuties
 from .log import SqlLog
 from .pairing import check_pair
@@ -22,6 +24,9 @@ from .routes import SqlRoutes
 from .schedule import SqlSchedule
 from .schema import check_schema, migrate
 from .session import Dialect, Lane, Session
+from .shard_identity import check_alone
+from .shard_table import SqlShards
+from .shards import Member, open_sharded
 from .sqlite import SqliteDialect
 from .usage import SqlUsage
 from .volatile import check_volatile
@@ -32,14 +37,25 @@ __all__ = ["SqlStore", "open_memory", "open_server", "open_session", "open_sqlit
 class SqlStore:
     """A store on one database. Implements `contract.Store`."""
 
-    def __init__(self, session: Session, limits: Limits = DEFAULTS) -> None:
+    def __init__(
+        self,
+        session: Session,
+        limits: Limits = DEFAULTS,
+        *,
+        catalog: Callable[[Session], SqlCatalog] = SqlCatalog,
+        home: SqlCatalog | None = None,
+        closing: Callable[[], None] | None = None,
+    ) -> None:
+        """`home`: the catalog, if it is on another shard. `closing`: ends the session in its stead."""
         self.session = session
-        catalog = SqlCatalog(session)
-        self.log: Log = SqlLog(session, catalog, limits)
-        self.catalog: Catalog = catalog
-        self.routes: Routes = SqlRoutes(session, catalog)
-        self.progress: Progress = SqlProgress(session, self.catalog)
-        self.usage: Usage = SqlUsage(session, catalog)
+        self._closing = closing or session.close
+        own = catalog(session)
+        home = home or own
+        self.log: Log = SqlLog(session, home, limits)
+        self.catalog: Catalog = own
+        self.routes: Routes = SqlRoutes(session, own)
+        self.progress: Progress = SqlProgress(session, home)
+        self.usage: Usage = SqlUsage(session, home)
         self.schedule: Schedule = SqlSchedule(session)
         self.duties: Duties = SqlDuties(session)
 
@@ -50,7 +66,34 @@ class SqlStore:
         return self.session.dialect.watch(self.session)
 
     def close(self) -> None:
-        self.session.close()
+        self._closing()
+
+    # ---- the only shard ----
+
+    def parts(self) -> Mapping[str, Store]:
+        return {"": self}
+
+    def shards(self) -> list[ShardState]:
+        counts = SqlShards(self.session).counts().get("", {})
+        delayed = sum(self.schedule.delayed().values())
+        partitions = counts.get("new", 0) + counts.get("open", 0)
+        kind = self.session.dialect.kind
+        return [ShardState("", kind, "open", False, partitions, counts.get("sealed", 0), delayed)]
+
+    def set_shard(self, name: str, state: str) -> None:
+        raise InvalidSetting("the queue has one shard only, the first; connect with shards= to name others")
+
+    def shard_of(self, partition_id: int) -> str:
+        return ""
+
+    def known_shard(self, partition_id: int) -> str | None:
+        return ""
+
+    def present(self, partition_ids: Iterable[int]) -> list[int]:
+        return list(partition_ids)
+
+    def on_return(self, told: Callable[[], None]) -> None:
+        """A single database is asked again by whoever needs it."""
 
 
 _log = logging.getLogger("penstock.store")
@@ -119,6 +162,10 @@ def open_server(
 
     `clock` is for tests; without one the server's counts (I16).
     """
+    return SqlStore(_connect(address, clock, limits, make_tables), limits)
+
+
+def _connect(address: Address, clock: Clock | None, limits: Limits, make_tables: bool) -> Session:
     session = Session(_dialect(address, clock, limits))
     with _closed_on_error(session):
         if make_tables:
@@ -126,18 +173,36 @@ def open_server(
         check_schema(session)
         check_pair(session)
         session.now_ms()
-    return SqlStore(session, limits)
+    return session
 
 
 def open_store(
-    address: Address, clock: Clock | None = None, limits: Limits = DEFAULTS, *, make_tables: bool = False
+    address: Address,
+    clock: Clock | None = None,
+    limits: Limits = DEFAULTS,
+    *,
+    make_tables: bool = False,
+    shards: Mapping[str, Address] | None = None,
 ) -> Store:
-    """The store an address names."""
-    if address.kind == "memory":
-        return open_memory(address.name, clock)
-    if address.kind == "sqlite":
-        return open_sqlite(address.path, clock, limits)
-    return open_server(address, clock, limits, make_tables=make_tables)
+    """The store an address names; with `shards`, its partitions are on those too (R6)."""
+
+    def opening(address: Address, **how: Any) -> SqlStore:
+        if address.kind == "memory":
+            shared = open_memory(address.name, clock)
+            assert isinstance(shared, SqlStore), "it is one"
+            return SqlStore(shared.session, limits, closing=shared.close, **how)
+        if address.kind == "sqlite":
+            return SqlStore(_open(address.path, clock, limits), limits, **how)
+        return SqlStore(_connect(address, clock, limits, make_tables), limits, **how)
+
+    if shards:
+        members = {name: Member(one.kind, partial(opening, one)) for name, one in shards.items()}
+        return open_sharded(Member(address.kind, partial(opening, address)), members)
+    store = open_memory(address.name, clock) if address.kind == "memory" else opening(address)
+    assert isinstance(store, SqlStore), "it is one"
+    with _closed_on_error(store):
+        check_alone(store.session)
+    return store
 
 
 def open_session(address: Address, limits: Limits = DEFAULTS) -> Session:
@@ -168,9 +233,9 @@ def _dialect(address: Address, clock: Clock | None, limits: Limits) -> Dialect:
 
 
 @contextmanager
-def _closed_on_error(session: Session) -> Iterator[None]:
+def _closed_on_error(opened: Session | SqlStore) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        session.close()
+        opened.close()
         raise

@@ -35,7 +35,7 @@ from .schema import create_log, log_table
 from .session import Lane, Session, Transaction, verbs
 from .volatile import place_log
 
-__all__ = ["SqlCatalog", "offset_of", "topic_of"]
+__all__ = ["SqlCatalog", "encode_settings", "offset_of", "topic_of"]
 
 _VERSION = "SELECT value FROM penstock_settings WHERE name = 'catalog_version'"
 _TOPIC = "SELECT id, name, settings, route_version, created_at FROM penstock_topics"
@@ -118,7 +118,7 @@ class SqlCatalog:
         """RouteConflict if one of them takes no partitions any more."""
 
     def _insert_topic(self, tx: Transaction, reserved: int, name: str, settings: TopicSettings) -> int:
-        return tx.insert(_INSERT_TOPIC, name, _encode(settings), tx.now_ms())
+        return tx.insert(_INSERT_TOPIC, name, encode_settings(settings), tx.now_ms())
 
     def make_log(self, piece: Range, topic_id: int, volatile: bool) -> None:
         """The log of a partition that was reserved; may be there already."""
@@ -143,7 +143,9 @@ class SqlCatalog:
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic:
         with self.changing() as tx:
             topic = topic_of(tx, name)
-            tx.run("UPDATE penstock_topics SET settings = ? WHERE id = ?", _encode(settings), topic.id)
+            tx.run(
+                "UPDATE penstock_topics SET settings = ? WHERE id = ?", encode_settings(settings), topic.id
+            )
             return topic_of(tx, name)
 
     def delete_topic(self, name: str) -> list[int]:
@@ -209,7 +211,7 @@ class SqlCatalog:
                    VALUES (?, ?, ?, 1, 0, ?)""",
                 topic_id,
                 name,
-                _encode(settings),
+                encode_settings(settings),
                 tx.now_ms(),
             )
             self._resolve(tx, group_id, topic_id, topic, settings.start, elsewhere)
@@ -229,7 +231,7 @@ class SqlCatalog:
             group = _group(tx, topic, name)
             tx.run(
                 "UPDATE penstock_groups SET settings = ?, paused = ? WHERE id = ?",
-                _encode(settings),
+                encode_settings(settings),
                 int(paused),
                 group.id,
             )
@@ -421,5 +423,5 @@ def _refuse_topic(tx: Transaction, name: str) -> None:
         )
 
 
-def _encode(settings: TopicSettings | GroupSettings) -> str:
+def encode_settings(settings: TopicSettings | GroupSettings) -> str:
     return msgspec.json.encode(settings).decode()

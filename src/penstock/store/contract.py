@@ -9,7 +9,7 @@ the tree and then has changed nothing. Times are the store's own clock, in milli
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ..errors import PenstockError
@@ -31,6 +31,7 @@ from .values import (
     News,
     Peek,
     Settled,
+    ShardState,
     StoredBatch,
     Topic,
 )
@@ -54,6 +55,7 @@ __all__ = [
     "Routes",
     "Schedule",
     "Settled",
+    "ShardState",
     "Store",
     "StoredBatch",
     "Topic",
@@ -118,8 +120,8 @@ class Log(Protocol):
     def expire_by_limits(self, partition_id: int, *, before_ms: int, keep_bytes: int) -> int:
         """The start this partition would have if only age and size decided."""
 
-    def forget_producers(self, idle_since_ms: int) -> int:
-        """Drop the sequences of producers silent since then. Returns how many."""
+    def forget_producers(self, idle_since_ms: int, *, moving: Iterable[int] = ()) -> int:
+        """Drop the sequences of producers silent since then, but not of these. Returns how many."""
 
     def news(self) -> News:
         """The version of the catalog and the ends of all partitions, in one cheap read."""
@@ -399,3 +401,29 @@ class Store(Protocol):
     def watch(self) -> Watcher: ...
 
     def close(self) -> None: ...
+
+    # Shards. A store on one database has one, whose name is "".
+
+    def parts(self) -> Mapping[str, Store]:
+        """The store as each shard sees it, by name: its own schedule, duties, clock, news and dues.
+
+        Whatever works on one shard by itself gets its part: writers, watchers, movers. All else in a part is
+        that of the whole.
+        """
+
+    def shards(self) -> list[ShardState]:
+        """What each of them holds; the first comes first."""
+
+    def set_shard(self, name: str, state: str) -> None:
+        """ "open": it takes new partitions; "draining": it takes none. Flushed."""
+
+    def shard_of(self, partition_id: int) -> str: ...
+
+    def known_shard(self, partition_id: int) -> str | None:
+        """The same from memory, without asking; None: it has to be asked for."""
+
+    def present(self, partition_ids: Iterable[int]) -> list[int]:
+        """Those whose shard answers, as far as is known."""
+
+    def on_return(self, told: Callable[[], None]) -> None:
+        """Is called, in any thread, when a shard that was away answers again."""

@@ -45,6 +45,7 @@ _SPOILT = (126, 127, 1034, 1194, 1195, 1712)
 
 
 class MysqlDialect(ServerDialect):
+    kind = "mysql"
     blob = "LONGBLOB"
     hash = "BINARY(16)"
     serial = "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY"

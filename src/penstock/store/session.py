@@ -43,6 +43,7 @@ class Lane(Enum):
 class Dialect(Protocol):
     """What one kind of database does differently."""
 
+    kind: str  # as in an address
     blob: str  # type of a column of bytes
     hash: str  # type of a column of 16 bytes that can be indexed
     serial: str  # type of a primary key that counts by itself

@@ -39,6 +39,7 @@ class _Connection(sqlite3.Connection):
 
 
 class SqliteDialect:
+    kind = "sqlite"
     blob = hash = "BLOB"
     table = ""
     places = tuple(Lane)

@@ -26,6 +26,7 @@ __all__ = [
     "News",
     "Peek",
     "Settled",
+    "ShardState",
     "StoredBatch",
     "Topic",
 ]
@@ -189,3 +190,16 @@ class Backlog:
     def messages(self) -> int:
         """Not settled yet. The control batch that seals a partition is no message."""
         return max(0, self.end - int(self.sealed) - self.cursor) + self.unsettled
+
+
+@dataclass(frozen=True, slots=True)
+class ShardState:
+    """One database of a queue, and what it holds."""
+
+    name: str  # "" is the first
+    kind: str  # of its address
+    state: str  # "open", "draining" or "empty"
+    away: bool
+    partitions: int  # that take messages
+    sealed: int  # that are read to their end
+    delayed: int  # messages that wait there

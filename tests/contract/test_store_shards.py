@@ -1,0 +1,108 @@
+"""The store contract on a queue of two SQLite files, with every partition on the second (R6)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from penstock.address import parse
+from penstock.model.route import Route, split
+from penstock.store import SqlStore, open_store
+from penstock.store.contract import Store, Topic, Watcher
+from penstock.store.session import Lane
+from penstock.store.shard_catalog import ShardedCatalog
+from penstock.store.shard_database import Shard
+from penstock.store.shards import ShardedStore
+from penstock.testing.store_contract import MovableClock, StoreContract
+from penstock.testing.store_contract.harness import _failing_commits
+
+NAME = "b"
+
+
+class OnSecond:
+    """A queue on two files, seen from the second one, where its partitions are."""
+
+    def __init__(self, folder: Path, clock: MovableClock) -> None:
+        address, other = parse(f"sqlite:///{folder}/first.db"), parse(f"sqlite:///{folder}/second.db")
+        whole = open_store(address, clock, shards={NAME: other})
+        assert isinstance(whole, ShardedStore)
+        self._whole = whole
+        part = whole.parts()[NAME]
+        self.log, self.catalog, self.routes = whole.log, part.catalog, part.routes
+        self.progress, self.usage = part.progress, part.usage
+        self.schedule, self.duties, self.now_ms = part.schedule, part.duties, part.now_ms
+
+    @property
+    def second(self) -> SqlStore:
+        opened = self._whole._shards[NAME]._opened
+        assert opened is not None
+        return opened
+
+    def watch(self) -> Watcher:
+        return self._whole.watch()
+
+    def close(self) -> None:
+        self._whole.close()
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._whole, name)
+
+
+class TestSecondShard(StoreContract):
+    @pytest.fixture(autouse=True)
+    def _all_on_the_second(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(ShardedCatalog, "_taking", lambda self, tx: [NAME])
+
+    def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return OnSecond(tmp_path, clock)  # type: ignore[return-value]
+
+    def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
+        return OnSecond(tmp_path, clock)  # type: ignore[return-value]
+
+    def seal(self, store: Store, partition_id: int) -> None:
+        with second(store).session.write(Lane.LOG) as tx:
+            tx.run("UPDATE penstock_partitions SET state = 'sealed' WHERE id = ?", partition_id)
+
+    def _unseal(self, store: Store, partition_id: int) -> None:
+        super()._unseal(second(store), partition_id)
+
+    def succeed(self, store: Store, topic: Topic, partition_id: int) -> Route:
+        change = store.routes.begin(split(topic.route, topic.route.ranges[0].partition))
+        store.routes.make(change)
+        return store.routes.activate(change).route
+
+    def restarted(self, store: Store, at_ms: int) -> AbstractContextManager[object]:
+        return super().restarted(second(store), at_ms)
+
+    def flushed(self, store: Store, verb: Callable[[], object]) -> bool:
+        return super().flushed(second(store), verb)
+
+    def durably_announced(self, store: Store, verb: Callable[[], object]) -> bool:
+        with mock.patch.object(second(store).session.dialect, "announce") as announce:
+            return self.flushed(store, verb) and bool(announce.called)
+
+    def failing_commits(
+        self, store: Store, meanwhile: Callable[[], object] = bool
+    ) -> AbstractContextManager[None]:
+        assert isinstance(store, OnSecond)
+        return _failing(store._whole._shards.values(), meanwhile)
+
+
+def second(store: Store) -> SqlStore:
+    assert isinstance(store, OnSecond)
+    return store.second
+
+
+@contextmanager
+def _failing(shards: Iterable[Shard], meanwhile: Callable[[], object]) -> Iterator[None]:
+    """None of them is taken for away by that: nobody is to wait in these tests."""
+    with ExitStack() as stack:
+        for shard in shards:
+            assert shard._opened is not None
+            stack.enter_context(_failing_commits(shard._opened, meanwhile))
+            stack.enter_context(mock.patch.object(shard, "_lost"))
+        yield
