@@ -66,7 +66,7 @@ if TYPE_CHECKING:
     from .client.message import DeadLetter, Message, Receipt, Received
     from .client.producing.producer import Producer
     from .model.retry import Backoff
-    from .model.route import Range, Route
+    from .model.route import Change, Range, Route
 
 __all__ = [
     "AccessDenied",
@@ -76,6 +76,7 @@ __all__ = [
     "Backoff",
     "Batch",
     "CatalogError",
+    "Change",
     "ClosedError",
     "Connection",
     "Consumer",
@@ -142,7 +143,7 @@ _HOMES = {
     "client.message": ("DeadLetter", "Message", "Receipt", "Received"),
     "client.producing.producer": ("Producer",),
     "model.retry": ("Backoff",),
-    "model.route": ("Range", "Route"),
+    "model.route": ("Change", "Range", "Route"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -20,7 +20,7 @@ from ..errors import GateClosed, GenerationChanged, PartitionSealed, PenstockErr
 from ..model.batch import verify
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
-from ..model.route import Route
+from ..model.route import Change, Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_store
 from ..store.contract import Append, Appended, Bounds, News, Store, StoredBatch, Topic
@@ -210,6 +210,12 @@ class Broker:
 
     async def route(self, topic: str) -> Route:
         return (await self._in_thread(self._catalog.topic, topic)).route
+
+    async def route_history(self, topic: str) -> list[Route]:
+        return await self._in_thread(self.store.routes.history, topic)
+
+    async def route_change(self, topic: str) -> Change | None:
+        return await self._in_thread(self.store.routes.change_of, topic)
 
     async def split(self, topic: str, partition: int, at: int | None) -> Route:
         return await self._help.run(self._routes.split, topic, partition, at)

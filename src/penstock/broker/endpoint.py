@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..model.delivery import Span
-from ..model.route import Route
+from ..model.route import Change, Route
 from ..model.settings import GroupSettings, GroupWish, Start, TopicSettings
 from ..store.contract import Appended, StoredBatch
 
@@ -236,6 +236,12 @@ class Endpoint(Protocol):
     async def delete_topic(self, name: str) -> None: ...
     async def purge(self, name: str) -> int: ...
     async def route(self, topic: str) -> Route: ...
+
+    async def route_history(self, topic: str) -> list[Route]:
+        """Every version, the oldest first: ranges only, and partitions of them may be gone."""
+
+    async def route_change(self, topic: str) -> Change | None:
+        """The change that is under way, if there is one."""
 
     async def split(self, topic: str, partition: int, at: int | None) -> Route:
         """The newest route then. RouteConflict if another change is under way."""

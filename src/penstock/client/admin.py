@@ -16,7 +16,7 @@ from ..config import DEFAULTS
 from ..errors import CatalogError, InvalidSetting, UnknownTopic
 from ..model.batch import records
 from ..model.names import HEADER_PREFIX, check_group, check_topic
-from ..model.route import Route
+from ..model.route import Change, Route
 from ..model.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
 from ..units import Duration, duration_ms, size_bytes
 from .codec import unpack
@@ -159,6 +159,16 @@ class Admin:
     async def route(self, topic: str) -> Route:
         self._guard.check()
         return await self._explained(topic, self._endpoint.route(topic))
+
+    async def route_history(self, topic: str) -> list[Route]:
+        """Every version of the route, the oldest first: ranges only, and partitions of them may be gone."""
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.route_history(topic))
+
+    async def route_change(self, topic: str) -> Change | None:
+        """The change of the route that is under way; None: there is none."""
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.route_change(topic))
 
     # ---- groups ----
 
