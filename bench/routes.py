@@ -2,7 +2,8 @@
 
 Four tasks send keyed messages one by one, a fifth sends lists, all at a steady rate. The route is changed by
 another connection, as by a process of its own: the producers learn of it by the seal alone. For each change
-the slowest of the sends that were under way during it counts; beside it is the p99 of those that met none.
+the slowest of the sends counts that were under way during it or began soon after, since a producer may meet
+the seal late; beside it is the p99 of those that met none.
 
 Goals: under 100 ms at the median of the changes, 500 ms at the worst.
 """
@@ -35,6 +36,7 @@ _LIST = 50
 _KEYS = 40
 _VALUE = b"x" * 100
 _TOPIC = "bench"
+_AFTER_S = 0.1  # a send that begins so soon after a change may still meet the seal
 
 
 class Span(NamedTuple):
@@ -68,9 +70,9 @@ class Pauses:
 
 
 def pauses(store: str, sends: Sequence[Span], changes: Sequence[Span]) -> Pauses:
-    """Every change must have met a send, else its pause was not seen."""
-    longest = [max(send.ms for send in sends if send.meets(change)) for change in changes]
-    quiet = [send.ms for send in sends if not any(send.meets(change) for change in changes)]
+    windows = [Span(change.begin, change.end + _AFTER_S) for change in changes]
+    longest = [max(send.ms for send in sends if send.meets(window)) for window in windows]
+    quiet = [send.ms for send in sends if not any(send.meets(window) for window in windows)]
     return Pauses(
         store=store,
         changes=len(changes),

@@ -18,7 +18,7 @@ from .routes import RouteChanges
 
 __all__ = ["RouteHelp"]
 
-_LOOK_AGAIN_S = 0.1
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1  # between looks at a change that others make
 
 _log = logging.getLogger("penstock.broker")
 
@@ -44,9 +44,11 @@ class RouteHelp:
             self._under_way[topic] = asyncio.create_task(self._help(topic))
 
     async def _help(self, topic: str) -> None:
+        pause_s = _FIRST_PAUSE_S
         try:
             while not self._closed and not await asyncio.to_thread(self._changes.help, topic):
-                await asyncio.sleep(_LOOK_AGAIN_S)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
         except PenstockError as error:
             _log.warning("the route of topic %r waits: %s", topic, error)
         finally:

@@ -1,0 +1,59 @@
+"""Producers that met a seal wait for whoever makes the change: how soon they are told that it is made."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+import pytest
+
+from penstock.broker import helping
+from penstock.broker.helping import RouteHelp
+from penstock.broker.routes import RouteChanges
+
+
+class _Others:
+    """Others work on the change, and it is made at the `looks`-th look."""
+
+    def __init__(self, looks: int) -> None:
+        self.left = looks
+
+    def help(self, topic: str) -> bool:
+        self.left -= 1
+        return self.left <= 0
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    sleep = asyncio.sleep
+
+    async def pause(seconds: float) -> None:
+        found.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(helping.asyncio, "sleep", pause)  # type: ignore[attr-defined]
+    return found
+
+
+async def _helped(looks: int) -> list[int]:
+    """How many looks were left each time the route was said to have changed."""
+    others, told = _Others(looks), list[int]()
+    help = RouteHelp(cast(RouteChanges, cast(Any, others)), lambda: told.append(others.left))
+    help.wanted("orders")
+    help.wanted("orders")
+    async with asyncio.timeout(20):
+        await asyncio.gather(*help._under_way.values())
+    return told
+
+
+async def test_told_once_the_change_is_made_and_not_before(pauses: list[float]) -> None:
+    assert await _helped(4) == [0]
+
+
+async def test_looks_often_at_first_since_a_change_takes_a_moment(pauses: list[float]) -> None:
+    await _helped(12)
+    assert len(pauses) == 11 and sum(pauses[:4]) < 0.1  # a change takes some 10 to 50 ms
+    assert (
+        pauses == sorted(pauses) and pauses[-1] == 0.1
+    )  # and is not asked for all the time if it takes long
