@@ -16,6 +16,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Coroutine
+from importlib import import_module
 from typing import Any
 
 from .changer_process import change
@@ -29,6 +30,9 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "consumer": consume,
     "changer": change,
 }
+
+_LATE = ("broker.embedded", "client.connection", "store.mysql", "store.postgres", "store.sqlite")
+"""What Penstock imports only when somebody connects."""
 
 
 def _start(role: str, arguments: list[Any], errors: str) -> int:
@@ -55,6 +59,8 @@ def _kill(child: int) -> int:
 
 
 def main() -> None:
+    for name in _LATE:
+        import_module(f"penstock.{name}")
     children: set[int] = set()
     while line := sys.stdin.readline():
         verb, *rest = json.loads(line)

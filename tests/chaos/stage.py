@@ -115,15 +115,12 @@ async def judge(
     *,
     groups: Mapping[str, bool] = GROUPS,
     since_ns: int = 0,
-    stored: list[str] | None = None,
 ) -> None:
     """Fails with what is wrong; everything must be drained, and the consumers gone.
 
-    `since_ns`: what was sent before may have been lost from the log. `stored`: all that is in the log, if
-    the caller has read it.
+    `since_ns`: what was sent before may have been lost from the log.
     """
-    if stored is None:
-        stored = [message.value.decode() async for message in mq.read(topic)]
+    stored = [message.value.decode() async for message in mq.read(topic)]
     twice = [value for value, count in Counter(stored).items() if count > 1]
     assert not twice, f"{len(twice)} messages were stored twice: {twice[:5]}"
     for group, ordered in groups.items():
