@@ -55,6 +55,8 @@ _INSERT_TOPIC = "INSERT INTO penstock_topics (name, settings, route_version, cre
 _GROUPS_AT = """SELECT g.id, g.name, g.settings, g.generation, COALESCE(s.start_offset, 0)
                 FROM penstock_partitions p JOIN penstock_groups g ON g.topic_id = p.topic_id
                 LEFT JOIN penstock_starts s ON s.group_id = g.id AND s.partition_id = p.id WHERE p.id = ?"""
+_LINEAGE_AT = """SELECT l.partition_id, l.predecessor_id FROM penstock_lineage l
+                 JOIN penstock_partitions p ON p.topic_id = l.topic_id WHERE p.id = ?"""
 _STARTS = "SELECT group_id, partition_id, start_offset FROM penstock_starts WHERE group_id IN ({marks})"
 _INSERT_RANGE = """INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id)
                    VALUES (?, 1, ?, ?, ?)"""
@@ -281,6 +283,11 @@ class SqlCatalog:
             (group_id, name, msgspec.json.decode(settings, type=GroupSettings), generation, start)
             for group_id, name, settings, generation, start in rows
         ]
+
+    def lineage_at(self, partition_id: int) -> list[tuple[int, int]]:
+        """In the partition's topic, what follows what: pairs of a partition and one before it."""
+        with self._session.read(Lane.LOG) as tx:
+            return [(one, before) for one, before in tx.all(_LINEAGE_AT, partition_id)]
 
     def _elsewhere(self, topic: str, start: Start, *, all_of_them: bool = False) -> Mapping[int, int]:
         """Start offsets in partitions on other shards, read before the catalog is locked (I9)."""

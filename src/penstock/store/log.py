@@ -41,7 +41,7 @@ _NEVER = 2**62
 class SqlLog:
     def __init__(self, session: Session, catalog: SqlCatalog, limits: Limits = DEFAULTS) -> None:
         self._session = session
-        self._windows = Windows(session, catalog, limits)
+        self._windows = self.windows = Windows(session, catalog, limits)
 
     # ---- append ----
 

@@ -42,6 +42,17 @@ class ShardedCatalog(SqlCatalog):
 
     # ---- topics ----
 
+    def topic(self, name: str) -> Topic:
+        found = super().topic(name)
+        self.shards.learn(found.route.partitions)
+        return found
+
+    def topics(self) -> list[Topic]:
+        found = super().topics()
+        for topic in found:
+            self.shards.learn(topic.route.partitions)
+        return found
+
     def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
         for _ in range(_TRIES):
             try:

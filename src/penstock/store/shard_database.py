@@ -18,9 +18,12 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from ..errors import PenstockError, StoreUnavailable
+from ..model.route import Range
 from .contract import Duties, Log, Progress, Routes, Schedule, Usage, Watcher
+from .log import SqlLog
 from .session import Lane
 from .shard_table import SqlPlaces, SqlShards
+from .window import Windows
 
 if TYPE_CHECKING:
     from . import SqlStore
@@ -97,10 +100,17 @@ class Shard:
         return SqlShards(store.session) if name == "table" else getattr(store, name)
 
     @property
-    def _store(self) -> SqlStore:
-        if self._away is not None or self._opened is None:
+    def opened(self) -> SqlStore:
+        """Also while it is away; StoreUnavailable if it never answered."""
+        if self._opened is None:
             raise self._error()
         return self._opened
+
+    @property
+    def _store(self) -> SqlStore:
+        if self._away is not None:
+            raise self._error()
+        return self.opened
 
     def _error(self) -> StoreUnavailable:
         return StoreUnavailable(
@@ -227,6 +237,16 @@ class Shards(Mapping[str, Shard]):
 
     def of(self, partition_id: int) -> Shard:
         return self._shards[self.name_of(partition_id)]
+
+    def learn(self, pieces: Iterable[Range]) -> None:
+        """Read in the catalog."""
+        self._homes.update((piece.partition_id, piece.shard) for piece in pieces)
+
+    def windows_of(self, partition_id: int) -> Windows:
+        """The ids that a partition has seen; in memory also while its shard is away."""
+        log = self.of(partition_id).opened.log
+        assert isinstance(log, SqlLog), "shards are SQL databases"
+        return log.windows
 
     def split(self, partition_ids: Iterable[int]) -> dict[Shard, list[int]]:
         """By shard, in the order of the ids."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StoreUnavailable
 from .contract import Catalog, Duties, Log, Progress, Routes, Schedule, ShardState, Store, Usage, Watcher
+from .log import SqlLog
 from .progress import SqlProgress
 from .shard_catalog import ShardedCatalog
 from .shard_database import Shard, Shards
@@ -62,10 +63,13 @@ class ShardedStore:
         return now
 
     def adopt(self, store: SqlStore) -> None:
-        """The store of a shard: its gates look at predecessors wherever they are (I10)."""
+        """The store of a shard: gates and id windows look at predecessors wherever they are (I10, I13)."""
         progress = store.progress
         assert isinstance(progress, SqlProgress), "shards are SQL databases"
         progress.is_drained = self._progress.is_drained
+        log = store.log
+        assert isinstance(log, SqlLog), "shards are SQL databases"
+        log.windows.elsewhere = self._shards.windows_of
 
     def watch(self) -> Watcher:
         return _Watchers([shard.watch() for shard in self._shards.present()])

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ..config import DEFAULTS, Limits
-from ..errors import UnknownPartition
+from ..errors import StoreUnavailable, UnknownPartition
 from ..model.names import base_of
 from ..model.settings import GroupSettings
 from ..model.window import NO_FLOOR, Window
@@ -36,8 +36,6 @@ _END = "SELECT next_offset FROM penstock_partitions WHERE id = ?"
 _LOWEST = """SELECT group_id, generation, lowest FROM penstock_progress
              WHERE partition_id = ? AND group_id IN ({marks})"""
 
-_LINEAGE = """SELECT l.partition_id, l.predecessor_id FROM penstock_lineage l
-              JOIN penstock_partitions p ON p.topic_id = l.topic_id WHERE p.id = ?"""
 
 _SLICE = 32_768  # messages whose ids are read at once: half a megabyte
 _NEAR = 32_768  # messages whose ids may be read under the lock
@@ -81,7 +79,6 @@ class Windows:
     catalog: SqlCatalog  # of the first shard, where groups are
     limits: Limits = DEFAULTS
     lock: threading.Lock = field(default_factory=threading.Lock)
-    home: Session | None = None  # where the catalog is, if that is another database
     elsewhere: Callable[[int], Windows] | None = None  # whose window a partition has, if there are several
     _kept: dict[int, Kept] = field(default_factory=dict)
     _tidied_at: int = 0
@@ -116,6 +113,9 @@ class Windows:
             self.prepare(partition_id, window_ms)
         except UnknownPartition:
             return False  # retention took it, so nothing of it was within the window
+        except StoreUnavailable:
+            if partition_id not in self._kept:  # else it is sealed: what is in memory is all there is
+                raise
         kept = self._kept[partition_id]
         return kept.window.start < kept.window.end or len(kept.waiting) > 0
 
@@ -153,8 +153,7 @@ class Windows:
         return kept
 
     def _ancestors(self, partition_id: int) -> tuple[int, ...]:
-        with (self.home or self.session).read(Lane.LOG) as tx:
-            pairs = tx.all(_LINEAGE, partition_id)
+        pairs = self.catalog.lineage_at(partition_id)
         found = [partition_id]
         for one in found:
             found += [before for of, before in pairs if of == one and before not in found]
