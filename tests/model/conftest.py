@@ -11,4 +11,8 @@ pytest.register_assert_rewrite(
     "tests.model.ordered_machine",
     "tests.model.ordered_member",
     "tests.model.ordered_rules",
+    "tests.model.route_machine",
+    "tests.model.route_member",
+    "tests.model.route_producer",
+    "tests.model.route_truth",
 )

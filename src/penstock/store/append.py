@@ -47,6 +47,7 @@ class _Partition:
     next_bytes: int
     appended_at: int
     topic_id: int
+    removed: bool = False  # its log is gone; what was stored in it is still known (I11)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     log_start: int | None = None  # another one: what was there is lost
 
@@ -96,15 +97,16 @@ class Appending:
         locked = {}
         for partition_id in sorted(ids):
             row = self._tx.locked(_LOCK, partition_id)
-            if row is not None and row[0] not in GONE:
-                locked[partition_id] = _Partition(row[0] == "sealed", *row[1:])
+            if row is not None and row[0] != "dropped":
+                removed = row[0] == "removed"
+                locked[partition_id] = _Partition(removed or row[0] == "sealed", *row[1:], removed=removed)
         return locked
 
     def _look_for_a_crash(self) -> None:
         """A crash of the server empties volatile logs; looked for at the first append since its start."""
         started_ms = self._tx.started_ms()
         for partition_id, part in self._partitions.items():
-            unseen = part.next_offset > 0 and part.appended_at < started_ms
+            unseen = not part.sealed and part.next_offset > 0 and part.appended_at < started_ms
             if unseen and self._tx.one(f"SELECT 1 FROM {log_table(partition_id)} LIMIT 1") is None:
                 part.begin_anew()
 
@@ -126,7 +128,7 @@ class Appending:
             raise unknown_partition(append.partition_id)
         repeat = self._repeat(append.partition_id, header)
         if repeat is not None:
-            dropped = self._ids.were_repeats(append, repeat, self._now)
+            dropped = () if partition.removed else self._ids.were_repeats(append, repeat, self._now)
             return Appended(repeat, partition.appended_at, duplicate=True, repeats=dropped)
         if partition.sealed:
             raise PartitionSealed(
