@@ -104,10 +104,18 @@ class Crew:
         workers = [worker for worker in self.at_work.values() if worker.job.role == role]
         return [w.pid for w in workers if (last := self._last(w)) and verb in ("", last)]
 
+    def notes(self, role: str, verb: str) -> dict[int, int]:
+        """How often each of this role that lives has noted it."""
+        workers = [worker for worker in self.at_work.values() if worker.job.role == role]
+        return {w.pid: sum(note.verb == verb for note in self._notes(w)) for w in workers}
+
     def _last(self, worker: _Worker) -> str:
-        path = self._folder / f"{worker.title}.journal"
-        notes = read(path) if path.exists() else []
+        notes = self._notes(worker)
         return notes[-1].verb if notes else ""
+
+    def _notes(self, worker: _Worker) -> list[Entry]:
+        path = self._folder / f"{worker.title}.journal"
+        return read(path) if path.exists() else []
 
     def dismiss(self, role: str) -> None:
         for worker in list(self.at_work.values()):

@@ -23,12 +23,13 @@ from tests.servers import MariaServer, PostgresServer
 
 from .checker import check
 from .crew import Crew
-from .stage import LONG, SECONDS, finish, hire, judge, make_topic
+from .stage import LONG, SECONDS, finish, hire, judge, make_topic, until
 
 _GROUPS = {"ledger": True, "audit": True}
 _PAUSE_S = 0.1  # of a producer: eleven processes share the machine, and a change needs its time of it
 _TROUBLE_S = SECONDS if LONG else 6.0
 _LEAST = int(_TROUBLE_S / 2)  # changes: 30 in a minute
+_MORE = 200  # messages of a producer: to every partition
 _CHANGE_S = 0.04  # about what a change takes on a busy machine
 
 
@@ -58,7 +59,9 @@ async def _trouble(url: str, folder: Path, shards: Mapping[str, str]) -> None:
             for name in ("c0", "c1"):  # while one is on its way back from the dead, the other goes on
                 crew.change("orders", name)
             await _kill_at_work(crew)
+            await _kill_in_a_change(crew, again=False)
             crew.dismiss("changer")
+            await _all_go_on(crew)
             crew.dismiss("producer")
             await _all_handled(crew)
             await finish(mq, crew, "orders")
@@ -85,7 +88,7 @@ def _too_few(crew: Crew, end: float) -> bool:
     return not LONG and crew.count("changed") < _LEAST and time.monotonic() < end + 30
 
 
-async def _kill_in_a_change(crew: Crew) -> None:
+async def _kill_in_a_change(crew: Crew, *, again: bool = True) -> None:
     """At a random step of it, if one begins soon."""
     give_up_at = time.monotonic() + 2
     while not (pids := crew.at("changer", "changing")):
@@ -93,7 +96,16 @@ async def _kill_in_a_change(crew: Crew) -> None:
             return
         await asyncio.sleep(0.001)
     await asyncio.sleep(random.uniform(0, _CHANGE_S))
-    crew.kill(pids[0])
+    crew.kill(pids[0], again=again)
+
+
+async def _all_go_on(crew: Crew) -> None:
+    """Nobody is left who changes anything: what was left is finished by those who wait for it (I11)."""
+    before = crew.notes("producer", "confirmed")
+    await until(
+        lambda: all(now > before[pid] + _MORE for pid, now in crew.notes("producer", "confirmed").items()),
+        "every producer goes on",
+    )
 
 
 async def _all_handled(crew: Crew) -> None:
