@@ -17,19 +17,24 @@ the spelling that was probably meant.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from .errors import InvalidURL
+from .errors import InvalidSetting, InvalidURL
 
-__all__ = ["Address", "parse"]
+__all__ = ["FIRST_SHARD", "Address", "parse", "parse_shards"]
+
+FIRST_SHARD = "first"
+"""How people call the shard that the address itself names."""
 
 _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
 _MYSQL = ("mysql", "mariadb", "mysql+pymysql", "mariadb+pymysql")
 _LATER = ("penstock",)
 _SCHEMES = ("sqlite", "memory", *_POSTGRES, *_MYSQL, *_LATER)
+_SHARD_NAME = re.compile(r"[A-Za-z0-9-]{1,60}")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{0,120}")
 _EXAMPLES = (
     "sqlite:///orders.db (a file), memory:// (this process only), postgresql://user:password@host/database "
@@ -68,6 +73,28 @@ def parse(url: str) -> Address:
     if scheme in _MYSQL:
         return _mysql(url)
     raise InvalidURL(_unknown_scheme(url, scheme, rest))
+
+
+def parse_shards(shards: Mapping[str, str] | None) -> dict[str, Address]:
+    """The addresses of further shards, by name."""
+    if shards is None:
+        return {}
+    if not isinstance(shards, Mapping):
+        raise InvalidSetting(
+            "shards= takes addresses by name, such as shards={'b': 'mysql://user:password@host/database'}"
+        )
+    found: dict[str, Address] = {}
+    for name, url in shards.items():
+        if not isinstance(name, str) or not _SHARD_NAME.fullmatch(name):
+            raise InvalidSetting(
+                f"shards={{{name!r}: …}}: the name of a shard has letters, digits and '-', 60 at most"
+            )
+        if name == FIRST_SHARD:
+            raise InvalidSetting(
+                f"shards={{{name!r}: …}}: that is the database you connect to; choose another name"
+            )
+        found[name] = parse(url)
+    return found
 
 
 def _memory(url: str, rest: str) -> Address:

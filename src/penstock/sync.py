@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -203,11 +203,16 @@ class Connection(_Block):
 
 
 def connect(
-    url: str, *, client_id: str | None = None, migrate: bool = False, clock: Clock | None = None
+    url: str,
+    *,
+    client_id: str | None = None,
+    shards: Mapping[str, str] | None = None,
+    migrate: bool = False,
+    clock: Clock | None = None,
 ) -> Connection:
     """Connect to a store: `with penstock.sync.connect(url) as mq`, or call `close()` in the end."""
     refuse_running_loop()
-    connecting = _connect(url, client_id=client_id, migrate=migrate, clock=clock)
+    connecting = _connect(url, client_id=client_id, shards=shards, migrate=migrate, clock=clock)
     loop = LoopThread(wrapped)
     try:
         connection: Connection = loop.call(connecting._opened)

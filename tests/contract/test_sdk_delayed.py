@@ -330,7 +330,7 @@ def test_a_connection_left_open_in_a_loop_that_has_ended_holds_up_nobody(tmp_pat
 
     left = broker_of(asyncio.run(leave()))
     assert asyncio.run(receive()) == [b"1", b"2", b"3"]
-    left._schedule.stop()
+    left._work.stop()
     left.store.close()
 
 

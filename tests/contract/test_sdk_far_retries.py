@@ -186,7 +186,7 @@ async def test_several_of_one_delivery_leave_each_with_its_own_number(
     clock.advance(2 * FAR)
     broker = broker_of(mq)
     (place,) = (await broker.route(RETRIES)).ranges
-    await broker._writer.append(Append(place.partition_id, _batch(b"fresh")))
+    await broker._work.append(Append(place.partition_id, _batch(b"fresh")))
     async with mq.consumer("orders", group="billing") as consumer:
         found = []
         while len(found) < 2:

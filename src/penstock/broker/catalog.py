@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-from ..errors import GroupExists, TopicExists, UnknownGroup, UnknownTopic
+from ..errors import GroupExists, StoreUnavailable, TopicExists, UnknownGroup, UnknownTopic
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, retry_topic
 from ..model.settings import GroupSettings, TopicSettings
 from ..store.contract import Catalog, Group, Topic
@@ -37,8 +37,11 @@ def readers(groups: Iterable[Group]) -> list[Group]:
 
 
 class CatalogCache:
-    def __init__(self, catalog: Catalog) -> None:
+    """`lasting`: while the catalog cannot be read, what was known last is good enough (R6)."""
+
+    def __init__(self, catalog: Catalog, *, lasting: bool = False) -> None:
         self._catalog = catalog
+        self._last: dict[tuple[str, ...], object] | None = {} if lasting else None
         self._lock = threading.Lock()
         self._known: dict[tuple[str, ...], object] = {}
         self._version = -1
@@ -95,6 +98,17 @@ class CatalogCache:
         return self.make_internal(dead_topic(topic, group), REDRIVE_GROUP, GroupSettings())
 
     def _get(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
+        if self._last is None:
+            return self._read(key, read)
+        try:
+            value = self._last[key] = self._read(key, read)
+        except StoreUnavailable:
+            if key not in self._last:
+                raise
+            return self._last[key]  # type: ignore[return-value]
+        return value
+
+    def _read(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
         if time.monotonic() - self._looked_at > _FRESH_S:
             self.saw_version(self._catalog.version())
         with self._lock:

@@ -10,13 +10,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import GateClosed, GenerationChanged, PartitionSealed, PenstockError, UsageError
+from ..errors import PartitionSealed, PenstockError, UsageError
 from ..model.batch import verify
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
@@ -26,6 +26,7 @@ from ..store import open_store
 from ..store.contract import Append, Appended, Bounds, News, Store, StoredBatch, Topic
 from .admin import Admin
 from .backlog import BacklogGate
+from .beating import Beating
 from .catalog import CatalogCache, Source
 from .deadletters import DeadLetterOffice
 from .deliveries import Deliveries, Departure, Handed, released
@@ -48,12 +49,10 @@ from .helping import RouteHelp
 from .mover import Mover
 from .ordered import OrderedDeliveries
 from .routes import FinishChanges, RouteChanges
-from .schedule import ScheduleMover
-from .schedule_thread import ScheduleThread
+from .shardwork import ShardWork
 from .tail import TailCache
-from .waiters import Key, Waiters, WatcherThread
+from .waiters import Key, Waiters
 from .workers import Workers
-from .writer import Writer
 
 __all__ = ["Broker", "open_endpoint"]
 
@@ -66,10 +65,15 @@ _SOON_MS = 10_000  # what is due later is found by the next poll: no long poll l
 
 
 async def open_endpoint(
-    address: Address, *, clock: Clock | None = None, limits: Limits = DEFAULTS, migrate: bool = False
+    address: Address,
+    *,
+    clock: Clock | None = None,
+    limits: Limits = DEFAULTS,
+    migrate: bool = False,
+    shards: Mapping[str, Address] | None = None,
 ) -> Broker:
-    """A broker in this process on the store that the address names."""
-    store = await asyncio.to_thread(open_store, address, clock, limits, make_tables=migrate)
+    """A broker in this process on the store that the address names, and those of its other shards."""
+    store = await asyncio.to_thread(open_store, address, clock, limits, make_tables=migrate, shards=shards)
     return Broker(store, clock or SystemClock(), limits)
 
 
@@ -81,31 +85,32 @@ class Broker:
         self._loop = asyncio.get_running_loop()
         self._workers = Workers(limits.reader_threads, "penstock-worker")
         self._in_thread = self._workers.run
-        self._catalog = CatalogCache(store.catalog)
+        self._catalog = CatalogCache(store.catalog, lasting=len(store.parts()) > 1)
         self._tail = TailCache(limits.tail_cache_bytes)
         self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)
         self._ordered = OrderedDeliveries(store, self._catalog, self._deliveries)
         self._admin = Admin(store, self._catalog)
         self._groups = Groups(store, self._catalog, limits, self._admin.delete_topic)
+        self._beating = Beating(store, self._catalog, self._groups)
         self._routes = RouteChanges(store, self._catalog)
         self._help = RouteHelp(self._routes, self._route_changed)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
-        self._writer = Writer(store.log, self._tail, limits, self._appended)
-        self._mover = Mover(store, self._deliveries.read_span, self._writer.append, self._in_thread)
+        holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
+        self._work = ShardWork(
+            store, limits, holder, self._tail, self._in_thread,
+            appended=self._appended, due_moved=self._due_moved, told=self._news,
+        )  # fmt: skip
+        self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._backlog = BacklogGate(store, limits, self._in_thread)
         self._ends: dict[int, int] = {}  # of partitions, as far as waiters were told
-        self._dues: dict[int, int] = {}  # when groups have something due
-        self._watcher = WatcherThread(store, limits.watch_interval_ms, self._news)
-        self._waiters.on_first, self._waiters.on_none = self._watcher.resume, self._watcher.pause
+        self._dues: dict[str, dict[int, int]] = {}  # by shard, when groups have something due
+        self._waiters.on_first, self._waiters.on_none = self._work.resume, self._work.pause
+        store.on_return(self._shard_returned)
         self._unsubscribe = clock.subscribe(self._clock_moved)
         duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
         duties += [ExpireGroups(store, self._groups.forget), FinishChanges(store, self._routes)]
-        holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
-        due = ScheduleMover(store, limits, holder, self._due_moved, self._watch_schedule)
-        self._schedule = ScheduleThread(due, store.now_ms)
-        self._writer.scheduled = self._watcher.on_due = self._schedule.scheduled
         self._background: set[asyncio.Task[None]] = set()
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -121,18 +126,24 @@ class Broker:
         self._waiters.notify_all()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._help.close()
-        await self._writer.close()
-        await asyncio.to_thread(self._schedule.stop)
+        await self._work.close_writers()
+        await asyncio.to_thread(self._work.stop)
         await self.duties.close()
-        await self._watcher.close()
+        await self._work.close_watchers()
         await self._workers.close()
         await asyncio.to_thread(self.store.close)
 
     # ---- news ----
 
     def _clock_moved(self) -> None:
-        self._schedule.clock_moved()
+        self._work.clock_moved()
         self._loop.call_soon_threadsafe(self._waiters.notify_all)
+
+    def _shard_returned(self) -> None:
+        """What was waiting on it is delivered; told in any thread."""
+        self._work.wake()
+        with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._waiters.notify_all)
 
     def _appended(self, ends: dict[int, int]) -> None:
         for partition_id, end in ends.items():
@@ -148,20 +159,18 @@ class Broker:
         with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._appended, ends)
 
-    def _watch_schedule(self, wanted: bool) -> None:
-        (self._watcher.resume if wanted else self._watcher.pause)("schedule")
-
-    def _news(self, news: News | None, dues: dict[int, int] | None) -> None:
+    def _news(self, shard: str, news: News | None, dues: dict[int, int] | None) -> None:
         """Something was committed, here or in another process: wake whom it concerns."""
         if news is not None:
-            if self._catalog.saw_version(news.catalog_version):
+            if not shard and self._catalog.saw_version(news.catalog_version):
                 self._waiters.notify_all()
             for partition_id, end in news.ends.items():
                 if end > self._ends.get(partition_id, 0):
                     self._ends[partition_id] = end
                     self._waiters.notify(("partition", partition_id))
         if dues is not None:
-            self._notify_due(dues)
+            self._notify_due(dues, self._dues.get(shard, {}))
+            self._dues[shard] = dues
             if self._holders_timer is None:
                 self._holders_timer = self._loop.call_later(_HOLDERS_S, self._notify_holders)
 
@@ -171,13 +180,12 @@ class Broker:
         self._ordered.forget_members()
         self._waiters.notify(_HOLDERS)
 
-    def _notify_due(self, dues: dict[int, int]) -> None:
+    def _notify_due(self, dues: dict[int, int], before: dict[int, int]) -> None:
         """Wake groups with something due soon, if that is new: it moved, or came due just now."""
         now = self.store.now_ms()
         for group_id, due in dues.items():
-            if due < now + _SOON_MS and (due != self._dues.get(group_id) or due > now - _JUST_MS):
+            if due < now + _SOON_MS and (due != before.get(group_id) or due > now - _JUST_MS):
                 self._waiters.notify(("group", group_id))
-        self._dues = dues
 
     def _route_changed(self) -> None:
         self._catalog.forget()
@@ -243,7 +251,7 @@ class Broker:
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
         try:
-            return await self._writer.append(Append(partition_id, batch, due_at, ids, window_ms))
+            return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms))
         except PartitionSealed:
             self._route_changed()
             self._help.wanted(topic)
@@ -401,19 +409,7 @@ class Broker:
             )
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
-        lost = []
-        for beat in beats:
-            self._groups.join(self._catalog.group(beat.topic, beat.group), beat.member, beat.client)
-            for held in beat.held:
-                reader = self._catalog.group(held.topic, beat.group)
-                try:
-                    gone = self.store.progress.extend(reader, held.partition_id, held.token, held.spans)
-                except (GenerationChanged, GateClosed):
-                    self._catalog.forget()
-                    gone = held.spans
-                if gone:
-                    lost.append((held, gone))
-        return lost
+        return self._beating.beat(beats)
 
     # ---- dead letters ----
 

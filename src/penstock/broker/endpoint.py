@@ -294,7 +294,10 @@ class Endpoint(Protocol):
         """Ordered groups: hold these partitions no longer; what is unsettled goes to the next holder."""
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
-        """Renew members and leases; blocking, from any thread. Returns what is lost."""
+        """Renew members and leases; blocking, from any thread. Returns what is lost.
+
+        Empty spans: the shard is away, and the lease was neither renewed nor lost.
+        """
 
     # dead letters
     async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]: ...

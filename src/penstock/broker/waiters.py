@@ -110,13 +110,22 @@ class WatcherThread:
 
     def _watch(self) -> None:
         """Until nobody has wanted it for a while: what nobody reads would pile up somewhere."""
-        watcher = self._store.watch()
+        try:
+            watcher = self._store.watch()
+        except PenstockError as error:
+            return self._failed(error)
         try:
             while not self._stopping.wait(self._interval_s) and self._wanted.wait(_LINGER_S):
                 if not self._stopping.is_set():
                     self._look(watcher.changed)
         finally:
             watcher.close()
+
+    def _failed(self, error: PenstockError) -> None:
+        if not self._failing:
+            _log.warning("cannot look for news of other processes, trying again: %s", error)
+        self._failing = True
+        self._stopping.wait(_AFTER_FAILURE_S)
 
     def _look(self, changed: Callable[[], tuple[bool, bool]]) -> None:
         try:
@@ -128,11 +137,7 @@ class WatcherThread:
             if news is not None and news.next_due is not None:
                 self.on_due(news.next_due)
         except PenstockError as error:
-            if not self._failing:
-                _log.warning("cannot look for news of other processes, trying again: %s", error)
-            self._failing = True
-            self._stopping.wait(_AFTER_FAILURE_S)
-            return
+            return self._failed(error)
         if self._failing:
             _log.info("news of other processes are seen again")
         self._failing = False

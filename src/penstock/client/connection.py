@@ -17,7 +17,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from ..address import Address, parse
+from ..address import Address, parse, parse_shards
 from ..broker.embedded import open_endpoint
 from ..broker.endpoint import Endpoint
 from ..clock import Clock, SystemClock
@@ -46,19 +46,26 @@ _CLIENT_CHARS = 100  # the name of a member that has none of its own begins with
 
 
 def connect(
-    url: str, *, client_id: str | None = None, migrate: bool = False, clock: Clock | None = None
+    url: str,
+    *,
+    client_id: str | None = None,
+    shards: Mapping[str, str] | None = None,
+    migrate: bool = False,
+    clock: Clock | None = None,
 ) -> Connecting:
     """Connect to a store: `async with connect(url) as mq`, or `mq = await connect(url)`.
 
+    `shards={"b": "mysql://…"}` names further databases of the queue, of any kind: partitions are spread over
+    all of them, and topics and groups are kept in the first, `url`. One of those that is down is allowed.
     `migrate` makes or changes the tables on a database server, which else is done by `penstock migrate`.
     `clock` is for tests that move time.
     """
-    address = parse(url)
+    address, others = parse(url), parse_shards(shards)
     if client_id is not None and not _is_name(client_id, _CLIENT_CHARS):
         raise InvalidSetting(
             f"client_id={client_id!r}: a name of 1 to {_CLIENT_CHARS} printable characters, such as 'shop-1'"
         )
-    return Connecting(lambda: _open(address, client_id, migrate, clock))
+    return Connecting(lambda: _open(address, others, client_id, migrate, clock))
 
 
 class Connecting:
@@ -89,8 +96,15 @@ class Connecting:
         await self._connection.__aexit__(kind, error, trace)
 
 
-async def _open(address: Address, client_id: str | None, migrate: bool, clock: Clock | None) -> Connection:
-    return Connection(await open_endpoint(address, clock=clock, migrate=migrate), client_id, clock)
+async def _open(
+    address: Address,
+    shards: Mapping[str, Address],
+    client_id: str | None,
+    migrate: bool,
+    clock: Clock | None,
+) -> Connection:
+    endpoint = await open_endpoint(address, clock=clock, migrate=migrate, shards=shards)
+    return Connection(endpoint, client_id, clock)
 
 
 class Connection(Admin):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
+from ..address import FIRST_SHARD
 from ..errors import PenstockError, StoreUnavailable
 from ..model.route import Range
 from .contract import Duties, Log, Progress, Routes, Schedule, Usage, Watcher
@@ -35,12 +36,10 @@ _log = logging.getLogger("penstock.store")
 
 _KNOCK_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # a shard that is away is asked again after so long
 
-FIRST = "first"
-
 
 def shown(name: str) -> str:
     """A shard's name for people."""
-    return name or FIRST
+    return name or FIRST_SHARD
 
 
 class Shard:

@@ -128,7 +128,7 @@ class Heartbeat:
         heart.failing = False
         # What was settled here meanwhile is not held any more either.
         lost = [(found, spans) for found, spans in told if any(one.loses(spans) for one in held[found])]
-        gone = {found for found, _ in lost}
+        gone = {found for found, _ in lost} | {found for found, spans in told if not spans}
         _prolong(
             (one for key, kept in held.items() if key not in gone for one in kept), sent_ms + heart.lease_ms
         )

@@ -1,0 +1,99 @@
+"""What works on each shard by itself: a writer, a watcher and a mover of delayed messages (R6).
+
+Each has a thread of its own, so that a shard that is away holds up nobody but those who wait for it. Decides
+nothing: sends appends to the writer of their partition's shard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
+
+from ..config import Limits
+from ..store.contract import Append, Appended, News, Store, StoredBatch
+from .schedule import ScheduleMover
+from .schedule_thread import ScheduleThread
+from .tail import TailCache
+from .waiters import WatcherThread
+from .writer import Writer
+
+__all__ = ["ShardWork"]
+
+Told = Callable[[str, News | None, dict[int, int] | None], None]
+"""Is told news in the event loop: by which shard, of its log, and when groups have something due there."""
+
+
+class ShardWork:
+    """Made in the event loop it belongs to; begins at once."""
+
+    def __init__(
+        self,
+        store: Store,
+        limits: Limits,
+        holder: str,
+        tail: TailCache,
+        in_thread: Callable[..., Awaitable[Any]],
+        *,
+        appended: Callable[[dict[int, int]], None],
+        due_moved: Callable[[Sequence[tuple[int, StoredBatch]]], None],
+        told: Told,
+    ) -> None:
+        self._store = store
+        self._in_thread = in_thread
+        self._writers: dict[str, Writer] = {}
+        self._watchers: list[WatcherThread] = []
+        self._schedules: list[ScheduleThread] = []
+        for name, part in store.parts().items():
+            writer = self._writers[name] = Writer(part.log, tail, limits, appended)
+            watcher = WatcherThread(part, limits.watch_interval_ms, partial(told, name))
+            mover = ScheduleMover(part, limits, holder, due_moved, partial(_watch_schedule, watcher))
+            schedule = ScheduleThread(mover, part.now_ms)
+            writer.scheduled = watcher.on_due = schedule.scheduled
+            self._watchers.append(watcher)
+            self._schedules.append(schedule)
+
+    async def append(self, append: Append) -> Appended:
+        name = self._store.known_shard(append.partition_id)
+        if name is None:
+            name = await self._in_thread(self._store.shard_of, append.partition_id)
+        return await self._writers[name].append(append)
+
+    # ---- waiting ----
+
+    def resume(self) -> None:
+        """Somebody waits for news."""
+        for watcher in self._watchers:
+            watcher.resume()
+
+    def pause(self) -> None:
+        for watcher in self._watchers:
+            watcher.pause()
+
+    def clock_moved(self) -> None:
+        for schedule in self._schedules:
+            schedule.clock_moved()
+
+    def wake(self) -> None:
+        """A shard has come back; from any thread."""
+        for schedule in self._schedules:
+            schedule.scheduled(0)
+
+    # ---- the end ----
+
+    async def close_writers(self) -> None:
+        """Store what waits."""
+        await asyncio.gather(*(writer.close() for writer in self._writers.values()))
+
+    def stop(self) -> None:
+        """The movers; blocking."""
+        for schedule in self._schedules:
+            schedule.stop()
+
+    async def close_watchers(self) -> None:
+        await asyncio.gather(*(watcher.close() for watcher in self._watchers))
+
+
+def _watch_schedule(watcher: WatcherThread, wanted: bool) -> None:
+    (watcher.resume if wanted else watcher.pause)("schedule")
