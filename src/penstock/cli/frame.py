@@ -1,16 +1,17 @@
-"""What every command has: `--url`, `--json` and `--debug`, a `Run` to work with, and errors as exit codes.
+"""What every command has: `--url`, `--shard`, `--json`, `--debug`; a `Run`; and errors as exit codes.
 
-Decides which queue a command works on and whether it may make the file. Must never create a file for a
-command that only looks or that needs what is not there: a mistyped URL leaves nothing behind.
+Decides which queue a command works on, with which shards, and whether it may make their files. Must never
+create a file for a command that only looks or that needs what is not there: a mistyped URL leaves nothing
+behind.
 """
 
 from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -19,6 +20,7 @@ import typer
 
 from ..errors import PenstockError, StoreUnavailable
 from . import exits
+from .shard_urls import shard_urls
 
 if TYPE_CHECKING:
     from penstock import Connection
@@ -41,6 +43,16 @@ Url = Annotated[
         rich_help_panel=_SHARED,
     ),
 ]
+Shard = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shard",
+        metavar="NAME=URL",
+        help="One more database of the queue; several times for several. Default: PENSTOCK_SHARDS.",
+        show_default=False,
+        rich_help_panel=_SHARED,
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON for scripts; errors too.", rich_help_panel=_SHARED)]
 Debug = Annotated[bool, typer.Option("--debug", help="Show tracebacks of errors.", rich_help_panel=_SHARED)]
 
@@ -56,9 +68,12 @@ class Run:
     named: bool  # by option
     json: bool
     debug: bool
+    shards: Mapping[str, str] = field(default_factory=dict)  # URLs by name, without the first
 
     @asynccontextmanager
-    async def connect(self, *, create: bool = False) -> AsyncIterator[Connection]:
+    async def connect(
+        self, *, create: bool = False, create_shards: bool = False
+    ) -> AsyncIterator[Connection]:
         """The queue. A file that is not there is an error, unless the command may create it."""
         import penstock
 
@@ -66,7 +81,10 @@ class Run:
         missing = path is not None and not path.exists()
         if missing and not create:
             raise self.nothing_here()
-        async with penstock.connect(self.url) as mq:
+        if not (create or create_shards):
+            self._refuse_missing_shards()
+        several: dict[str, Any] = {"shards": dict(self.shards)} if self.shards else {}
+        async with penstock.connect(self.url, **several) as mq:
             if missing:
                 why = "" if self.chosen else " (name another with --url or PENSTOCK_URL)"
                 exits.say_note(f"created the queue {path}{why}")
@@ -91,24 +109,40 @@ class Run:
             "or name another with --url or PENSTOCK_URL"
         )
 
+    def _refuse_missing_shards(self) -> None:
+        from ..address import parse
+
+        for name, url in self.shards.items():
+            path = parse(url).path
+            if path is not None and not path.exists():
+                raise StoreUnavailable(
+                    f"there is no file {path} for shard {name!r}: correct its address; a new shard is "
+                    "made by `penstock topic create` or `penstock route move`"
+                )
+
 
 def family(name: str, help: str) -> typer.Typer:
     """A command with commands below it, such as `penstock topic …`."""
     app = typer.Typer(name=name, help=help, no_args_is_help=True)
 
     @app.callback()
-    def options(ctx: typer.Context, url: Url = None, as_json: Json = False, debug: Debug = False) -> None:
-        note_options(ctx, url, as_json, debug)
+    def options(
+        ctx: typer.Context, url: Url = None, shard: Shard = None, as_json: Json = False, debug: Debug = False
+    ) -> None:
+        note_options(ctx, url, shard, as_json, debug)
 
     return app
 
 
-def note_options(ctx: typer.Context, url: str | None, as_json: bool, debug: bool) -> None:
-    """Options may stand before or after any word of the command: the last URL counts, flags add up."""
+def note_options(
+    ctx: typer.Context, url: str | None, shard: Sequence[str] | None, as_json: bool, debug: bool
+) -> None:
+    """Options may stand before or after any word of the command: the last URL counts, others add up."""
     before: dict[str, Any] = ctx.obj if isinstance(ctx.obj, dict) else {}
     ctx.obj = {
         **before,
         "url": url or before.get("url"),
+        "shards": [*before.get("shards", ()), *(shard or ())],
         "json": as_json or before.get("json", False),
         "debug": debug or before.get("debug", False),
     }
@@ -126,16 +160,22 @@ def command(app: typer.Typer, name: str, **settings: Any) -> Callable[[F], F]:
 
 def _framed(function: Callable[..., Any]) -> Callable[..., None]:
     @wraps(function)
-    def framed(ctx: typer.Context, url: str | None, as_json: bool, debug: bool, **values: Any) -> None:
-        note_options(ctx, url, as_json, debug)
-        run = _run(ctx.obj)
+    def framed(
+        ctx: typer.Context,
+        url: str | None,
+        shard: list[str] | None,
+        as_json: bool,
+        debug: bool,
+        **values: Any,
+    ) -> None:
+        note_options(ctx, url, shard, as_json, debug)
         code = exits.OK
         try:
-            _call(function, run, values)
+            _call(function, _run(ctx.obj), values)
         except (PenstockError, exits.AbortedError, ExceptionGroup) as error:
-            if run.debug:
+            if ctx.obj["debug"]:
                 raise
-            code = exits.say_failure(error, as_json=run.json)
+            code = exits.say_failure(error, as_json=ctx.obj["json"])
         except BrokenPipeError:
             code = exits.leave_closed_pipe()
         if code != exits.OK:
@@ -174,6 +214,7 @@ def _set_signature(framed: Callable[..., None], function: Callable[..., Any]) ->
         inspect.Parameter("ctx", keyword, annotation=typer.Context),
         *(p.replace(kind=keyword) for p in own),
         inspect.Parameter("url", keyword, annotation=Url, default=None),
+        inspect.Parameter("shard", keyword, annotation=Shard, default=None),
         inspect.Parameter("as_json", keyword, annotation=Json, default=False),
         inspect.Parameter("debug", keyword, annotation=Debug, default=False),
     ]
@@ -189,4 +230,5 @@ def _run(options: dict[str, Any]) -> Run:
         named=bool(options["url"]),
         json=options["json"],
         debug=options["debug"],
+        shards=shard_urls(options["shards"], os.environ.get("PENSTOCK_SHARDS", "")),
     )

@@ -1,7 +1,8 @@
 """`penstock lag`: how far groups are behind (R43), for people, dashboards and monitors.
 
-One group is shown by partition, with who holds it if the group is ordered; a broadcast group by member. A
-threshold that is crossed is exit code 3, and the line on stderr says which group crossed which.
+One group is shown by partition, with who holds it if the group is ordered, whether it is sealed, and what is
+to be read before it; a broadcast group by member. A threshold that is crossed is exit code 3, and the line on
+stderr says which group crossed which.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["lag_table", "register"]
 
 _ORDERED = ("stopped", "holder")
+_CHANGED = ("state",)  # after changes of the route
 _COLUMNS = ("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in")
 
 
@@ -104,9 +106,14 @@ def _render(topic: str, lags: list[Lag], *, by_partition: bool) -> RenderableTyp
         return lag_table(lags)
     ordered = any(part.holder or part.stopped for lag in lags for part in lag.partitions)
     extra = _ORDERED if ordered else ()
-    rows = [(_place(p, topic), *_cells(p), *_held(p, extra)) for lag in lags for p in lag.partitions]
-    rows += [("all", *_cells(lag.total), *_held(lag.total, extra)) for lag in lags]
-    return show.table(("partition", *_COLUMNS, *extra), rows, numbers=(*_COLUMNS, "stopped"))
+    changed = _CHANGED if any(_is_changed(lag) for lag in lags) else ()
+    rows = [
+        (_place(p, topic), *_cells(p), *_held(p, extra), *[_state(p) for _ in changed])
+        for lag in lags
+        for p in lag.partitions
+    ]
+    rows += [("all", *_cells(lag.total), *_held(lag.total, extra), *["–" for _ in changed]) for lag in lags]
+    return show.table(("partition", *_COLUMNS, *extra, *changed), rows, numbers=(*_COLUMNS, "stopped"))
 
 
 def lag_table(lags: list[Lag]) -> RenderableType:
@@ -119,6 +126,17 @@ def lag_table(lags: list[Lag]) -> RenderableType:
 def _held(part: PartitionLag, columns: tuple[str, ...]) -> tuple[str, ...]:
     """Ordered groups: messages that wait for people, and who holds the partition."""
     return (show.count(part.stopped), part.holder or "–")[: len(columns)]
+
+
+def _is_changed(lag: Lag) -> bool:
+    return any(part.sealed or part.waits_for for part in lag.partitions)
+
+
+def _state(part: PartitionLag) -> str:
+    """Whether it takes messages, and what the group has to read before it (I10)."""
+    state = "sealed" if part.sealed else "open"
+    waits_for = ", ".join(map(str, part.waits_for))
+    return f"{state}, waits for {waits_for}" if waits_for else state
 
 
 def _place(part: PartitionLag, topic: str) -> str:
@@ -153,7 +171,7 @@ def _fields(lag: Lag) -> dict[str, Any]:
 
 
 def _edges(part: PartitionLag) -> dict[str, Any]:
-    names = ("topic", "partition", "committed", "end", "holder")
+    names = ("topic", "partition", "committed", "end", "holder", "sealed", "waits_for")
     return {name: getattr(part, name) for name in names}
 
 

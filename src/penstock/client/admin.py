@@ -11,7 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from ..broker.endpoint import DeadLetters, Endpoint, GroupInfo, Lag, TopicInfo
+from ..broker.endpoint import DeadLetters, Endpoint, GroupInfo, Lag, ShardInfo, TopicInfo
 from ..config import DEFAULTS
 from ..errors import CatalogError, InvalidSetting, UnknownTopic
 from ..model.batch import records
@@ -169,6 +169,35 @@ class Admin:
         """The change of the route that is under way; None: there is none."""
         self._guard.check()
         return await self._explained(topic, self._endpoint.route_change(topic))
+
+    async def offsets(self, topic: str, *, at: Position = "latest") -> dict[int, int]:
+        """By partition, the offset at the end, at "earliest" or at a time; sealed partitions are included."""
+        self._guard.check()
+        found = await self._explained(topic, self._endpoint.resolve(topic, as_start(at, name="at")))
+        numbers = {r.partition_id: r.partition for r in (await self.route(topic)).partitions}
+        return {numbers[one]: offset for one, offset in found.items() if one in numbers}
+
+    # ---- shards ----
+
+    async def shards(self) -> list[ShardInfo]:
+        """The databases of the queue (`connect(url, shards=)`), and what each of them holds."""
+        self._guard.check()
+        return await self._endpoint.shards()
+
+    async def drain_shard(self, name: str) -> ShardInfo:
+        """Take a shard out: it gets no new partitions, and every one that is there is moved to others, live.
+
+        Returns when they are moved. `shards()` says when the shard is empty: when groups have read what was
+        stored there, and delayed messages were due. Then it may be left out of `shards=`. Its database has
+        to be up for all of this. `open_shard` lets it take partitions again.
+        """
+        self._guard.check()
+        return await self._endpoint.drain_shard(name)
+
+    async def open_shard(self, name: str) -> ShardInfo:
+        """Let a shard that was drained take new partitions again."""
+        self._guard.check()
+        return await self._endpoint.open_shard(name)
 
     # ---- groups ----
 
