@@ -57,7 +57,7 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import sync
-    from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, TopicInfo
+    from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, ShardInfo, TopicInfo
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
     from .client.app.subscription import Batch
@@ -115,6 +115,7 @@ __all__ = [
     "SchemaMismatch",
     "SendTimeout",
     "SequenceGap",
+    "ShardInfo",
     "StoreBusy",
     "StoreCorrupt",
     "StoreError",
@@ -134,7 +135,7 @@ __all__ = [
 
 # Imported when they are first asked for: the command line starts three times as fast.
 _HOMES = {
-    "broker.endpoint": ("GroupInfo", "Lag", "MemberInfo", "PartitionLag", "TopicInfo"),
+    "broker.endpoint": ("GroupInfo", "Lag", "MemberInfo", "PartitionLag", "ShardInfo", "TopicInfo"),
     "client.app.app": ("App",),
     "client.app.handler": ("Dead", "RetryLater"),
     "client.app.subscription": ("Batch",),

@@ -30,6 +30,7 @@ from .beating import Beating
 from .catalog import CatalogCache, Source
 from .deadletters import DeadLetterOffice
 from .deliveries import Deliveries, Departure, Handed, released
+from .draining import Drain
 from .duties import DropLogs, Duty, DutyRunner, ExpireGroups, ForgetProducers, Retention
 from .endpoint import (
     Beat,
@@ -42,6 +43,7 @@ from .endpoint import (
     PollRequest,
     Settle,
     SettleReply,
+    ShardInfo,
     TopicInfo,
 )
 from .groups import Groups
@@ -51,7 +53,7 @@ from .ordered import OrderedDeliveries
 from .routes import FinishChanges, RouteChanges
 from .shardwork import ShardWork
 from .tail import TailCache
-from .waiters import Key, Waiters
+from .waiters import Key, Waiters, wait
 from .workers import Workers
 
 __all__ = ["Broker", "open_endpoint"]
@@ -93,6 +95,7 @@ class Broker:
         self._groups = Groups(store, self._catalog, limits, self._admin.delete_topic)
         self._beating = Beating(store, self._catalog, self._groups)
         self._routes = RouteChanges(store, self._catalog)
+        self._drain = Drain(store, self._routes)
         self._help = RouteHelp(self._routes, self._route_changed)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
@@ -234,6 +237,17 @@ class Broker:
     async def move(self, topic: str, partition: int, shard: str | None) -> Route:
         return await self._help.run(self._routes.move, topic, partition, shard)
 
+    # ---- shards ----
+
+    async def shards(self) -> list[ShardInfo]:
+        return await self._in_thread(self._drain.shards)
+
+    async def drain_shard(self, name: str) -> ShardInfo:
+        return await self._help.run(self._drain.drain, name)
+
+    async def open_shard(self, name: str) -> ShardInfo:
+        return await self._in_thread(self._drain.open, name)
+
     # ---- log ----
 
     async def append(
@@ -274,7 +288,7 @@ class Broker:
                 fetched = await self._in_thread(self._fetch, partition_id, offset, max_messages, max_bytes)
                 if fetched.batches or fetched.sealed or self._loop.time() >= deadline or self._closed:
                     return fetched
-                await _wait(news, deadline - self._loop.time())
+                await wait(news, deadline - self._loop.time())
 
     def _fetch(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> Fetched:
         bounds = self.store.log.bounds([partition_id])[partition_id]
@@ -359,7 +373,7 @@ class Broker:
                         handed.started_ms,
                     )  # fmt: skip
                 watched = [_HOLDERS] if handed.watchful else []
-                await _wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
+                await wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
         ended = await self._in_thread(self._ordered.hand_over, topic, group, token, partition_ids)
@@ -432,12 +446,3 @@ def _keys(sources: Sequence[Source]) -> list[Key]:
     """What a poll of these sources waits for."""
     keys: list[Key] = [("partition", r.partition_id) for topic, _ in sources for r in topic.route.partitions]
     return keys + [("group", reader.id) for _, reader in sources]
-
-
-async def _wait(news: asyncio.Event, seconds: float) -> None:
-    """Not `wait_for`, which may swallow a cancellation that comes together with the news."""
-    try:
-        async with asyncio.timeout(max(0.0, seconds)):
-            await news.wait()
-    except TimeoutError:
-        pass

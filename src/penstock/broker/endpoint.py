@@ -34,6 +34,7 @@ __all__ = [
     "PollRequest",
     "Settle",
     "SettleReply",
+    "ShardInfo",
     "TopicInfo",
     "Verdict",
 ]
@@ -72,6 +73,16 @@ class GroupInfo:
     created_at: int
     members: tuple[MemberInfo, ...]  # live ones; none: nobody uses the group now
     idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    name: str  # "first": where topics and groups are kept
+    kind: str  # of its address
+    state: str  # "open", "draining", "empty" (drained: it may be left out), or "away"
+    partitions: int  # that take messages
+    sealed: int  # partitions that groups have to read to their end
+    delayed: int  # messages that wait there; 0 if it is away
 
 
 # ---- reading ----
@@ -249,6 +260,15 @@ class Endpoint(Protocol):
     async def merge(self, topic: str, one: int, other: int) -> Route: ...
 
     async def move(self, topic: str, partition: int, shard: str | None) -> Route: ...
+
+    # shards
+    async def shards(self) -> list[ShardInfo]: ...
+
+    async def drain_shard(self, name: str) -> ShardInfo:
+        """Move every partition off it; it is empty when `shards` says so."""
+
+    async def open_shard(self, name: str) -> ShardInfo:
+        """A shard that was drained takes new partitions again."""
 
     # log
     async def append(

@@ -10,10 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import PenstockError
-from ..model.route import Route
 from .routes import RouteChanges
 
 __all__ = ["RouteHelp"]
@@ -21,6 +20,8 @@ __all__ = ["RouteHelp"]
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1  # between looks at a change that others make
 
 _log = logging.getLogger("penstock.broker")
+
+T = TypeVar("T")
 
 
 class RouteHelp:
@@ -32,7 +33,7 @@ class RouteHelp:
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._closed = False
 
-    async def run(self, change: Callable[..., Route], *args: Any) -> Route:
+    async def run(self, change: Callable[..., T], *args: Any) -> T:
         try:
             return await asyncio.to_thread(change, *args)
         finally:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
+from ..address import FIRST_SHARD
 from ..errors import InvalidSetting, PenstockError, RouteConflict, StoreError, UnknownPartition, UnknownTopic
 from ..model import route as routes
 from ..model.batch import build_control
@@ -57,7 +59,16 @@ class RouteChanges:
         return self._change(routes.merge(self._route(topic), one, other))
 
     def move(self, topic: str, partition: int, shard: str | None) -> Route:
-        return self._change(routes.move(self._route(topic), partition, shard or ""))
+        route = self._route(topic)
+        if shard is None:
+            shard = self._emptiest(route, route.of_partition(partition).shard)
+        return self._change(routes.move(route, partition, "" if shard == FIRST_SHARD else shard))
+
+    def _emptiest(self, route: Route, here: str) -> str:
+        """Of the other shards that take partitions the one with the fewest of this topic, then of all."""
+        found = [s for s in self._store.shards() if s.name != here and s.state == "open" and not s.away]
+        mine = Counter(piece.shard for piece in route.ranges)
+        return min(found, key=lambda s: (mine[s.name], s.partitions)).name if found else here
 
     def _route(self, topic: str) -> Route:
         return self._store.catalog.topic(topic).route

@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from ..errors import PenstockError
 from ..store.contract import News, Store
 
-__all__ = ["Key", "Waiters", "WatcherThread"]
+__all__ = ["Key", "Waiters", "WatcherThread", "wait"]
 
 Key = tuple[str, int]
 """("partition", id) or ("group", id)."""
@@ -63,6 +63,15 @@ class Waiters:
 
     def notify_all(self) -> None:
         self.notify(*self._events)
+
+
+async def wait(news: asyncio.Event, seconds: float) -> None:
+    """Not `wait_for`, which may swallow a cancellation that comes together with the news."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await news.wait()
+    except TimeoutError:
+        pass
 
 
 class WatcherThread:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from ..address import FIRST_SHARD
 from ..errors import InvalidSetting
 from ..model.route import Range
 from .session import Transaction
@@ -42,13 +43,18 @@ def forget_reserved(tx: Transaction, partition_ids: Iterable[int]) -> None:
     )
 
 
-def refuse_shard(tx: Transaction, name: str) -> None:
-    """InvalidSetting if there is no such shard."""
+def refuse_shard(tx: Transaction, name: str, *, moves: bool = False) -> None:
+    """InvalidSetting if there is no such shard; for `moves`, if it takes no partitions."""
     if not name:
         return
-    known = [row[0] for row in tx.all("SELECT name FROM penstock_shards ORDER BY name")]
+    known: dict[str, str] = dict(tx.all("SELECT name, state FROM penstock_shards ORDER BY name"))
     if name not in known:
-        there = ", ".join(known) or "the first one only"
+        there = ", ".join((FIRST_SHARD, *known)) if known else "the first one only"
         raise InvalidSetting(
             f"there is no shard {name!r}; there is {there}: `penstock shard list` shows them"
+        )
+    if moves and known[name] != "open":
+        raise InvalidSetting(
+            f"shard {name!r} is being drained and takes no partitions; name another, or open it again "
+            "(open_shard)"
         )

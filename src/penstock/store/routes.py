@@ -142,7 +142,7 @@ class SqlRoutes:
 
     def _written(self, tx: Transaction, topic: Topic, draft: Draft) -> Change:
         for piece in draft.opens:
-            refuse_shard(tx, piece.shard)
+            refuse_shard(tx, piece.shard, moves=draft.kind == "move")
         names = reserve(tx, topic.id, topic.settings.volatile, draft.opens)
         return draft.numbered(secrets.randbits(62) + 1, topic.id, names)
 

@@ -165,6 +165,18 @@ class Shard:
         store.close()
 
 
+def _added_later(name: str) -> Shard:
+    def opening() -> SqlStore:
+        raise AssertionError("it has no address")
+
+    shard = Shard(name, "", opening)
+    shard._away = StoreUnavailable(
+        f"it was added to the queue after this process had connected: connect again, with shards={{{name!r}: "
+        "'its address'}} as well"
+    )
+    return shard
+
+
 class _Part:
     """The verbs of one part of a shard's store."""
 
@@ -200,10 +212,14 @@ class Shards(Mapping[str, Shard]):
 
     def __init__(self, shards: Iterable[Shard]) -> None:
         self._shards = {shard.name: shard for shard in shards}
+        self._unknown: dict[str, Shard] = {}  # another process has added them
         self._homes: dict[int, str] = {}  # of partitions, as far as somebody asked
 
     def __getitem__(self, name: str) -> Shard:
-        return self._shards[name]
+        found = self._shards.get(name) or self._unknown.get(name)
+        if found is None:
+            found = self._unknown[name] = _added_later(name)
+        return found
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._shards)
@@ -235,7 +251,7 @@ class Shards(Mapping[str, Shard]):
         return self._homes.get(partition_id)
 
     def of(self, partition_id: int) -> Shard:
-        return self._shards[self.name_of(partition_id)]
+        return self[self.name_of(partition_id)]
 
     def learn(self, pieces: Iterable[Range]) -> None:
         """Read in the catalog."""

@@ -67,15 +67,15 @@ def check(first: Session, others: Mapping[str, Session]) -> None:
             raise InvalidSetting(
                 f"shard {name!r} is the queue's first database itself: name another one, or leave it out"
             )
-        if names.setdefault(mine, name) != name:
-            raise InvalidSetting(
-                f"shard {name!r} is the same database as shard {names[mine]!r}: give each name a database of "
-                "its own"
-            )
         if name in known and known[name][0] != mine:
             raise InvalidSetting(
                 f"shard {name!r} of this queue is another database (its UUID is {known[name][0]}, and this "
                 f"one's is {mine}): correct the address, or give a new database a new name"
+            )
+        if names.setdefault(mine, name) != name:
+            raise InvalidSetting(
+                f"shard {name!r} is the same database as shard {names[mine]!r}: give each name a database of "
+                "its own"
             )
         with session.read(Lane.LOG) as tx:
             _refuse_foreign(tx, queue, name, listed=name in known)
