@@ -155,5 +155,10 @@ class Crew:
         word = f" {verb} ".encode()
         return sum(path.read_bytes().count(word) for path in self._folder.glob(f"*-{topic}-*.journal"))
 
+    def values(self, role: str, verb: str) -> list[str]:
+        """What all of this role noted so."""
+        notes = self._journals(f"{role}-*").values()
+        return [entry.value for entries in notes for entry in entries if entry.verb == verb]
+
     def _journals(self, pattern: str) -> dict[str, list[Entry]]:
         return {path.stem: read(path) for path in self._folder.glob(f"{pattern}.journal")}

@@ -12,10 +12,9 @@ __all__ = ["connected"]
 
 async def connected(url: str, shards: Mapping[str, str]) -> penstock.Connection:
     """`shards`: the addresses of others than the first."""
-    more = {"shards": dict(shards)} if shards else {}
     while True:
         try:
-            return await penstock.connect(url, **more)
+            return await penstock.connect(url, shards=shards)
         except penstock.PenstockError as error:
             if not error.retriable:
                 raise
