@@ -98,8 +98,8 @@ class Appending:
         for partition_id in sorted(ids):
             row = self._tx.locked(_LOCK, partition_id)
             if row is not None and row[0] != "dropped":
-                removed = row[0] == "removed"
-                locked[partition_id] = _Partition(removed or row[0] == "sealed", *row[1:], removed=removed)
+                locked[partition_id] = _Partition(row[0] in ("sealed", "removed"), *row[1:])
+                locked[partition_id].removed = row[0] == "removed"
         return locked
 
     def _look_for_a_crash(self) -> None:

@@ -313,7 +313,10 @@ class Progress(Protocol):
         """
 
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
-        """Forget the group's progress there: verbs of earlier generations are refused from then on (I10)."""
+        """Forget what earlier generations did there: verbs of them are refused from then on (I10).
+
+        What the group's own generation has begun stays.
+        """
 
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         """Take exactly these offsets, as far as they are unsettled and in nobody's hands; flushed."""

@@ -28,7 +28,7 @@ from .locked import (
 )
 from .lookups import GONE, lane_of, reading_log
 from .measures import log_start_of, measure
-from .row import ROW, Row
+from .row import ROW, Row, lock
 from .session import Lane, Session, Transaction, verbs
 
 __all__ = ["SqlProgress"]
@@ -243,6 +243,9 @@ class SqlProgress:
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
         with self._session.write(Lane.PROGRESS) as tx:
             for partition_id in partition_ids:
+                row = lock(tx, (group.id, partition_id))
+                if row is None or row[0] >= group.generation:  # its holder has begun in this generation
+                    continue
                 for table in ("progress", "deliveries"):
                     tx.do(_FENCE.format(table=table), group.id, partition_id)
 

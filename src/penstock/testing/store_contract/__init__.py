@@ -22,6 +22,7 @@ _PARTS = (
     "cancelling",
     "concurrency",
     "duties",
+    "gate",
     "groups",
     "delayed_ids",
     "harness",
@@ -33,7 +34,9 @@ _PARTS = (
     "polling",
     "reading",
     "retention",
+    "routes",
     "schedule",
+    "seal",
     "sealing",
     "settling",
     "topics",
@@ -49,6 +52,7 @@ from .cancelling import CancelContract  # noqa: E402
 from .concurrency import ConcurrencyContract  # noqa: E402
 from .delayed_ids import DelayedIdContract  # noqa: E402
 from .duties import DutyContract  # noqa: E402
+from .gate import GateContract  # noqa: E402
 from .groups import GroupContract  # noqa: E402
 from .harness import MovableClock, StoreHarness  # noqa: E402
 from .ids import IdContract  # noqa: E402
@@ -59,7 +63,9 @@ from .ordered_settling import OrderedSettleContract  # noqa: E402
 from .polling import PollContract  # noqa: E402
 from .reading import ReadContract  # noqa: E402
 from .retention import RetentionContract  # noqa: E402
+from .routes import RouteContract, TurnBackContract  # noqa: E402
 from .schedule import ScheduleContract  # noqa: E402
+from .seal import SealContract  # noqa: E402
 from .sealing import SealedMoveContract  # noqa: E402
 from .settling import SettleContract  # noqa: E402
 from .topics import TopicContract  # noqa: E402
@@ -88,6 +94,10 @@ class StoreContract(
     CancelContract,
     MoveContract,
     SealedMoveContract,
+    SealContract,
+    RouteContract,
+    TurnBackContract,
+    GateContract,
     IdContract,
     DelayedIdContract,
     DutyContract,

@@ -136,8 +136,8 @@ class AppendContract(StoreHarness):
             assert (stored(again).base_offset, stored(again).duplicate) == (1, True)
             refused(refusal, PartitionSealed)
             refused(one_way, PartitionSealed)
-        assert store.log.bounds([place]) == {place: Bounds(0, 4, sealed=True)}
-        assert len(read_all(store, place)) == 2
+        assert store.log.bounds([place]) == {place: Bounds(0, 5, sealed=True)}
+        assert len(read_all(store, place)) == 3  # the last one says that it is sealed
 
     def test_sequences_belong_to_a_producer_and_a_partition(self, store: Store) -> None:
         one, two = partitions(store.catalog.create_topic("wide", TopicSettings(), 2))

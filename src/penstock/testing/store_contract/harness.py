@@ -16,8 +16,9 @@ from unittest import mock
 import pytest
 
 from ...errors import PenstockError, StoreUnavailable
-from ...model.batch import BatchBuilder, records
+from ...model.batch import BatchBuilder, build_control, records
 from ...model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
+from ...model.route import SEAL
 from ...model.settings import GroupSettings, TopicSettings
 from ...store import SqlStore
 from ...store.contract import Append, Appended, Granted, Group, Store, StoredBatch, Topic
@@ -70,10 +71,8 @@ class StoreHarness:
         pytest.skip("this store cannot be opened twice")
 
     def seal(self, store: Store, partition_id: int) -> None:
-        """Close a partition for new batches."""
-        assert isinstance(store, SqlStore), "override `seal` for a store of another kind"
-        with store.session.write(Lane.LOG) as tx:
-            tx.run("UPDATE penstock_partitions SET state = 'sealed' WHERE id = ?", partition_id)
+        """Close a partition for new batches, without a change of its route."""
+        store.log.seal(partition_id, build_control(SEAL))
 
     def failing_commits(
         self, store: Store, meanwhile: Callable[[], object] = bool

@@ -91,7 +91,7 @@ class ReadContract(StoreHarness):
         append(store, two, batch(4))
         store.log.trim(one, 4)
         self.seal(store, two)
-        expected = {one: Bounds(4, 5), two: Bounds(0, 4, sealed=True), three: Bounds(0, 0)}
+        expected = {one: Bounds(4, 5), two: Bounds(0, 5, sealed=True), three: Bounds(0, 0)}
         assert store.log.bounds([one, two, three]) == expected
         assert store.log.bounds(iter([two])) == {two: expected[two]}
         assert store.log.bounds([]) == {}

@@ -6,7 +6,7 @@ import pytest
 
 from ...model.batch import BatchBuilder, records
 from ...model.dedup import digest
-from ...model.route import Route
+from ...model.route import Route, split
 from ...model.settings import TopicSettings
 from ...model.slot import slot_of
 from ...store import SqlStore
@@ -22,21 +22,10 @@ __all__ = ["SealedMoveContract"]
 class SealedMoveContract(StoreHarness):
     def succeed(self, store: Store, topic: Topic, partition_id: int) -> Route:
         """Two successors, each with half of the slots, in place of the only partition of a topic."""
-        assert isinstance(store, SqlStore), "override `succeed` for a store of another kind"
-        spare = store.catalog.create_topic(f"{topic.name}-spare", TopicSettings(), 2)
-        version = topic.route.version + 1
-        with store.session.write(Lane.LOG) as tx:
-            for number, piece in enumerate(spare.route.ranges):
-                place = (topic.id, partition_id + number + 1, piece.partition_id)
-                tx.run("UPDATE penstock_partitions SET topic_id = ?, number = ? WHERE id = ?", *place)
-                tx.run(
-                    """INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id)
-                       VALUES (?, ?, ?, ?, ?)""",
-                    topic.id, version, piece.first_slot, piece.last_slot, piece.partition_id,
-                )  # fmt: skip
-            tx.run("DELETE FROM penstock_ranges WHERE topic_id = ?", spare.id)
-            tx.run("UPDATE penstock_topics SET route_version = ? WHERE id = ?", version, topic.id)
-        return store.catalog.topic(topic.name).route
+        number = next(p.partition for p in topic.route.ranges if p.partition_id == partition_id)
+        change = store.routes.begin(split(topic.route, number))
+        store.routes.make(change)
+        return store.routes.activate(change).route
 
     def test_a_sealed_partition_sends_its_messages_to_its_successors(
         self, store: Store, topic: Topic, place: int, clock: MovableClock
