@@ -44,7 +44,7 @@ class Admin:
         return self._topic_info(self._store.catalog.topic(name), self._store.schedule.delayed())
 
     def _topic_info(self, topic: Topic, delayed: Mapping[int, int]) -> TopicInfo:
-        bounds = self._store.log.bounds(r.partition_id for r in topic.route.partitions)
+        bounds = self._store.log.bounds(self._store.present(r.partition_id for r in topic.route.partitions))
         return TopicInfo(
             name=topic.name,
             partitions=len(topic.route.ranges),
@@ -129,8 +129,9 @@ class Admin:
         rows = []
         for source, reader in self._catalog.sources(topic, group):
             numbers = {r.partition_id: r.partition for r in source.route.partitions}
-            peeks, now = self._store.progress.peek(reader, list(numbers)), self._store.now_ms()
-            for backlog in self._store.progress.backlog(reader, list(numbers)):
+            present = self._store.present(numbers)
+            peeks, now = self._store.progress.peek(reader, present), self._store.now_ms()
+            for backlog in self._store.progress.backlog(reader, present):
                 peek = peeks.get(backlog.partition_id)
                 if backlog.sealed and (backlog.committed >= backlog.end or (peek and peek.drained)):
                     continue  # read to its end

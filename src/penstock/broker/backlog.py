@@ -86,6 +86,7 @@ class BacklogGate:
     def _measure(self, topic: Topic) -> _Measured:
         places = [piece.partition_id for piece in topic.route.partitions]
         groups = readers(self._store.catalog.groups(topic.name))
+        places = self._store.present(places)  # what is on a shard that is away does not hold up the others
         committed = self._store.usage.committed(groups, places)
         bounds = self._store.log.bounds(places)
         lowest = {"": {place: bounds[place].start for place in places}}

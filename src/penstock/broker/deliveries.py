@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..config import DEFAULTS
-from ..errors import GateClosed, GenerationChanged, StoreError, UnknownPartition
+from ..errors import GateClosed, GenerationChanged, StoreError, StoreUnavailable, UnknownPartition
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
 from ..model.reason import as_reason
 from ..model.route import Range
@@ -32,6 +32,7 @@ __all__ = [
     "earlier",
     "has_due",
     "has_new",
+    "is_of_a_shard",
     "lease_of",
     "new_stamp",
     "released",
@@ -80,6 +81,7 @@ class Outcome:
     kept: list[tuple[Settle, tuple[Lease, ...]]] = field(default_factory=list)  # ordered groups
     departures: list[Departure] = field(default_factory=list)
     waiting: set[int] = field(default_factory=set)  # groups to which something was handed back
+    away: list[Settle] = field(default_factory=list)  # not settled: their shard is away
 
 
 class Deliveries:
@@ -104,6 +106,9 @@ class Deliveries:
                 return poll(request)
             except (GenerationChanged, UnknownPartition):  # reset, or deleted: what is cached is old
                 self._catalog.forget()
+            except StoreUnavailable as error:
+                if not is_of_a_shard(error):
+                    raise  # and else the next look leaves that shard out (R6)
         return poll(request)
 
     def _poll(self, request: PollRequest) -> Handed:
@@ -128,7 +133,7 @@ class Deliveries:
     def _poll_source(self, source: Source, look: Look, handed: Handed) -> None:
         topic, group = source
         pieces = self.unread.partitions(topic.route, group)
-        ids = [piece.partition_id for piece in pieces]
+        ids = self._store.present(piece.partition_id for piece in pieces)
         bounds = self._store.log.bounds(ids)
         peeks = self._store.progress.peek(group, ids)
         now = self._store.now_ms()
@@ -166,7 +171,12 @@ class Deliveries:
         """Progress of a partition that was never polled is made from the group's start."""
         if bounds[partition_id].end == 0:
             return None
-        self._store.progress.rewind(group, [partition_id])
+        try:
+            self._store.progress.rewind(group, [partition_id])
+        except StoreUnavailable as error:
+            if not is_of_a_shard(error):
+                raise
+            return None  # where the group starts is not known while the first shard is away
         return self._store.progress.peek(group, [partition_id]).get(partition_id)
 
     def _poll_partition(
@@ -244,10 +254,16 @@ class Deliveries:
         if target is None and any(v.kind == "dead" for part in parts for v in part.verdicts):
             target = self._catalog.make_dead_letters(topic, group)
         for part in parts:
-            left = self._settle(part, self._catalog.group(part.topic, group), target, outcome)
-            if left is not None:  # its last attempt, and there was no dead-letter topic yet
-                target = self._catalog.make_dead_letters(topic, group)
-                self._settle(left, self._catalog.group(part.topic, group), target, outcome)
+            try:
+                left = self._settle(part, self._catalog.group(part.topic, group), target, outcome)
+                if left is not None:  # its last attempt, and there was no dead-letter topic yet
+                    part = left
+                    target = self._catalog.make_dead_letters(topic, group)
+                    self._settle(left, self._catalog.group(part.topic, group), target, outcome)
+            except StoreUnavailable as error:
+                if len(parts) == 1 or not is_of_a_shard(error):
+                    raise
+                outcome.away.append(part)
         return outcome
 
     def _settle(self, part: Settle, group: Group, target: Topic | None, outcome: Outcome) -> Settle | None:
@@ -319,6 +335,11 @@ class Look:
         self.empty_handed = False
         spent = self.messages <= 0 or self.bytes <= 0
         self.full = self.full or spent or any(lease.alone for lease in leases)
+
+
+def is_of_a_shard(error: StoreUnavailable) -> bool:
+    """Whether the queue has several shards, and one of them is away: the others go on (R6)."""
+    return "shard" in error.details
 
 
 def released(request: PollRequest, handed: Handed) -> list[Settle]:

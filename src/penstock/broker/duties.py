@@ -53,7 +53,7 @@ class Retention:
 
     def _drop(self, topic: Topic) -> None:
         groups = readers(self._store.catalog.groups(topic.name))
-        places = [piece.partition_id for piece in topic.route.partitions]
+        places = self._store.present(piece.partition_id for piece in topic.route.partitions)
         committed = self._store.usage.committed(groups, places)
         for partition_id in places:
             if topic.settings.volatile:
@@ -61,8 +61,8 @@ class Retention:
             needed = min((committed[group.id][partition_id] for group in groups), default=None)
             self._trim(topic, partition_id, needed)
             sweep(self._store, partition_id, self._limits, self._ids_from(topic))
-        for piece in topic.route.sealed:
-            self._remove(piece.partition_id)
+        for partition_id in self._store.present(piece.partition_id for piece in topic.route.sealed):
+            self._remove(partition_id)
 
     def _remove(self, partition_id: int) -> None:
         """A sealed partition whose last batch is gone goes as a whole (R26)."""
@@ -82,7 +82,8 @@ class Retention:
         before = self._store.now_ms() - settings.retention_ms if settings.retention_ms else 0
         keep_bytes = settings.retention_bytes
         if keep_bytes and (newer := _newer(topic.route, partition_id)):  # what follows it counts too
-            starts = {one: edges.start for one, edges in self._store.log.bounds(newer).items()}
+            present = self._store.present(newer)
+            starts = {one: edges.start for one, edges in self._store.log.bounds(present).items()}
             keep_bytes = max(1, keep_bytes - self._store.usage.bytes_from([starts])[0])
         limit = self._store.log.expire_by_limits(partition_id, before_ms=before, keep_bytes=keep_bytes)
         start = limit if settings.keep == "limits" or needed is None else min(limit, needed)

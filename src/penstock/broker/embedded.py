@@ -414,7 +414,7 @@ class Broker:
         outcome = await self._in_thread(self._deliveries.settle, topic, group, parts)
         await self._depart(outcome.departures, dead=True)
         self._notify_groups(outcome.waiting)
-        return SettleReply(tuple(outcome.lost), tuple(outcome.kept))
+        return SettleReply(tuple(outcome.lost), tuple(outcome.kept), tuple(outcome.away))
 
     async def _depart(self, departures: Sequence[Departure], *, dead: bool) -> None:
         for leaving in departures:

@@ -173,6 +173,7 @@ class Settle:
 class SettleReply:
     lost: tuple[tuple[Settle, tuple[Span, ...]], ...] = ()  # what of a part is in other hands
     kept: tuple[tuple[Settle, tuple[Lease, ...]], ...] = ()  # ordered groups: retried, released; still held
+    away: tuple[Settle, ...] = ()  # not settled: their shard is away; settle them again
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,23 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ..config import DEFAULTS
-from ..errors import GateClosed, StoreError, UnknownGroup, UnknownTopic
+from ..errors import GateClosed, StoreError, StoreUnavailable, UnknownGroup, UnknownTopic
 from ..model.assignment import Plan, plan
 from ..model.delivery import NOBODY, OrderedAsk
 from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Member, Peek, Store, Topic
 from .catalog import CatalogCache, Source
-from .deliveries import Deliveries, Departure, Handed, Look, has_due, has_new, lease_of, new_stamp
+from .deliveries import (
+    Deliveries,
+    Departure,
+    Handed,
+    Look,
+    has_due,
+    has_new,
+    is_of_a_shard,
+    lease_of,
+    new_stamp,
+)
 from .endpoint import Grant, PollRequest
 
 __all__ = ["OrderedDeliveries"]
@@ -90,13 +100,14 @@ class OrderedDeliveries:
         # Acks that a crash forgot (I8) are settled for the asker, and would wait in its hands for ever.
         survived = not held or started_ms == request.started_ms
         mine = {place.id for place in places if place.held_by(request)}
+        away = {*held} - {*self._store.present(held)}  # nobody can say who holds them
         ended = {p for p in held if any(self._deliveries.unread.drained(group, p) for _, group in sources)}
-        give_up = [*(decided.give_up if survived else held), *ended]
+        give_up = [*(decided.give_up if survived else (p for p in held if p not in away)), *ended]
         handed = Handed(
             started_ms=started_ms,
             next_due=_look_again(places, request, now),
             revoked=tuple(p for p in dict.fromkeys(give_up) if p not in request.giving_up),
-            lost=tuple(p for p in held if p not in mine and p not in ended),
+            lost=tuple(p for p in held if p not in mine and p not in ended and p not in away),
             watchful=len(mine) < len(places),
         )
         if survived and not sources[0][1].paused and request.messages and not handed.lost:
@@ -112,7 +123,7 @@ class OrderedDeliveries:
         topic, group = source
         unread = self._deliveries.unread
         pieces = unread.partitions(topic.route, group)
-        ids = [piece.partition_id for piece in pieces]
+        ids = self._store.present(piece.partition_id for piece in pieces)
         bounds = self._store.log.bounds(ids)
         peeks = self._store.progress.peek(group, ids)
         wanted = unread.look(topic.route, group, bounds, peeks)
@@ -145,6 +156,10 @@ class OrderedDeliveries:
             granted = self._poll_partition(place, look, None)
         except GateClosed:  # what it follows is not drained after all
             return False
+        except StoreUnavailable as error:
+            if not is_of_a_shard(error):
+                raise
+            return False  # it, or where the group starts in it, is away
         if granted.holder is not None:  # somebody was faster
             return False
         handed.claimed.append((place.group, place.id))
@@ -246,9 +261,11 @@ class OrderedDeliveries:
         return [reader.id for _, reader in sources]
 
     def end(self, held: Sequence[tuple[Group, int]], token: int) -> None:
+        present = {*self._store.present(partition_id for _, partition_id in held)}
         for group, partition_id in held:
-            with suppress(GateClosed):  # the group was reset: nobody holds it
-                self._store.progress.hand_over(group, partition_id, token)
+            if partition_id in present:  # else its lease ends by itself
+                with suppress(GateClosed):  # the group was reset: nobody holds it
+                    self._store.progress.hand_over(group, partition_id, token)
 
     def leave(self, topic: str, group: str, member: str) -> list[int]:
         """A member goes: hand over what it holds still. Returns the groups that are concerned."""

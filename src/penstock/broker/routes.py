@@ -20,7 +20,15 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from ..address import FIRST_SHARD
-from ..errors import InvalidSetting, PenstockError, RouteConflict, StoreError, UnknownPartition, UnknownTopic
+from ..errors import (
+    InvalidSetting,
+    PenstockError,
+    RouteConflict,
+    StoreError,
+    StoreUnavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from ..model import route as routes
 from ..model.batch import build_control
 from ..model.names import is_internal
@@ -204,8 +212,12 @@ class FinishChanges:
         left = {change.topic for change in self._store.routes.changes()}
         for topic in self._store.catalog.topics():
             try:
-                ids = [piece.partition_id for piece in topic.route.ranges]
+                ids = self._store.present(piece.partition_id for piece in topic.route.ranges)
                 if topic.name in left or any(b.sealed for b in self._store.log.bounds(ids).values()):
                     self._changes.help(topic.name)
             except (UnknownTopic, UnknownPartition):
                 pass  # it was deleted meanwhile
+            except StoreUnavailable as error:
+                if "shard" not in error.details:
+                    raise
+                _log.warning("the route of topic %r waits: %s", topic.name, error)
