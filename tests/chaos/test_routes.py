@@ -114,12 +114,12 @@ async def _all_go_on(crew: Crew) -> None:
 
 
 async def _all_handled(crew: Crew) -> None:
-    """By every group; if not within a minute, the verdict names what is lost."""
+    """By every group; if not within two minutes, the verdict names what is lost."""
     began = time.monotonic()
     for group in _GROUPS:
         while check(crew.trail("orders", group)).lost:
             await asyncio.sleep(0.5)
-            if time.monotonic() > began + 60:
+            if time.monotonic() > began + 120:
                 return
     print(f"all handled {time.monotonic() - began:.1f} s after the last was sent")
 
