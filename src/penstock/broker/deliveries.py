@@ -261,9 +261,9 @@ class Deliveries:
                     target = self._catalog.make_dead_letters(topic, group)
                     self._settle(left, self._catalog.group(part.topic, group), target, outcome)
             except StoreUnavailable as error:
-                if len(parts) == 1 or not is_of_a_shard(error):
-                    raise
                 outcome.away.append(part)
+                if len(outcome.away) == len(parts) or not is_of_a_shard(error):
+                    raise
         return outcome
 
     def _settle(self, part: Settle, group: Group, target: Topic | None, outcome: Outcome) -> Settle | None:

@@ -9,7 +9,8 @@ sequences what it has already. So nothing is lost or stored twice, wherever a pr
 both believe to have the lease do no harm.
 
 A partition that was sealed refuses its batch: the rows are free again and are moved to its successors as
-soon as the route has them. Meanwhile they hold up nobody else.
+soon as the route has them. Meanwhile they hold up nobody else. Nor do moves to another shard that is away:
+what became of them is not known, so they stay open, with their stamp, and are tried again from time to time.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ..errors import (
     PartitionSealed,
     PenstockError,
     SequenceGap,
+    StoreUnavailable,
     UnknownPartition,
     UnknownProducer,
 )
@@ -47,6 +49,7 @@ _FEW = 500  # rows that are finished with the next stamp; more are finished by t
 _MESSAGES, _BYTES = 10_000, 8 * 1024 * 1024  # of one move
 _LATE_MS = 60_000  # no transaction lasts longer: nothing appears that was due before that
 _STALLED_MS = 100  # a partition that was sealed is asked again after this time
+_AWAY_MS = 500  # one on a shard that is away
 _DAMAGED_MS = 3_600_000  # a damaged row is looked at again after this time
 _NOT_STORED = (PartitionSealed, UnknownPartition, SequenceGap, UnknownProducer)
 
@@ -64,12 +67,15 @@ class ScheduleMover:
         holder: str,
         moved: Moved,
         watching: Callable[[bool], None] = lambda wanted: None,
+        shard: str = "",
     ) -> None:
         self._store = store
         self._lease_ms = limits.schedule_lease_ms
         self._holder = holder
         self._moved = moved
         self._watching = watching
+        self._shard = shard  # whose schedule it is
+        self._held_up: set[int] = set()  # rows of open moves to shards that are away
         self._turn = threading.Lock()
         self._stopping = False
         self.refused = False  # another process has the lease: it moves what is due
@@ -80,6 +86,7 @@ class ScheduleMover:
         self._all_seen_at = 0  # when the whole schedule was looked at
         self._stalled: dict[int, int] = {}  # partitions that take nothing, and until when
         self._topics: dict[int, Topic] = {}
+        self._routes_are_old = False
         self._new_identity()
 
     def tick(self) -> int:
@@ -135,7 +142,8 @@ class ScheduleMover:
         for partition in again:
             del self._stalled[partition]
         if again:
-            self._topics = {}  # they may have successors by now
+            self._routes_are_old = True  # they may have successors by now
+            self._clean = self._clean and not self._held_up
         if not 0 <= now - self._all_seen_at < _LATE_MS:
             self._since, self._all_seen_at = 0, now
         due = self._store.schedule.next_due(since=self._since, without=self._stalled)
@@ -173,6 +181,7 @@ class ScheduleMover:
 
     def _resume(self) -> None:
         """Finish what was begun, by another holder or by ourselves."""
+        self._held_up = set()
         for move in self._store.schedule.moves():
             wanted = {part.row for planned in move.planned for part in planned.parts}
             rows = self._store.schedule.rows(wanted)
@@ -180,9 +189,25 @@ class ScheduleMover:
             sound = {row.id: row for row in self._sound(rows.values(), opening)}
             self._know_topics(sound.values())
             known = [p for p in move.planned if all(part.row in sound for part in p.parts)]
-            done = self._carry_out(replace(move, planned=tuple(known)), sound, opening)
+            try:
+                done = self._carry_out(replace(move, planned=tuple(known)), sound, opening)
+            except StoreUnavailable as error:
+                self._hold_up(error, sound)
+                continue
             self._store.schedule.finish(self._holder, done)
         self._clean, self._last = True, None
+
+    def _hold_up(self, error: StoreUnavailable, rows: Mapping[int, Waiting]) -> None:
+        """A target is on another shard, which is away: the move stays open, the others go on."""
+        if error.details.get("shard", self._shard) == self._shard:
+            raise error
+        self._held_up.update(rows)
+        self._stall(rows.values(), _AWAY_MS)
+        self._new_identity()  # it may or may not have been stored: its sequences are not to be used again
+
+    def _stall(self, rows: Iterable[Waiting], pause_ms: int) -> None:
+        until = self._store.now_ms() + pause_ms
+        self._stalled.update((row.partition_id, until) for row in rows)
 
     def _move(self) -> bool:
         """Move some of what is due; False if there is nothing that can be moved now."""
@@ -191,7 +216,7 @@ class ScheduleMover:
             max_bytes=_BYTES,
             since=self._since,
             without=self._stalled,
-            skip=() if self._last is None else self._last.gone,
+            skip=self._held_up if self._last is None else self._held_up | self._last.gone,
         )
         opening = _Opening()
         rows = {row.id: row for row in self._of_topics(self._sound(due, opening))}
@@ -238,8 +263,15 @@ class ScheduleMover:
         return [row for row in rows if row.topic_id in self._topics]
 
     def _know_topics(self, rows: Iterable[Waiting]) -> None:
-        if any(row.topic_id not in self._topics for row in rows):
+        missing = any(row.topic_id not in self._topics for row in rows)
+        if not missing and not self._routes_are_old:
+            return
+        try:
             self._topics = {topic.id: topic for topic in self._store.catalog.topics()}
+            self._routes_are_old = False
+        except StoreUnavailable:
+            if missing:
+                raise  # and else the last route is good enough
 
     def _carry_out(self, move: Move, rows: Mapping[int, Waiting], opening: _Opening) -> Finished:
         """The second step; returns what the third one is to do."""
@@ -273,8 +305,7 @@ class ScheduleMover:
                 after = next_sequence(planned.sequence, planned.records)
                 self._sequences[planned.partition_id] = after
             elif isinstance(result, PenstockError):
-                until = self._store.now_ms() + _STALLED_MS
-                self._stalled.update((rows[part.row].partition_id, until) for part in planned.parts)
+                self._stall((rows[part.row] for part in planned.parts), _STALLED_MS)
         if any(isinstance(result, PenstockError) for result in results):
             self._new_identity()
 

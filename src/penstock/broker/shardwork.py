@@ -48,7 +48,7 @@ class ShardWork:
         for name, part in store.parts().items():
             writer = self._writers[name] = Writer(part.log, tail, limits, appended)
             watcher = WatcherThread(part, limits.watch_interval_ms, partial(told, name))
-            mover = ScheduleMover(part, limits, holder, due_moved, partial(_watch_schedule, watcher))
+            mover = ScheduleMover(part, limits, holder, due_moved, partial(_watch_schedule, watcher), name)
             schedule = ScheduleThread(mover, part.now_ms)
             writer.scheduled = watcher.on_due = schedule.scheduled
             self._watchers.append(watcher)

@@ -5,7 +5,8 @@ waits until it is stored. A lost lease is told to exactly those whose messages i
 
 Must never report a message as settled before the store said so, and never let two verdicts on one message
 through: an ack once more is harmless, anything else is the caller's mistake. Repeats are safe (I7), so what
-the store could not do now is tried again for as long as a lease lasts.
+the store could not do now is tried again for as long as a lease lasts. What is on a shard that is away does
+not hold up the rest: it goes on by itself, and only who settled it waits.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Run: TypeAlias = tuple[HeldDelivery, int, int]
 class _Round:
     """Verdicts that go to the store in one call."""
 
-    __slots__ = ("acks", "done", "others", "runs", "some_lost")
+    __slots__ = ("acks", "done", "later", "others", "runs", "some_lost")
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.acks: dict[tuple[str, int, int], list[Span]] = {}
@@ -43,6 +44,26 @@ class _Round:
         self.done: asyncio.Future[None] = loop.create_future()
         self.done.add_done_callback(_retrieved)
         self.some_lost = False
+        self.later: _Round | None = None  # what of it is on a shard that is away
+
+    def put_off(self, away: Sequence[Settle], loop: asyncio.AbstractEventLoop) -> _Round:
+        """Take these parts out: they are a round of their own."""
+        keys, later = {_key_of(part) for part in away}, _Round(loop)
+        later.acks = {key: self.acks.pop(key) for key in keys & self.acks.keys()}
+        later.others = {key: self.others.pop(key) for key in keys & self.others.keys()}
+        later.runs = [run for run in self.runs if run[0].key in keys]
+        self.runs = [run for run in self.runs if run[0].key not in keys]
+        self.later = later
+        return later
+
+    def last_with(self, runs: Sequence[Run]) -> _Round | None:
+        """What was put off of these, if anything was."""
+        later = self.later
+        return (
+            later
+            if later is not None and any(run[0] is mine[0] for run in later.runs for mine in runs)
+            else None
+        )
 
     def parts(self) -> list[Settle]:
         keys = dict.fromkeys([*self.acks, *self.others])
@@ -58,6 +79,7 @@ class Settler:
         self._gathering: _Round | None = None
         self._newest: _Round | None = None
         self._task: asyncio.Task[None] | None = None
+        self._put_off: set[asyncio.Task[None]] = set()
 
     # ---- what users ask ----
 
@@ -73,8 +95,10 @@ class Settler:
         """Settle and wait until it is stored. LeaseLost if some of it is in other hands by now."""
         self.check()
         waiting = self.submit(runs, kind, Verdict(kind, 0, 0, delay_ms, at_ms, reason))
-        if waiting is not None:
-            await asyncio.shield(waiting.done)
+        awaited = waiting
+        while awaited is not None:
+            await asyncio.shield(awaited.done)
+            waiting, awaited = awaited, awaited.last_with(runs)
         self._raise_lost(runs, waiting)
 
     def submit(self, runs: Sequence[Run], kind: Kind, how: Verdict | None = None) -> _Round | None:
@@ -118,8 +142,8 @@ class Settler:
 
     async def drained(self) -> None:
         """Wait until nothing is under way."""
-        while self._task is not None and not self._task.done():
-            await asyncio.wait((self._task,))
+        while tasks := [t for t in (self._task, *self._put_off) if t is not None and not t.done()]:
+            await asyncio.wait(tasks)
 
     # ---- rounds ----
 
@@ -149,14 +173,23 @@ class Settler:
         while (current := self._gathering) is not None:
             await asyncio.sleep(0)  # whoever settles in this turn of the loop comes along
             self._gathering = None
-            try:
-                reply = await self._store(current.parts())
-            except BaseException as error:
-                self._undo(current, error)
-                if not isinstance(error, Exception):
-                    raise
-            else:
-                self._finish(current, reply)
+            await self._settle_round(current)
+
+    async def _settle_round(self, current: _Round) -> None:
+        try:
+            reply = await self._store(current.parts())
+        except BaseException as error:
+            self._undo(current, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            if reply.away:
+                again = self._guard.loop.create_task(
+                    self._settle_round(current.put_off(reply.away, self._guard.loop))
+                )
+                self._put_off.add(again)
+                again.add_done_callback(self._put_off.discard)
+            self._finish(current, reply)
 
     async def _store(self, parts: list[Settle]) -> SettleReply:
         give_up_at, tries = self._guard.loop.time() + self.lease_ms / 1000, 0
