@@ -10,6 +10,8 @@ import pytest
 from penstock.broker import helping
 from penstock.broker.helping import RouteHelp
 from penstock.broker.routes import RouteChanges
+from penstock.errors import PartitionSealed
+from penstock.model.route import Range, Route, split
 
 
 class _Others:
@@ -21,6 +23,11 @@ class _Others:
     def help(self, topic: str) -> bool:
         self.left -= 1
         return self.left <= 0
+
+    def route(self, topic: str) -> Route:
+        before = Route(topic, 1, (Range(0, 1023, 0, 1),))
+        made = split(before, 0).numbered(7, 1, [(1, 2), (2, 3)])
+        return before if self.left > 0 else before.after(made)
 
 
 @pytest.fixture
@@ -40,10 +47,14 @@ async def _helped(looks: int) -> list[int]:
     """How many looks were left each time the route was said to have changed."""
     others, told = _Others(looks), list[int]()
     help = RouteHelp(cast(RouteChanges, cast(Any, others)), lambda: told.append(others.left))
-    help.wanted("orders")
-    help.wanted("orders")
+    refused = [PartitionSealed("sealed") for _ in range(2)]
     async with asyncio.timeout(20):
+        for error in refused:
+            await help.met_seal("orders", 1, error)
+            assert error.details["successors"] == []
         await asyncio.gather(*help._under_way.values())
+        await help.met_seal("orders", 1, error)
+    assert error.details["successors"] == [1, 2] and not help._under_way
     return told
 
 

@@ -14,7 +14,6 @@ from typing import Protocol
 from ..config import Limits
 from ..errors import PenstockError, UnknownGroup, UnknownPartition, UnknownTopic
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
-from ..model.route import Route
 from ..store.contract import Group, Store, Topic
 from .catalog import readers
 from .groups import TOUCH_MS
@@ -81,7 +80,7 @@ class Retention:
         settings = topic.settings
         before = self._store.now_ms() - settings.retention_ms if settings.retention_ms else 0
         keep_bytes = settings.retention_bytes
-        if keep_bytes and (newer := _newer(topic.route, partition_id)):  # what follows it counts too
+        if keep_bytes and (newer := topic.route.descendants(partition_id)):  # what follows it counts too
             present = self._store.present(newer)
             starts = {one: edges.start for one, edges in self._store.log.bounds(present).items()}
             keep_bytes = max(1, keep_bytes - self._store.usage.bytes_from([starts])[0])
@@ -91,16 +90,6 @@ class Retention:
             start = max(start, needed)
         if start > self._store.log.bounds([partition_id])[partition_id].start:
             self._store.log.trim(partition_id, start)
-
-
-def _newer(route: Route, partition_id: int) -> set[int]:
-    """All partitions that follow a sealed one."""
-    newer: set[int] = set()
-    for piece in route.partitions:  # whatever follows comes later
-        before = route.predecessors.get(piece.partition_id, ())
-        if any(one == partition_id or one in newer for one in before):
-            newer.add(piece.partition_id)
-    return newer
 
 
 class ExpireGroups:

@@ -266,9 +266,9 @@ class Broker:
             ids = b""
         try:
             return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms))
-        except PartitionSealed:
+        except PartitionSealed as error:
             self._route_changed()
-            self._help.wanted(topic)
+            await self._help.met_seal(topic, partition_id, error)
             raise
 
     async def cancel(self, topic: str, id: str) -> bool:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from ..errors import PenstockError
+from ..errors import PartitionSealed, PenstockError
 from .routes import RouteChanges
 
 __all__ = ["RouteHelp"]
@@ -39,9 +40,12 @@ class RouteHelp:
         finally:
             self._changed()
 
-    def wanted(self, topic: str) -> None:
-        """A producer met a sealed partition of this topic."""
-        if topic not in self._under_way:
+    async def met_seal(self, topic: str, partition_id: int, error: PartitionSealed) -> None:
+        """A producer met a sealed partition: name its successors, or see to it that there are some."""
+        with suppress(PenstockError):  # it is refused in any case, and finds out by itself
+            route = await asyncio.to_thread(self._changes.route, topic)
+            error.details["successors"] = [piece.partition for piece in route.successors(partition_id)]
+        if not error.details.get("successors") and topic not in self._under_way:
             self._under_way[topic] = asyncio.create_task(self._help(topic))
 
     async def _help(self, topic: str) -> None:

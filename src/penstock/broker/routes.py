@@ -61,13 +61,13 @@ class RouteChanges:
             raise InvalidSetting(
                 f"topic {topic!r} belongs to a group and keeps its one partition; it can be moved, not split"
             )
-        return self._change(routes.split(self._route(topic), partition, at))
+        return self._change(routes.split(self.route(topic), partition, at))
 
     def merge(self, topic: str, one: int, other: int) -> Route:
-        return self._change(routes.merge(self._route(topic), one, other))
+        return self._change(routes.merge(self.route(topic), one, other))
 
     def move(self, topic: str, partition: int, shard: str | None) -> Route:
-        route = self._route(topic)
+        route = self.route(topic)
         if shard is None:
             shard = self._emptiest(route, route.of_partition(partition).shard)
         return self._change(routes.move(route, partition, "" if shard == FIRST_SHARD else shard))
@@ -78,7 +78,7 @@ class RouteChanges:
         mine = Counter(piece.shard for piece in route.ranges)
         return min(found, key=lambda s: (mine[s.name], s.partitions)).name if found else here
 
-    def _route(self, topic: str) -> Route:
+    def route(self, topic: str) -> Route:
         return self._store.catalog.topic(topic).route
 
     def _change(self, draft: Draft) -> Route:
@@ -99,7 +99,7 @@ class RouteChanges:
     def _found(self, change: Change) -> Route:
         """Somebody else went on with our change: what became of it?"""
         if any(made.version == change.version + 1 for made in self._made(change)):
-            return self._route(change.topic)
+            return self.route(change.topic)
         raise RouteConflict(
             f"the {change.kind} of topic {change.topic!r} was turned back: a database did not answer; "
             "nothing is lost, look at the route (`penstock route show`) and try again",
@@ -134,7 +134,7 @@ class RouteChanges:
 
     def _renew(self, topic: str) -> None:
         """A partition was sealed for a change that was turned back meanwhile (I11)."""
-        route = self._route(topic)
+        route = self.route(topic)
         draft = routes.renew(route, self._sealed(piece.partition_id for piece in route.ranges))
         if draft is not None:
             self._carry_out(self._store.routes.begin(draft))

@@ -86,6 +86,20 @@ class Route:
         """All that can be read: what was sealed comes first."""
         return (*self.sealed, *self.ranges)
 
+    def successors(self, partition_id: int) -> tuple[Range, ...]:
+        """The partitions of this route that took over slots of a sealed one, by however many steps."""
+        newer = self.descendants(partition_id)
+        return tuple(piece for piece in self.ranges if piece.partition_id in newer)
+
+    def descendants(self, partition_id: int) -> set[int]:
+        """All partitions that follow a sealed one, by however many steps."""
+        newer: set[int] = set()
+        for piece in self.partitions:  # whatever follows comes later
+            before = self.predecessors.get(piece.partition_id, ())
+            if any(one == partition_id or one in newer for one in before):
+                newer.add(piece.partition_id)
+        return newer
+
     def of_slot(self, slot: int) -> Range:
         return self.ranges[bisect_right(self._starts, slot) - 1]
 
