@@ -101,6 +101,19 @@ def test_a_partition_that_is_not_in_the_route() -> None:
         route_of(3).of_partition(3)
 
 
+def test_what_is_sealed_can_be_read_and_not_changed() -> None:
+    route = route_of(2)
+    _, after = carried_out(route, split(route, 1), count(2))
+    assert after.readable(1) == route.ranges[1]
+    assert [after.readable(piece.partition) for piece in after.ranges] == list(after.ranges)
+    with pytest.raises(
+        UnknownPartition, match=r"partition 1 \(slots 512 to 1023\) .* is sealed.* has 0, 2, 3"
+    ):
+        after.of_partition(1)
+    with pytest.raises(UnknownPartition, match="has no partition 9; it has 1, 0, 2, 3"):
+        after.readable(9)
+
+
 @pytest.mark.parametrize(
     ("one", "other", "whether"),
     [

@@ -182,7 +182,10 @@ class SqlCatalog:
 
     def remove_log(self, partition_id: int) -> None:
         """The log of a sealed partition, and all progress in it; its row stays."""
-        self.drop_table(partition_id)
+        lane = self.drop_table(partition_id)
+        if lane is not Lane.LOG and lane in self._session.dialect.places:
+            with self._session.write(lane) as tx:  # it has a row beside its log
+                tx.do("UPDATE penstock_partitions SET state = 'removed' WHERE id = ?", partition_id)
         with self._session.write(Lane.PROGRESS) as tx:
             for table in ("progress", "deliveries"):
                 tx.do(f"DELETE FROM penstock_{table} WHERE partition_id = ?", partition_id)
