@@ -58,6 +58,16 @@ class Cli:
         assert answer.code == 0, f"penstock {' '.join(words)}: {answer}"
         return answer
 
+    def read_all(self, topic: str, group: str) -> list[str]:
+        """Consume until nothing waits, the seals of partitions included; what was printed."""
+        found: list[str] = []
+        for _ in range(40):
+            found += self.ok("consume", topic, "-g", group, "--wait", "500ms").out.split()
+            route = self.ok("route", "show", topic, "--group", group, "--json").json
+            if not (route["groups"][0]["to_read"] or route["groups"][0]["waiting"]):
+                return found
+        raise AssertionError(f"group {group} never came to an end: {route}")
+
     def start(self, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
         """A process of its own. It must be ended by the test."""
         line = [sys.executable, "-m", "penstock", *words]

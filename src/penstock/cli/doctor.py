@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
@@ -26,7 +27,7 @@ def register(app: typer.Typer) -> None:
 
 
 async def doctor(run: Run) -> None:
-    """Check the file or the database server, and the groups. Exit code 1 if something fails."""
+    """Check the file or the database server of each shard, and the groups. Exit code 1 if something fails."""
     found = _examine(run)
     if not any(finding.state == "fail" for finding in found):
         found += await _groups(run)
@@ -42,8 +43,12 @@ async def doctor(run: Run) -> None:
 def _examine(run: Run) -> list[Finding]:
     from .checks import examine
 
-    with _progress(run) as begin:
-        return examine(run.address, begin)
+    found: list[Finding] = []
+    for name, one in zip(("", *run.shards), run.databases(), strict=True):
+        with _progress(run) as begin:
+            checks = examine(one.address, begin)
+        found += [replace(check, check=f"{name}: {check.check}") for check in checks] if name else checks
+    return found
 
 
 async def _groups(run: Run) -> list[Finding]:

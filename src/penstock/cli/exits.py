@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 from ..errors import PenstockError, UnknownTopic, UsageError
@@ -41,8 +42,13 @@ _CALLS = (
     ("use alter_group to change it", "use `penstock group alter` to change it"),
     ("or pass force=True:", "or add --force:"),
     ("dead_letters() lists", "`penstock dead list` lists"),
+    ("Move single partitions off it with move()", "`penstock route move` moves single partitions off it"),
+    ("or open it again (open_shard)", "or open it again with `penstock shard open`"),
+    ("add one, or open one again", "add one with --shard NAME=URL, or open one with `penstock shard open`"),
     ("run `penstock migrate`, or connect with migrate=True", "run `penstock migrate`"),
 )
+
+_SHARDS = re.compile(r"connect with shards=\{'([A-Za-z0-9-]+)': [^}]*\} as well")
 
 _RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
 
@@ -94,7 +100,7 @@ def worded(error: Exception) -> str:
         return f"there is no topic {name!r}: {meant} with `penstock topic create {name}`"
     for call, typed in _CALLS:
         text = text.replace(call, typed)
-    return text
+    return _SHARDS.sub(r"add --shard \1=URL", text)
 
 
 def leave_closed_pipe() -> int:

@@ -11,7 +11,7 @@ import inspect
 import os
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -79,16 +79,17 @@ class Run:
 
         path = self.address.path
         missing = path is not None and not path.exists()
-        if missing and not create:
-            raise self.nothing_here()
-        if not (create or create_shards):
-            self._refuse_missing_shards()
-        several: dict[str, Any] = {"shards": dict(self.shards)} if self.shards else {}
-        async with penstock.connect(self.url, **several) as mq:
+        if not create:
+            self.refuse_missing(shards=not create_shards)
+        async with penstock.connect(self.url, shards=self.shards or None) as mq:
             if missing:
                 why = "" if self.chosen else " (name another with --url or PENSTOCK_URL)"
                 exits.say_note(f"created the queue {path}{why}")
             yield mq
+
+    def databases(self) -> list[Run]:
+        """A run for each database by itself, for what is looked at or made one by one; the first is first."""
+        return [replace(self, url=url, chosen=True, shards={}) for url in (self.url, *self.shards.values())]
 
     @property
     def address(self) -> Address:
@@ -109,12 +110,16 @@ class Run:
             "or name another with --url or PENSTOCK_URL"
         )
 
-    def _refuse_missing_shards(self) -> None:
-        from ..address import parse
+    def refuse_missing(self, *, shards: bool = True) -> None:
+        """StoreUnavailable if a file of the queue is not there; with `shards` also one of theirs."""
+        from ..address import parse_shards
 
-        for name, url in self.shards.items():
-            path = parse(url).path
-            if path is not None and not path.exists():
+        path = self.address.path
+        if path is not None and not path.exists():
+            raise self.nothing_here()
+        for name, address in parse_shards(self.shards).items():
+            path = address.path
+            if shards and path is not None and not path.exists():
                 raise StoreUnavailable(
                     f"there is no file {path} for shard {name!r}: correct its address; a new shard is "
                     "made by `penstock topic create` or `penstock route move`"

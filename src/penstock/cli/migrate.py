@@ -40,26 +40,28 @@ def register(app: typer.Typer) -> None:
 
 
 def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
-    """Make Penstock's tables on a database server, or bring them up to date."""
+    """Make Penstock's tables on a database server, or bring them up to date; on every shard that is named."""
     if check and sql:
         raise UsageError("--check and --sql both only look: leave one of them out")
-    address = run.address
-    if address.kind == "memory":
-        raise UsageError(f"{run.url} keeps nothing: name a queue with --url or PENSTOCK_URL")
-    if address.path is not None and not address.path.exists():
-        raise run.nothing_here()
     from ..store import open_session
 
-    with closing(open_session(address)) as session:
-        if check:
-            _check(run, session)
-        elif sql:
-            _print(run, session)
-        else:
-            _migrate(run, session)
+    run.refuse_missing()
+    complete = True
+    for one in run.databases():
+        if one.address.kind == "memory":
+            raise UsageError(f"{one.url} keeps nothing: name a queue with --url or PENSTOCK_URL")
+        with closing(open_session(one.address)) as session:
+            if check:
+                complete = _check(one, session) and complete
+            elif sql:
+                _print(one, session)
+            else:
+                _migrate(one, session)
+    if not complete:
+        raise typer.Exit(exits.CROSSED)
 
 
-def _check(run: Run, session: Session) -> None:
+def _check(run: Run, session: Session) -> bool:
     from ..store.schema import VERSION
 
     have, missing = _state(session)
@@ -68,7 +70,7 @@ def _check(run: Run, session: Session) -> None:
     if not missing:
         if not run.json:
             typer.echo(f"{run.shown} is up to date: schema version {have}")
-        return
+        return True
     if not run.json:
         for change in missing:
             typer.echo(f"missing: {change}")
@@ -76,7 +78,7 @@ def _check(run: Run, session: Session) -> None:
     cure = _ITSELF if run.address.path is not None else "run `penstock migrate`"
     message = f"{run.shown} {state}, and this penstock needs {VERSION}: {cure}"
     exits.say_error("not_migrated", message, as_json=run.json)
-    raise typer.Exit(exits.CROSSED)
+    return False
 
 
 def _print(run: Run, session: Session) -> None:

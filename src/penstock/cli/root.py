@@ -10,7 +10,22 @@ from typing import Annotated, Any
 
 import typer
 
-from . import consume, dead, demo, doctor, exits, groups, lag, migrate, read, route, send, topics, worker
+from . import (
+    consume,
+    dead,
+    demo,
+    doctor,
+    exits,
+    groups,
+    lag,
+    migrate,
+    read,
+    route,
+    send,
+    shard,
+    topics,
+    worker,
+)
 from .frame import Debug, Json, Shard, Url, note_options
 
 __all__ = ["app", "run"]
@@ -31,8 +46,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for family in (topics.app, groups.app, route.app, dead.app):
-    app.add_typer(family, rich_help_panel="Topics, groups, routes and dead letters")
+for family in (topics.app, groups.app, route.app, shard.app, dead.app):
+    app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
 for register in (
     send.register, consume.register, read.register, lag.register,
     worker.register, migrate.register, doctor.register, demo.register,
@@ -52,14 +67,14 @@ def _show_version(wanted: bool) -> None:
 def _options(
     ctx: typer.Context,
     url: Url = None,
-    shard: Shard = None,
+    shards: Shard = None,
     as_json: Json = False,
     debug: Debug = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    note_options(ctx, url, shard, as_json, debug)
+    note_options(ctx, url, shards, as_json, debug)
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..address import FIRST_SHARD
 from ..errors import InvalidSetting, StoreUnavailable
 from ..units import format_duration
 from . import exits, show
@@ -169,23 +170,23 @@ async def move(
     """Move a partition to another shard, live and in order."""
     from ..model import route as routes
 
-    shard = None if to is None else _shard(run, to)
+    if to is not None:
+        _refuse_unnamed(run, to)
     async with run.connect(create_shards=not dry_run) as mq:
         if not dry_run:
-            await _change(
-                run, mq, topic, [partition], lambda: mq.move(topic, partition, shard=shard), "moved"
-            )
-        elif shard is None:
+            await _change(run, mq, topic, [partition], lambda: mq.move(topic, partition, shard=to), "moved")
+        elif to is None:
             raise typer.BadParameter("--dry-run needs --to: which shard has room is found out by the move")
         else:
+            shard = "" if to == FIRST_SHARD else to
             await _preview(run, mq, topic, lambda route: routes.move(route, partition, shard))
 
 
-def _shard(run: Run, name: str) -> str:
-    """As the SDK names it: the first one has no name of its own."""
-    if name == picture.shard_name("") or name in run.shards:
-        return "" if name == picture.shard_name("") else name
-    known = ", ".join([picture.shard_name(""), *run.shards])
+def _refuse_unnamed(run: Run, name: str) -> None:
+    """The queue may know the shard; without its address nothing can be moved there."""
+    if name == FIRST_SHARD or name in run.shards:
+        return
+    known = ", ".join([FIRST_SHARD, *run.shards])
     raise InvalidSetting(
         f"there is no shard {name!r} here, only {known}: name its database with --shard {name}=URL, or in "
         "PENSTOCK_SHARDS"

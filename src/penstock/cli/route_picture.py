@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..address import FIRST_SHARD
 from ..config import SLOTS
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ Ends = Mapping[int, int]
 
 
 def shard_name(shard: str) -> str:
-    return shard or "first"
+    return shard or FIRST_SHARD
 
 
 def name_of(piece: Range) -> str:

@@ -6,11 +6,11 @@ written: there may be a password in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from ..errors import InvalidSetting
 
-__all__ = ["shard_urls"]
+__all__ = ["shard_text", "shard_urls"]
 
 
 def shard_urls(options: Iterable[str], environment: str) -> dict[str, str]:
@@ -27,6 +27,11 @@ def shard_urls(options: Iterable[str], environment: str) -> dict[str, str]:
     return found | _named(
         list(options), "--shard", "write a name and a URL, such as --shard b=mysql://host/queue"
     )
+
+
+def shard_text(urls: Mapping[str, str]) -> str:
+    """As PENSTOCK_SHARDS has it."""
+    return ",".join(f"{name}={url.replace(',', '%2C')}" for name, url in urls.items())
 
 
 def _named(parts: list[str], where: str, spelling: str) -> dict[str, str]:

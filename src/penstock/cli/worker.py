@@ -1,7 +1,7 @@
 """`penstock worker module:app`: run an application's handlers until it is told to stop.
 
-The application names its own queue; a `--url` reaches it as PENSTOCK_URL. What handlers do wrong is logged to
-stderr, as lines for people or, with `--json`, as objects.
+The application names its own queue; a `--url` reaches it as PENSTOCK_URL, and every `--shard` is in
+PENSTOCK_SHARDS. What handlers do wrong is logged to stderr: as lines for people, or with `--json` as objects.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import typer
 
 from . import show
 from .frame import Run, command
+from .shard_urls import shard_text
 
 __all__ = ["register"]
 
@@ -34,6 +35,8 @@ def worker(
         sys.path.insert(0, here)
     if run.chosen:
         os.environ["PENSTOCK_URL"] = run.url
+    if run.shards:
+        os.environ["PENSTOCK_SHARDS"] = shard_text(run.shards)
     _log_to_stderr(run)
     from ..client.app.app import load_app
 
