@@ -117,7 +117,7 @@ def procedure(store: Any, topic: str, kind: str, a: int, b: int) -> None:
     try:
         if kind == "help":
             real.help(topic)
-        elif (draft := drafted(real._route(topic), kind, a, b)) is None:
+        elif (draft := drafted(store.catalog.topic(topic).route, kind, a, b)) is None:
             pass
         elif kind == "merge":
             real.merge(topic, *(piece.partition for piece in draft.seals))
