@@ -58,7 +58,8 @@ class ShardWork:
         name = self._store.known_shard(append.partition_id)
         if name is None:
             name = await self._in_thread(self._store.shard_of, append.partition_id)
-        return await self._writers[name].append(append)
+        writer = self._writers.get(name) or self._writers[""]  # which says what is wrong
+        return await writer.append(append)
 
     # ---- waiting ----
 
