@@ -226,3 +226,26 @@ async def _open(cli: ShardedCli) -> None:
     async with penstock.connect(cli.url, shards={"b": cli.other}) as mq:
         assert [info.name for info in await mq.shards()] == ["first", "b"]
         assert (await mq.topic("orders")).messages == 8
+
+
+# --- a shard that is away ----------------------------------------------------------------------------
+
+
+def test_a_shard_that_is_away_is_shown_and_not_drained(tmp_path: Path, postgres_url: str) -> None:
+    """R6, R28: the rest goes on, and what is not known is said to be unknown."""
+    cli = ShardedCli(tmp_path, other=postgres_url)
+    Cli(tmp_path, postgres_url).ok("migrate")
+    _fill(cli)
+    behind = {
+        part["partition"] for part in cli.ok("lag", "orders", "billing", "--json").json[0]["partitions"]
+    }
+    assert behind == {0, 1}
+    cli.other = "postgresql://nobody@127.0.0.1:1/none"
+    assert cli.states() == {"first": ("open", 1, 0, 0), "b": ("away", 1, 0, None)}
+    answer = cli.ok("route", "show", "orders", "--json")
+    assert [p["end"] for p in answer.json["partitions"]] == [None, None] and "shard 'b' is away" in answer.err
+    assert "what waits there is not counted" in cli.ok("lag", "orders").err
+    cli.ok("send", "orders", "without a key")
+    refused = cli("shard", "drain", "b", "--yes", "--json")
+    assert refused.code == 1 and refused.error["error"] == "store_unavailable"
+    assert "Start its database" in refused.error["message"]

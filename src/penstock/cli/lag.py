@@ -57,10 +57,18 @@ async def lag(
         if watch:
             await _watch(run, mq, topic, group, every_s)
         lags = await _lags(mq, topic, group)
+        if run.shards:
+            await _note_away(mq)
     _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
     if crossed := _crossed(lags, oldest_ms, max_messages):
         exits.say_error("threshold_crossed", crossed, as_json=run.json)
         raise typer.Exit(exits.CROSSED)
+
+
+async def _note_away(mq: Connection) -> None:
+    away = [info.name for info in await mq.shards() if info.state == "away"]
+    if away:
+        exits.say_note(f"shard {', '.join(away)} is away: what waits there is not counted")
 
 
 async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
