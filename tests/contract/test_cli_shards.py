@@ -192,6 +192,28 @@ def test_delayed_messages_are_waited_for(cli: ShardedCli) -> None:
     assert f"{waiting} messages wait there until due" in said
 
 
+def test_dead_letters_are_waited_for(cli: ShardedCli) -> None:
+    cli.ok("group", "create", "orders", "mail")
+    asyncio.run(_give_up_on_all(cli))
+    if cli.ok("route", "show", "orders.mail.dead", "--json").json["partitions"][0]["shard"] != "b":
+        cli.ok("route", "move", "orders.mail.dead", "0", "--to", "b")
+    said = cli.ok("shard", "drain", "b", "--yes").out
+    assert "of topic orders.mail.dead is sealed, with dead letters in it: redrive or discard them" in said
+    assert len(cli.ok("dead", "list", "orders", "mail", "--json").json) == 8
+    cli.ok("dead", "discard", "orders", "mail", "--yes")
+    assert "penstock topic alter orders.mail.dead --drop-settled" in cli.ok("shard", "drain", "b").out
+
+
+async def _give_up_on_all(cli: ShardedCli) -> None:
+    async with (
+        penstock.connect(cli.url, shards={"b": cli.other}) as mq,
+        mq.consumer("orders", group="mail") as consumer,
+    ):
+        for _ in range(8):
+            (message,) = await consumer.poll(1, wait=20)
+            await message.dead("no such customer")
+
+
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [

@@ -18,6 +18,7 @@ import typer
 
 from ..address import FIRST_SHARD
 from ..errors import StoreUnavailable
+from ..model.names import REDRIVE_GROUP
 from ..units import format_duration
 from . import show
 from .ask import Yes, agreed
@@ -211,6 +212,8 @@ def _say_state(run: Run, info: ShardInfo, rests: list[_Rest], moved: int, took_m
 
 
 def _why(rest: _Rest) -> str:
+    if REDRIVE_GROUP in rest.groups:
+        return "is sealed, with dead letters in it: redrive or discard them (`penstock dead`)"
     if rest.groups:
         plural = "has" if len(rest.groups) == 1 else "have"
         return f"is sealed, and {', '.join(rest.groups)} {plural} to read it to its end"
