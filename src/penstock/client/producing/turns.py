@@ -1,8 +1,9 @@
 """Whose turn it is to take messages without a key (R22).
 
-The partitions take turns, each for a batch. One that takes no more is passed over, and so is one in trouble:
-its store was away when a batch came, and that batch is being repeated. When all are in trouble they take
-turns as ever, since one of them will answer first. Must never leave out a partition for longer than that.
+The partitions take turns, each for a batch. One that takes no more is passed over, and so is one in trouble,
+with its shard: its store was away when a batch came, and that batch is being repeated. When all are in
+trouble they take turns as ever, since one of them will answer first. Must never leave out a partition for
+longer than that.
 """
 
 from __future__ import annotations
@@ -56,7 +57,12 @@ class Turns:
 
     @property
     def _avoided(self) -> set[int]:
-        return {accumulator.where.partition_id for accumulator in self._troubled}
+        """What is in trouble, and all that is on a shard with it, if there are others (R6)."""
+        shards = {accumulator.where.shard for accumulator in self._troubled}
+        found = {accumulator.where.partition_id for accumulator in self._troubled}
+        if any(one.where.shard not in shards for one in self._all):
+            found.update(one.where.partition_id for one in self._all if one.where.shard in shards)
+        return found
 
     def _first_without(self, avoided: AbstractSet[int]) -> Accumulator | None:
         for step in range(len(self._all)):
