@@ -10,9 +10,10 @@ per key, each group has handled exactly what was stored, in order (R26, I4, I10,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
@@ -49,11 +50,12 @@ class Reset:
     """What is left to do of a reset, by whoever asked for it (I10)."""
 
     group: Group
+    places: list[int]
     steps: list[Callable[[], None]]
 
 
 class RouteMachine(RuleBasedStateMachine):
-    @initialize(partitions=st.integers(1, 3), keys=KEY_LIST)
+    @initialize(partitions=st.sampled_from([2, 3, 1]), keys=KEY_LIST)
     def begin_run(self, partitions: int, keys: list[int]) -> None:
         self.broken = False
         self.clock = ManualClock()
@@ -241,13 +243,14 @@ class RouteMachine(RuleBasedStateMachine):
         if acks:
             member.ack(which, acks)
 
-    @step(who=WHO, ack=st.booleans())
-    def work_through(self, who: int, ack: bool) -> None:
-        """All that it can do now, in all partitions."""
+    @step(who=WHO, which=WHO, partitions=st.integers(1, 3), ack=st.booleans())
+    def work_through(self, who: int, which: int, partitions: int, ack: bool) -> None:
+        """All that it can do now, in a few partitions."""
         member = self._member(who)
         member.refresh()
         member.extend()
-        member.poll_all(8)
+        for number in range(which, which + partitions):
+            member.poll(number, 20)
         while member.handle(0):
             pass
         if ack:
@@ -275,7 +278,7 @@ class RouteMachine(RuleBasedStateMachine):
 
     # ---- reset (I10) ----
 
-    @precondition(lambda self: len(self.books[GROUPS[0]]) < 3 and self.truth.stored)
+    @precondition(lambda self: len(self.books[GROUPS[0]]) < 4 and self._route().sealed)
     @step(
         kind=st.sampled_from(["earliest", "latest", "offsets"]),
         offset=st.integers(0, 9),
@@ -288,7 +291,8 @@ class RouteMachine(RuleBasedStateMachine):
         named = ((numbers[offset % len(numbers)], offset),) if kind == "offsets" else ()
         group = self.store.catalog.reset_group(TOPIC, GROUPS[0], Start(kind, offsets=named))  # type: ignore[arg-type]
         ids = [piece.partition_id for piece in self._route().partitions]
-        starts = {one: self.store.catalog.start_of(group.id, one)[1] for one in ids}
+        starts = {place: 2**62 for place, _ in self.truth.at if place not in ids}  # those are removed
+        starts |= {one: self.store.catalog.start_of(group.id, one)[1] for one in ids}
         self.books[GROUPS[0]][group.generation] = Book(self.truth, starts)
         progress = self.store.progress
         fenced = [
@@ -298,6 +302,7 @@ class RouteMachine(RuleBasedStateMachine):
         self.resets.append(
             Reset(
                 group,
+                [*fenced, *others],
                 [lambda: progress.fence(group, fenced[::-1]), lambda: progress.rewind(group, others)],
             )
         )
@@ -320,23 +325,36 @@ class RouteMachine(RuleBasedStateMachine):
             return  # reset once more meanwhile
         if reset.steps:
             self.resets.append(reset)
+        else:
+            self._check_fence(reset)
+
+    def _check_fence(self, reset: Reset) -> None:
+        """All is done: nobody goes on in an earlier generation (I10)."""
+        old = replace(reset.group, generation=reset.group.generation - 1)
+        for place in reset.places:
+            with pytest.raises(GenerationChanged):
+                self.store.progress.extend(old, place, 1, [(0, 0)])
 
     # ---- retention ----
 
     @precondition(lambda self: self._route().sealed)
-    @step(who=WHO, whole=st.booleans())
-    def retain(self, who: int, whole: bool) -> None:
+    @step(who=WHO, whole=st.booleans(), catch_up=st.booleans())
+    def retain(self, who: int, whole: bool, catch_up: bool) -> None:
         """What all groups have drained goes: trimmed, and then, or later, removed."""
+        for member in self.members if catch_up else ():
+            self._round(member)
         sealed = self._route().sealed
         piece = sealed[who % len(sealed)]
         groups = [self.store.catalog.group(TOPIC, name) for name in GROUPS]
-        if not all(self.store.progress.drain(group, piece.partition_id) for group in groups):
-            return
-        for group in groups:
+        drained = [group for group in groups if self.store.progress.drain(group, piece.partition_id)]
+        for group in drained:
             book = self.books[group.name][group.generation]
             left = [m for m in book.unsettled() if self.truth.stored[m][0] == piece.partition_id]
             assert not left, f"{left} are not settled, and their partition is drained (I10)"
-        place = piece.partition_id
+        if drained == groups:
+            self._remove(piece.partition_id, whole)
+
+    def _remove(self, place: int, whole: bool) -> None:
         end = self.store.log.bounds([place])[place].end
         self.removed.setdefault(place, self._read(place))
         self.store.log.trim(place, end)

@@ -8,4 +8,4 @@ from hypothesis import settings
 from tests.model.route_machine import RouteMachine
 
 TestRouteMachine = pytest.mark.timeout(120)(RouteMachine.TestCase)
-TestRouteMachine.settings = settings(max_examples=130, stateful_step_count=50, deadline=None)
+TestRouteMachine.settings = settings(max_examples=180, stateful_step_count=50, deadline=None)
