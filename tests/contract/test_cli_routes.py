@@ -10,8 +10,10 @@ import pytest
 
 import penstock
 from penstock import Connection
+from penstock.broker.duties import Retention
 from penstock.broker.embedded import Broker
 from penstock.cli import route_picture as picture
+from penstock.config import DEFAULTS
 from penstock.model import route as routes
 from penstock.model.route import Range, Route
 from tests.contract.cli_runner import Answer, Cli
@@ -117,6 +119,7 @@ def test_a_dry_run_changes_nothing(here: Cli) -> None:
         (["split", "orders", "7"], 1, "it has 0, 1"),
         (["split", "oders", "0"], 1, "did you mean orders?"),
         (["merge", "orders", "0", "0"], 2, "name one of its neighbours"),
+        (["move", "orders", "0"], 2, "name one with --shard NAME=URL"),
         (["move", "orders", "0", "--to", "b"], 2, "--shard b=URL"),
         (["move", "orders", "0", "--to", "first"], 2, "is on that shard already"),
     ],
@@ -209,3 +212,28 @@ def test_bars_of_a_route_cover_it(cuts: tuple[int, ...]) -> None:
     for cell in range(32):
         column = [bar[cell] for bar in bars if bar[cell] != "·"]
         assert column == ["█"] or (len(column) >= 2 and set(column) == {"▌"})
+
+
+# --- what is gone ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["sqlite", "postgres", "mysql"])
+async def test_lag_right_after_a_sealed_partition_is_removed(
+    store: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """R43: the route that is remembered may still name a partition whose table retention has just dropped."""
+    url = f"sqlite:///{tmp_path}/q.db" if store == "sqlite" else request.getfixturevalue(f"{store}_url")
+    await _fill(url)
+    async with penstock.connect(url) as mq:
+        await mq.alter_topic("orders", drop_settled=True)
+        await mq.delete_group("orders", "billing")
+        await mq.split("orders", 0)
+        async with mq.consumer("orders", "stats") as consumer, asyncio.timeout(20):
+            while (await mq.lag("orders", "stats")).partitions[0].sealed:
+                await consumer.ack(await consumer.poll(wait=0.1))
+        assert isinstance(mq._endpoint, Broker)
+        await mq.route("orders")  # is remembered
+        await asyncio.to_thread(Retention(mq._endpoint.store, DEFAULTS).run_once)
+        lag = await mq.lag("orders", "stats")
+        assert sorted(part.partition for part in lag.partitions) == [1, 2, 3]
+        assert [piece.partition for piece in (await mq.route("orders")).sealed] == []

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..errors import TopicExists
+from ..errors import TopicExists, UnknownPartition
 from ..model.names import base_of, check_topic, is_internal, owner
 from ..model.route import Route
 from ..model.settings import Start, TopicSettings
@@ -108,6 +108,13 @@ class Admin:
 
     def lag(self, topic: str, group: str) -> Lag:
         """A broadcast group is as far behind as the member that is furthest behind."""
+        try:
+            return self._furthest(topic, group)
+        except UnknownPartition:  # a sealed one was removed just now: the route that is remembered has it
+            self._catalog.forget()
+            return self._furthest(topic, group)
+
+    def _furthest(self, topic: str, group: str) -> Lag:
         readers = self._catalog.readers(topic, group)
         lags = [self._lag(topic, reader.name) for reader in readers] or [self._nobody(topic, group)]
         slowest = max(lags, key=lambda lag: (lag.total.messages, lag.total.oldest_age_ms))

@@ -170,8 +170,7 @@ async def move(
     """Move a partition to another shard, live and in order."""
     from ..model import route as routes
 
-    if to is not None:
-        _refuse_unnamed(run, to)
+    _refuse_unnamed(run, to)
     async with run.connect(create_shards=not dry_run) as mq:
         if not dry_run:
             await _change(run, mq, topic, [partition], lambda: mq.move(topic, partition, shard=to), "moved")
@@ -182,8 +181,12 @@ async def move(
             await _preview(run, mq, topic, lambda route: routes.move(route, partition, shard))
 
 
-def _refuse_unnamed(run: Run, name: str) -> None:
+def _refuse_unnamed(run: Run, name: str | None) -> None:
     """The queue may know the shard; without its address nothing can be moved there."""
+    if name is None:
+        if not run.shards:
+            raise InvalidSetting("there is no other shard here: name one with --shard NAME=URL")
+        return
     if name == FIRST_SHARD or name in run.shards:
         return
     known = ", ".join([FIRST_SHARD, *run.shards])

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..address import FIRST_SHARD
-from ..errors import StoreUnavailable
+from ..errors import StoreError, StoreUnavailable, UnknownGroup, UnknownTopic
 from ..model.names import REDRIVE_GROUP
 from ..units import format_duration
 from . import show
@@ -176,11 +176,19 @@ async def _rests(mq: Connection, name: str) -> list[_Rest]:
             continue
         readers: dict[int, list[str]] = {number: [] for number in here}
         for group in await mq.groups(info.name):
-            for part in (await mq.lag(info.name, group.name)).partitions:
-                if part.sealed and part.topic == info.name and part.partition in readers:
-                    readers[part.partition].append(group.name)
+            for number in await _unread(mq, info.name, group.name):
+                readers.get(number, []).append(group.name)
         found += [_Rest(info.name, n, tuple(readers[n]), info.settings.retention_ms) for n in here]
     return found
+
+
+async def _unread(mq: Connection, topic: str, group: str) -> list[int]:
+    """The sealed partitions that a group has to read; one may be removed while it is looked at."""
+    try:
+        lag = await mq.lag(topic, group)
+    except (StoreError, UnknownGroup, UnknownTopic):
+        return []
+    return [part.partition for part in lag.partitions if part.sealed and part.topic == topic]
 
 
 def _left(info: ShardInfo, rests: list[_Rest]) -> str:
