@@ -10,10 +10,8 @@ from unittest import mock
 import pytest
 
 from penstock.address import parse
-from penstock.model.route import Route, split
 from penstock.store import SqlStore, open_store
-from penstock.store.contract import Store, Topic, Watcher
-from penstock.store.session import Lane
+from penstock.store.contract import Store, Watcher
 from penstock.store.shard_catalog import ShardedCatalog
 from penstock.store.shard_database import Shard
 from penstock.store.shards import ShardedStore
@@ -63,17 +61,8 @@ class TestSecondShard(StoreContract):
     def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
         return OnSecond(tmp_path, clock)  # type: ignore[return-value]
 
-    def seal(self, store: Store, partition_id: int) -> None:
-        with second(store).session.write(Lane.LOG) as tx:
-            tx.run("UPDATE penstock_partitions SET state = 'sealed' WHERE id = ?", partition_id)
-
     def _unseal(self, store: Store, partition_id: int) -> None:
         super()._unseal(second(store), partition_id)
-
-    def succeed(self, store: Store, topic: Topic, partition_id: int) -> Route:
-        change = store.routes.begin(split(topic.route, topic.route.ranges[0].partition))
-        store.routes.make(change)
-        return store.routes.activate(change).route
 
     def restarted(self, store: Store, at_ms: int) -> AbstractContextManager[object]:
         return super().restarted(second(store), at_ms)

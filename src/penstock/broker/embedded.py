@@ -85,7 +85,8 @@ class Broker:
         self._clock = clock
         self._limits = limits
         self._loop = asyncio.get_running_loop()
-        self._workers = Workers(limits.reader_threads, "penstock-worker")
+        threads = limits.reader_threads * len(store.parts())  # a shard that hangs does not take them all
+        self._workers = Workers(threads, "penstock-worker")
         self._in_thread = self._workers.run
         self._catalog = CatalogCache(store.catalog, lasting=len(store.parts()) > 1)
         self._tail = TailCache(limits.tail_cache_bytes)

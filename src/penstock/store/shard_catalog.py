@@ -174,7 +174,8 @@ class ShardedCatalog(SqlCatalog):
     def _start_in(self, piece: Range, start: Start, named: int | None) -> int:
         log, place = self.shards[piece.shard].log, piece.partition_id
         if start.kind == "time":
-            offset = log.offset_at(place, start.time_ms)
+            skew = self.shards.skew(self.shards[piece.shard])
+            offset = log.offset_at(place, skew.there(start.time_ms))
         bounds = log.bounds([place])[place]
         if start.kind == "latest":
             offset = bounds.end

@@ -24,6 +24,7 @@ from .contract import Duties, Log, Progress, Routes, Schedule, Usage, Watcher
 from .log import SqlLog
 from .session import Lane
 from .shard_table import SqlPlaces, SqlShards
+from .shard_time import Skew
 from .window import Windows
 
 if TYPE_CHECKING:
@@ -252,6 +253,10 @@ class Shards(Mapping[str, Shard]):
 
     def of(self, partition_id: int) -> Shard:
         return self[self.name_of(partition_id)]
+
+    def skew(self, shard: Shard) -> Skew:
+        """How far its clock is from the first one's; nothing is asked."""
+        return Skew(shard.now_ms(), self.first.now_ms()) if shard.name else Skew(None, None)
 
     def learn(self, pieces: Iterable[Range]) -> None:
         """Read in the catalog."""

@@ -32,7 +32,7 @@ class ShardedLog:
         found: dict[int, Appended | PenstockError] = {}
         for shard, mine in places.items():
             try:
-                results = shard.log.append([appends[at] for at in mine])
+                results = shard.log.append(self._shards.skew(shard).appends([appends[at] for at in mine]))
             except StoreError as error:
                 if len(places) == 1:
                     raise
@@ -41,7 +41,11 @@ class ShardedLog:
         return [found[at] for at in range(len(appends))]
 
     def seal(self, partition_id: int, batch: bytes) -> int:
-        return self._shards.of(partition_id).log.seal(partition_id, batch)
+        shard = self._shards.of(partition_id)
+        end = shard.log.seal(partition_id, batch)
+        if shard.name:
+            shard.places.note_sealed(partition_id)
+        return end
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         log = self._shards.of(partition_id).log
@@ -54,7 +58,8 @@ class ShardedLog:
         return found
 
     def offset_at(self, partition_id: int, time_ms: int) -> int:
-        return self._shards.of(partition_id).log.offset_at(partition_id, time_ms)
+        shard = self._shards.of(partition_id)
+        return shard.log.offset_at(partition_id, self._shards.skew(shard).there(time_ms))
 
     def trim(self, partition_id: int, below: int) -> int:
         return self._shards.of(partition_id).log.trim(partition_id, below)
@@ -66,13 +71,14 @@ class ShardedLog:
         return self._shards.of(partition_id).log.skip_lost(partition_id)
 
     def sweep(self, partition_id: int, *, rows: int, appended_before: int | None = None) -> int:
-        return self._shards.of(partition_id).log.sweep(
-            partition_id, rows=rows, appended_before=appended_before
-        )
+        shard = self._shards.of(partition_id)
+        before = None if appended_before is None else self._shards.skew(shard).there(appended_before)
+        return shard.log.sweep(partition_id, rows=rows, appended_before=before)
 
     def expire_by_limits(self, partition_id: int, *, before_ms: int, keep_bytes: int) -> int:
-        log = self._shards.of(partition_id).log
-        return log.expire_by_limits(partition_id, before_ms=before_ms, keep_bytes=keep_bytes)
+        shard = self._shards.of(partition_id)
+        before_ms = self._shards.skew(shard).there(before_ms)
+        return shard.log.expire_by_limits(partition_id, before_ms=before_ms, keep_bytes=keep_bytes)
 
     def forget_producers(self, idle_since_ms: int, *, moving: Iterable[int] = ()) -> int:
         """All of them or none: a shard that is away may have moves under way into the others (I12)."""
@@ -80,7 +86,8 @@ class ShardedLog:
         for shard in self._shards.values():
             open_moves |= {move.producer_id for move in shard.schedule.moves()}
         return sum(
-            shard.log.forget_producers(idle_since_ms, moving=open_moves) for shard in self._shards.values()
+            shard.log.forget_producers(self._shards.skew(shard).there(idle_since_ms), moving=open_moves)
+            for shard in self._shards.values()
         )
 
     def news(self) -> News:

@@ -40,16 +40,16 @@ class ShardedProgress:
     def peek(self, group: Group, partition_ids: Sequence[int]) -> dict[int, Peek]:
         found: dict[int, Peek] = {}
         for shard, ids in self._shards.split(partition_ids).items():
-            found |= shard.progress.peek(group, ids)
+            skew = self._shards.skew(shard)
+            found |= {one: skew.peek(peek) for one, peek in shard.progress.peek(group, ids).items()}
         return found
 
     def dues(self) -> dict[int, int]:
-        if self._here is not None:
-            return self._here.progress.dues()
         found: dict[int, int] = {}
-        for shard in self._shards.present():
+        for shard in self._shards.present() if self._here is None else [self._here]:
+            skew = self._shards.skew(shard)
             for group_id, due in shard.progress.dues().items():
-                found[group_id] = min(due, found.get(group_id, due))
+                found[group_id] = min(skew.here(due), found.get(group_id, skew.here(due)))
         return found
 
     def started_ms(self) -> int:
@@ -94,8 +94,9 @@ class ShardedProgress:
     def poll(
         self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
     ) -> Granted:
-        progress = self._of(partition_id)
-        return progress.poll(group, partition_id, ask, log_start=log_start, waited_ms=waited_ms)
+        shard = self._shards.of(partition_id)
+        found = shard.progress.poll(group, partition_id, ask, log_start=log_start, waited_ms=waited_ms)
+        return self._shards.skew(shard).granted(found)
 
     def poll_ordered(
         self,
@@ -106,13 +107,19 @@ class ShardedProgress:
         log_start: int = 0,
         waited_ms: int | None = None,
     ) -> Granted:
-        progress = self._of(partition_id)
-        return progress.poll_ordered(group, partition_id, ask, log_start=log_start, waited_ms=waited_ms)
+        shard = self._shards.of(partition_id)
+        found = shard.progress.poll_ordered(
+            group, partition_id, ask, log_start=log_start, waited_ms=waited_ms
+        )
+        return self._shards.skew(shard).granted(found)
 
     def settle(
         self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
     ) -> Settled:
-        return self._of(partition_id).settle(group, partition_id, token, settlements)
+        shard = self._shards.of(partition_id)
+        skew = self._shards.skew(shard)
+        done = shard.progress.settle(group, partition_id, token, skew.settlements(settlements))
+        return skew.settled(done)
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         return self._of(partition_id).extend(group, partition_id, token, spans)
@@ -134,7 +141,10 @@ class ShardedProgress:
             return False
 
     def restamp(self, group: Group, partition_id: int, leaving: Delivery, stamp: Stamp) -> Delivery | None:
-        return self._of(partition_id).restamp(group, partition_id, leaving, stamp)
+        shard = self._shards.of(partition_id)
+        skew = self._shards.skew(shard)
+        found = shard.progress.restamp(group, partition_id, skew.delivery_there(leaving), stamp)
+        return None if found is None else skew.delivery(found)
 
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         return self._of(partition_id).seize(group, partition_id, ask, spans)

@@ -115,6 +115,14 @@ class SqlPlaces:
                     tx.do("DELETE FROM penstock_delayed WHERE topic_id = ?", topic_id)
                 tx.many("UPDATE penstock_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
 
+    def note_sealed(self, partition_id: int) -> None:
+        """Of a volatile partition, where it outlives its log: it is not made anew then, and takes nothing."""
+        with self._session.read(Lane.LOG) as tx:
+            if tx.one("SELECT 1 FROM penstock_partitions WHERE id = ? AND state = 'sealed'", partition_id):
+                return
+        with self._session.write(Lane.LOG) as tx:
+            tx.do("UPDATE penstock_partitions SET state = 'sealed' WHERE id = ?", partition_id)
+
     def remove(self, partition_id: int) -> None:
         """The log of a sealed partition, and all progress in it; its row and sequences stay (I11)."""
         self._drop_table(partition_id)
