@@ -10,6 +10,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ import pytest
 import penstock
 from penstock import Connection, InvalidSetting, InvalidURL, Received
 from penstock.broker.embedded import Broker
-from penstock.clock import ManualClock
+from penstock.broker.endpoint import PollRequest
+from penstock.clock import Clock, ManualClock
+from penstock.model.settings import GroupWish
+from penstock.store import SqlStore, open_sqlite
+from penstock.store.shards import Member, open_sharded
 
 LIMIT = 20  # seconds; for whatever must come
 Url = tuple[str, dict[str, str]]
@@ -405,3 +410,85 @@ def test_without_async(files: Url) -> None:
         mq.create_topic("orders", partitions=2)
         assert mq.send("orders", b"x").offset == 0
         assert [s.name for s in mq.shards()] == ["first", "b"]
+
+
+# --- clocks ------------------------------------------------------------------------------------------
+
+
+class Ahead:
+    """The clock of a database that is an hour ahead."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock = clock
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms() + 3_600_000
+
+    def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
+        return self._clock.subscribe(moved)
+
+
+@pytest.fixture
+async def skewed(tmp_path: Path) -> AsyncIterator[tuple[Connection, ManualClock, int]]:
+    """A queue whose second shard is an hour ahead, and a slot there."""
+    clock = ManualClock()
+
+    def opening(name: str, at: Clock, **how: Any) -> SqlStore:
+        store = open_sqlite(tmp_path / name, at)
+        assert isinstance(store, SqlStore)
+        return SqlStore(store.session, **how)
+
+    first = Member("sqlite", partial(opening, "first.db", clock))
+    second = Member("sqlite", partial(opening, "second.db", Ahead(clock)))
+    broker = Broker(await asyncio.to_thread(open_sharded, first, {"b": second}), clock)
+    async with Connection(broker, clock=clock) as mq:
+        await mq.create_topic("orders", partitions=2)
+        there = next(r for r in (await mq.route("orders")).ranges if r.shard == "b")
+        yield mq, clock, there.first_slot
+
+
+@pytest.mark.parametrize("mode", ["shared", "ordered"])
+async def test_a_retry_comes_when_it_was_said_whatever_the_shards_clock(
+    skewed: tuple[Connection, ManualClock, int], mode: Any
+) -> None:
+    mq, clock, slot = skewed
+    await mq.send("orders", b"x", slot=slot)
+    async with asyncio.timeout(LIMIT), mq.consumer("orders", "billing", mode=mode, lease=60) as consumer:
+        [message] = await consumer.poll(wait=5)
+        await message.retry(delay=10)
+        clock.advance(8)
+        assert await consumer.poll(wait=0.3) == []
+        clock.advance(4)
+        [again] = await consumer.poll(wait=5)
+        assert again.attempt == 2
+        await again.ack()
+
+
+async def test_a_lease_lasts_as_long_whatever_the_shards_clock(
+    skewed: tuple[Connection, ManualClock, int],
+) -> None:
+    mq, clock, slot = skewed
+    await mq.send("orders", b"x", slot=slot)
+    route = await mq.route("orders")
+    broker = mq._endpoint
+    await broker.create_group("orders", "billing", GroupWish(lease_ms=30_000))
+    first = await broker.poll(PollRequest("orders", "billing", "ann", 1, 10, 10_000, 5_000, True))
+    assert [g.partition_id for g in first.grants] == [route.of_slot(slot).partition_id]
+    clock.advance(28)
+    again = PollRequest("orders", "billing", "bob", 2, 10, 10_000, 0, True)
+    assert (await broker.poll(again)).grants == ()
+    clock.advance(4)
+    assert [grant.leases[0].attempt for grant in (await broker.poll(again)).grants] == [2]
+
+
+async def test_a_delayed_message_is_due_when_it_was_said_whatever_the_shards_clock(
+    skewed: tuple[Connection, ManualClock, int],
+) -> None:
+    mq, clock, slot = skewed
+    await mq.create_group("orders", "billing")
+    await mq.send("orders", b"x", slot=slot, delay=10)
+    clock.advance(8)
+    async with asyncio.timeout(LIMIT), mq.consumer("orders", "billing") as consumer:
+        assert await consumer.poll(wait=0.3) == []
+        clock.advance(4)
+        assert [m.value for m in await consumer.poll(wait=5)] == [b"x"]
