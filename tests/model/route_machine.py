@@ -19,14 +19,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from penstock.broker.unread import Unread
 from penstock.clock import ManualClock
-from penstock.errors import GenerationChanged, RouteConflict
+from penstock.errors import GateClosed, GenerationChanged, RouteConflict
 from penstock.model.batch import records
 from penstock.model.route import Route, renew
 from penstock.model.settings import GroupSettings, Start, TopicSettings
 from penstock.store import SqlStore, open_sqlite
 from penstock.store.contract import Group
 from tests.model.route_member import LEASE_MS, Member
-from tests.model.route_producer import Producer
+from tests.model.route_producer import Producer, slot
 from tests.model.route_truth import Book, Message, Truth
 from tests.model.route_worker import IDLE_MS, Away, Cut, Died, Worker, drafted, procedure
 from tests.model.steps import guarded, step
@@ -338,7 +338,7 @@ class RouteMachine(RuleBasedStateMachine):
     # ---- retention ----
 
     @precondition(lambda self: self._route().sealed)
-    @step(who=WHO, whole=st.booleans(), catch_up=st.booleans())
+    @step(who=WHO, whole=st.booleans(), catch_up=st.sampled_from([False, False, True]))
     def retain(self, who: int, whole: bool, catch_up: bool) -> None:
         """What all groups have drained goes: trimmed, and then, or later, removed."""
         for member in self.members if catch_up else ():
@@ -374,7 +374,22 @@ class RouteMachine(RuleBasedStateMachine):
                     found += [(int(r.key or b""), int(r.value or b"")) for r in records(piece.data)]
         return found
 
-    # ---- what holds after every step ----
+    # ---- what holds ----
+
+    @step()
+    def the_gates_hold(self) -> None:
+        self._check_gates()
+
+    def _check_gates(self) -> None:
+        """Whoever comes to a successor is refused while a message before it is not settled (I10)."""
+        there = {piece.partition_id for piece in self._route().partitions}
+        history = self.store.routes.history(TOPIC)
+        for name in GROUPS:
+            group = self.store.catalog.group(TOPIC, name)
+            closed = self.books[name][group.generation].closed(history, slot) & there
+            for place in closed:
+                with pytest.raises(GateClosed):
+                    self.store.progress.extend(group, place, -1, [(0, 0)])
 
     @invariant()
     @guarded
@@ -414,6 +429,7 @@ class RouteMachine(RuleBasedStateMachine):
             self.store.close()
 
     def heal(self) -> None:
+        self._check_gates()
         self.workers.clear()
         while self.resets:
             self._go_on_resetting(0)

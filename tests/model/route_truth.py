@@ -7,8 +7,10 @@ hold. Nothing is handled again once it is settled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+
+from penstock.model.route import Route
 
 __all__ = ["Book", "Message", "Place", "Truth"]
 
@@ -54,6 +56,19 @@ class Book:
         return [
             message for message in self.truth.stored if message not in self.settled and self.wanted(message)
         ]
+
+    def closed(self, history: Iterable[Route], slot: Callable[[int], int]) -> set[int]:
+        """Partitions that must not be open: an earlier one of a slot has a message left for that slot.
+
+        Told by who had the slot in each version, not by the lineage that the store keeps.
+        """
+        routes, found = list(history), set[int]()
+        for message in self.unsettled():
+            owners = [route.of_slot(slot(message[0])).partition_id for route in routes]
+            place = self.truth.stored[message][0]
+            last = max(at for at, owner in enumerate(owners) if owner == place)
+            found.update(owners[last + 1 :])
+        return found
 
     def handle(self, hold: int, message: Message) -> None:
         mine = self.under.setdefault(hold, set())

@@ -175,12 +175,13 @@ def test_one_slot_cannot_be_split(at: Any) -> None:
 @pytest.mark.parametrize("number", [9, -1, None, "0"])
 def test_what_is_changed_is_in_the_route(number: Any) -> None:
     route = route_of(2)
-    for wish in (
+    wishes: list[Callable[[], object]] = [
         lambda: split(route, number),
         lambda: merge(route, number, 0),
         lambda: merge(route, 0, number),
         lambda: move(route, number, "b"),
-    ):
+    ]
+    for wish in wishes:
         with pytest.raises(UnknownPartition, match="it has 0, 1"):
             wish()
 
