@@ -220,14 +220,15 @@ class GateContract(OrderedHarness):
         with pytest.raises(GateClosed):
             store.progress.poll_ordered(second, halves[0], want(ANN, 2))
 
-    def test_a_merge_needs_both(self, store: Store, settings: GroupSettings) -> None:
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_a_merge_needs_both(self, store: Store, settings: GroupSettings, turned: bool) -> None:
         topic = store.catalog.create_topic("pair", TopicSettings(), 2)
         group = store.catalog.create_group(topic.name, "line", settings)
         first, second = partitions(topic)
         change = carried_out(store, merge(topic.route, 0, 1))
         (both,) = (piece.partition_id for piece in change.opens)
         append(store, both, batch(2))
-        for place in (second, first):
+        for place in (second, first) if turned else (first, second):
             with pytest.raises(GateClosed):
                 store.progress.poll_ordered(group, both, want(ANN, 2))
             assert drained(store, group, place)
