@@ -192,17 +192,21 @@ class ScheduleMover:
             try:
                 done = self._carry_out(replace(move, planned=tuple(known)), sound, opening)
             except StoreUnavailable as error:
-                self._hold_up(error, sound)
+                self._hold_up(error, known, sound)
                 continue
             self._store.schedule.finish(self._holder, done)
         self._clean, self._last = True, None
 
-    def _hold_up(self, error: StoreUnavailable, rows: Mapping[int, Waiting]) -> None:
+    def _hold_up(
+        self, error: StoreUnavailable, planned: Sequence[Planned], rows: Mapping[int, Waiting]
+    ) -> None:
         """A target is on another shard, which is away: the move stays open, the others go on."""
         if error.details.get("shard", self._shard) == self._shard:
             raise error
         self._held_up.update(rows)
-        self._stall(rows.values(), _AWAY_MS)
+        present = self._store.present({one.partition_id for one in planned})
+        waiting = [one for one in planned if one.partition_id not in present]
+        self._stall((rows[part.row] for one in waiting for part in one.parts), _AWAY_MS)
         self._new_identity()  # it may or may not have been stored: its sequences are not to be used again
 
     def _stall(self, rows: Iterable[Waiting], pause_ms: int) -> None:
