@@ -14,7 +14,7 @@ import pytest
 import penstock
 from penstock import Connection, InvalidSetting, Received, StoreUnavailable
 from tests.ready import opened
-from tests.servers import MariaServer, PostgresServer
+from tests.servers import MariaServer, PostgresServer, Proxy
 from tests.servers.server import Server
 
 LIMIT = 40  # seconds; for whatever must come
@@ -249,6 +249,37 @@ async def test_a_move_to_or_from_it_is_turned_back(queue: Queue, server: Server)
         await mq.send("orders", b"there", slot=slots["b"], timeout=LIMIT)
         assert len(await take(mq, 2)) == 2
         await mq.move("orders", (await mq.route("orders")).of_slot(slots["b"]).partition, shard="first")
+
+
+async def test_one_that_hangs_is_found_out_and_not_waited_for_again(
+    server: Server, tmp_path: Path, proxy_to: Callable[[int], Proxy]
+) -> None:
+    """It takes our bytes and never answers: time-outs of drivers are longer than anybody wants to wait."""
+    name, proxy = server.create_database(), proxy_to(server.port)
+    opened(server.url(name), make_tables=True).close()
+    there = server.url(name, port=proxy.port)
+    async with penstock.connect(f"sqlite:///{tmp_path}/here.db", shards={"b": there}) as mq:
+        await mq.create_topic("orders", partitions=4)
+        slots = {piece.shard: piece.first_slot for piece in (await mq.route("orders")).ranges}
+        async with asyncio.timeout(LIMIT), mq.consumer("orders", "billing", mode="ordered") as consumer:
+            for slot in slots.values():
+                await mq.send("orders", b"warm", slot=slot)
+            found: list[Received] = []
+            while len(found) < 2:
+                found += await consumer.poll(wait=5)
+            await consumer.ack(found)
+            proxy.deaf()
+            parked = asyncio.create_task(mq.send("orders", b"there", slot=slots["b"], timeout=LIMIT))
+            began = time.monotonic()
+            for number in range(3):
+                await mq.send("orders", b"%d" % number, slot=slots[""])
+                [message] = await consumer.poll(wait=15)
+                await message.ack()
+            assert time.monotonic() - began < 12  # once five seconds, and then none
+            assert await state(mq, "b") == "away"
+            proxy.heal()
+            await parked
+            assert [m.value for m in await consumer.poll(wait=15)] == [b"there"]
 
 
 # --- the first shard -------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ _SPOILT = (126, 127, 1034, 1194, 1195, 1712)
 
 class MysqlDialect(ServerDialect):
     kind = "mysql"
+    failures = (pymysql.Error,)
     blob = "LONGBLOB"
     hash = "BINARY(16)"
     serial = "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY"
@@ -119,6 +120,9 @@ class MysqlDialect(ServerDialect):
                     f"{self.shown} takes packets of {packet} bytes at most, too few for a batch: set "
                     f"max_allowed_packet to {2 * limits.max_batch_bytes >> 20}M or more"
                 )
+
+    def _fileno(self, connection: Any) -> int:
+        return int(connection._sock.fileno())
 
     def usable(self, connection: Any) -> bool:
         return bool(connection.open) and not connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS

@@ -6,9 +6,11 @@ decides something, from memory elsewhere (I16).
 
 from __future__ import annotations
 
+import os
+import socket
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cache
 from typing import Any, ClassVar
 
@@ -27,6 +29,7 @@ class ServerDialect(ABC):
     places: tuple[Lane, ...] = (Lane.LOG,)
     pooled = True
 
+    failures: ClassVar[tuple[type[Exception], ...]]  # the driver's
     now: ClassVar[str]  # reads the server's clock, in milliseconds
     replica: ClassVar[str]  # what a server that takes no writes is called
     on_conflict: ClassVar[str]  # of an upsert, with `{key}`, and its change of a `{column}`
@@ -40,6 +43,16 @@ class ServerDialect(ABC):
 
     def reading(self, lane: Lane) -> AbstractContextManager[None]:
         return nullcontext()
+
+    @abstractmethod
+    def _fileno(self, connection: Any) -> int: ...
+
+    def cut(self, connection: Any) -> None:
+        with (
+            suppress(OSError, ValueError, AttributeError, *self.failures),  # it has ended already
+            socket.socket(fileno=os.dup(self._fileno(connection))) as line,
+        ):
+            line.shutdown(socket.SHUT_RDWR)
 
     # ---- statements ----
 

@@ -56,6 +56,9 @@ class Dialect(Protocol):
 
     def connect(self, lane: Lane) -> Any: ...
 
+    def cut(self, connection: Any) -> None:
+        """End the conversation with the server, under the hands of whoever has it in another thread."""
+
     def usable(self, connection: Any) -> bool:
         """Whether a connection may be used again after an error, or by the next who asks."""
 
@@ -191,6 +194,8 @@ class Session:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self._idle: dict[Lane, list[tuple[Any, float]]] = {lane: [] for lane in Lane}
+        self._used: set[Any] = set()  # connections that somebody has now
+        self._refusing: StoreUnavailable | None = None  # it hangs: nobody is to wait for it
         self._guard = threading.Lock()
         self._closed = False
         self.lanes: dict[int, Lane] = {}  # of partitions, as far as somebody asked: `lookups.lane_of`
@@ -266,22 +271,42 @@ class Session:
     @contextmanager
     def _borrowed(self, lane: Lane) -> Iterator[Any]:
         connection = self._take(lane)
+        self._used.add(connection)
         try:
             yield connection
         except BaseException:
+            self._used.discard(connection)
             if self.dialect.usable(connection):
                 self._give(lane, connection)
             else:
                 connection.close()
                 self.forget(lane)
             raise
+        self._used.discard(connection)
         self._give(lane, connection)
+
+    def break_off(self, why: StoreUnavailable) -> None:
+        """Whoever waits for an answer is told so, and so are all who come, until a `knock` is answered."""
+        self._refusing = why
+        for connection in tuple(self._used):
+            self.dialect.cut(connection)
+        for lane in Lane:
+            self.forget(lane)
+
+    def knock(self) -> None:
+        """See whether the database takes connections (again)."""
+        with self._mapped(Lane.LOG):
+            connection = self._connect(Lane.LOG)
+            self._refusing = None
+            self._give(Lane.LOG, connection)
 
     def _take(self, lane: Lane) -> Any:
         while True:
             with self._guard:
                 if self._closed:
                     raise ClosedError("this connection is closed; call penstock.connect again")
+                if self._refusing is not None:
+                    raise StoreUnavailable(str(self._refusing))
                 found = self._idle[lane].pop() if self._idle[lane] else None
             if found is None:
                 return self._connect(lane)

@@ -3,7 +3,8 @@
 Every verb on a shard goes through here. One that finds the database unavailable marks the shard as away: from
 then on nobody waits for its time-outs any more, verbs fail at once, and a thread of its own knocks until it
 answers again. An error belongs to the shard that raised it first: a verb that needs two of them never marks
-the wrong one.
+the wrong one. A database that takes our bytes and never answers is found by a watchdog: it asks on a
+connection of its own, and if that is not answered either, ends the wait of all who are there.
 
 A shard that was away from the beginning is opened, and its identity checked, when it answers for the first
 time. Must never retry a verb: what became of it is its caller's to find out (I2).
@@ -13,7 +14,9 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
@@ -31,11 +34,14 @@ if TYPE_CHECKING:
     from . import SqlStore
     from .catalog import SqlCatalog
 
-__all__ = ["Shard", "Shards", "shown"]
+__all__ = ["Shard", "Shards", "Watchdog", "shown"]
 
 _log = logging.getLogger("penstock.store")
 
 _KNOCK_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # a shard that is away is asked again after so long
+_LOOK_S = 0.5  # how often the watchdog looks
+_LONG_S = 3.0  # a verb that takes longer makes it ask whether the database answers
+_ANSWER_S = 2.0  # and that long it waits for an answer
 
 
 def shown(name: str) -> str:
@@ -53,6 +59,7 @@ class Shard:
         self._away: PenstockError | None = None
         self._guard = threading.Lock()
         self._closing = threading.Event()
+        self._under_way: dict[object, float] = {}  # verbs, and when they began
         self.on_return: Callable[[], None] = lambda: None
         # parts of its store, each verb of which fails at once while it is away
         self.log = cast(Log, _Part(self, "log"))
@@ -120,6 +127,8 @@ class Shard:
         )
 
     def _run(self, call: Callable[[], Any]) -> Any:
+        ticket = object()
+        self._under_way[ticket] = time.monotonic()
         try:
             return call()
         except StoreUnavailable as error:
@@ -127,8 +136,28 @@ class Shard:
                 error.details["shard"] = self.name
                 self._lost(error)
             raise
+        finally:
+            del self._under_way[ticket]
 
     # ---- away ----
+
+    def look_for_a_hang(self) -> None:
+        """Whoever waits for long asks whether it answers at all; if not, nobody waits any longer (I15)."""
+        began = min(list(self._under_way.values()), default=None)
+        if began is None or self._opened is None or self.is_away or time.monotonic() - began < _LONG_S:
+            return
+        session, answered = self._opened.session, threading.Event()
+
+        def ask() -> None:
+            with suppress(PenstockError):
+                session.knock()
+                answered.set()
+
+        threading.Thread(target=ask, name=f"penstock-shard-{self.name}", daemon=True).start()
+        if not answered.wait(_ANSWER_S) and not self._closing.is_set():
+            error = StoreUnavailable(f"it has not answered for {time.monotonic() - began:.0f} s")
+            self._lost(error)
+            session.break_off(error)
 
     def _lost(self, error: PenstockError) -> None:
         with self._guard:
@@ -155,6 +184,7 @@ class Shard:
 
     def _look(self) -> None:
         if self._opened is not None:
+            self._opened.session.knock()
             with self._opened.session.read(Lane.LOG) as tx:
                 tx.one("SELECT value FROM penstock_settings WHERE name = 'uuid'")
             return
@@ -176,6 +206,24 @@ def _added_later(name: str) -> Shard:
         "'its address'}} as well"
     )
     return shard
+
+
+class Watchdog:
+    """Looks for shards that hang, in a thread of its own."""
+
+    def __init__(self, shards: Iterable[Shard]) -> None:
+        self._shards = list(shards)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="penstock-watchdog", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+
+    def _run(self) -> None:
+        while not self._stopping.wait(_LOOK_S):
+            for shard in self._shards:
+                shard.look_for_a_hang()
 
 
 class _Part:

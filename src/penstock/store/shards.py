@@ -21,7 +21,7 @@ from .contract import Catalog, Duties, Log, Progress, Routes, Schedule, ShardSta
 from .log import SqlLog
 from .progress import SqlProgress
 from .shard_catalog import ShardedCatalog
-from .shard_database import Shard, Shards
+from .shard_database import Shard, Shards, Watchdog
 from .shard_identity import check, check_alone, join
 from .shard_log import ShardedLog, ShardedSchedule, ShardedUsage
 from .shard_progress import ShardedProgress
@@ -55,6 +55,7 @@ class ShardedStore:
         self.usage: Usage = ShardedUsage(shards)
         self.schedule: Schedule = ShardedSchedule(shards)
         self.duties: Duties = first.duties
+        self._watchdog = Watchdog(shards.values())
 
     def now_ms(self) -> int:
         """The first shard's clock, which is known also while it is away."""
@@ -75,6 +76,7 @@ class ShardedStore:
         return _Watchers([shard.watch() for shard in self._shards.present()])
 
     def close(self) -> None:
+        self._watchdog.stop()
         for shard in self._shards.values():
             shard.close()
 

@@ -113,6 +113,9 @@ class SqliteDialect:
             for ending in ("", "-wal", "-shm"):
                 file.with_name(f"{file.name}{ending}").unlink(missing_ok=True)
 
+    def cut(self, connection: _Connection) -> None:
+        """There is no server that could hang."""
+
     def usable(self, connection: _Connection) -> bool:
         return True
 

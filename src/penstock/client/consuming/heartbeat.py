@@ -127,8 +127,14 @@ class Heartbeat:
             return
         heart.failing = False
         # What was settled here meanwhile is not held any more either.
-        lost = [(found, spans) for found, spans in told if any(one.loses(spans) for one in held[found])]
-        gone = {found for found, _ in lost} | {found for found, spans in told if not spans}
+        # And what is on a shard that is away (no spans) is as it was: neither renewed nor lost.
+        away = {found for found, spans in told if not spans}
+        lost = [
+            (found, spans)
+            for found, spans in told
+            if found not in away and any(one.loses(spans) for one in held[found])
+        ]
+        gone = away | {found for found, _ in lost}
         _prolong(
             (one for key, kept in held.items() if key not in gone for one in kept), sent_ms + heart.lease_ms
         )

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from ...broker.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
-from ...errors import ClosedError, LeaseLost, PenstockError, UsageError
+from ...errors import ClosedError, LeaseLost, PenstockError, StoreUnavailable, UsageError
 from ...model.delivery import Span
 from ..guard import Guard
 from ..message import Kind, Received
@@ -128,6 +128,10 @@ class Settler:
         if delivery.state[index] == OPEN:
             beat = Beat(self.who.topic, self.who.group, self.who.member, self.who.client, (held,))
             lost = await asyncio.to_thread(self._endpoint.beat, [beat])
+            if any(not spans for _, spans in lost):
+                raise StoreUnavailable(
+                    "the lease was not extended: the message's shard is away; it lasts as long as before"
+                )
         for gone, spans in lost:
             self._hands.lose((gone.topic, gone.partition_id, gone.token), spans)
         self._raise_lost([(delivery, index, index + 1)], None)

@@ -1,0 +1,65 @@
+"""Heartbeats of a consumer whose partitions are on several shards, of which one is away (R6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from penstock.broker.endpoint import Beat, Held
+from penstock.client.consuming.heartbeat import Heart, Heartbeat
+from penstock.client.guard import Guard
+from penstock.clock import SystemClock
+from penstock.model.delivery import Span
+
+HERE, THERE = (Held("orders", number, 7, ((0, 3),)) for number in (1, 2))
+
+
+class Endpoint:
+    """The shard of one partition is away."""
+
+    def __init__(self, told: list[tuple[Held, tuple[Span, ...]]]) -> None:
+        self.told = told
+
+    def now_ms(self) -> int:
+        return 1000
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        return self.told
+
+
+class Leased:
+    """A partition of an ordered group: held as a whole, or not at all."""
+
+    until = 5.0
+
+    def loses(self, spans: Iterable[Span]) -> bool:
+        return True
+
+
+class Hands:
+    def __init__(self) -> None:
+        self.leased = {HERE: Leased(), THERE: Leased()}
+        self.lost: list[Any] = []
+
+    def held(self, now_ms: int, max_handling_ms: int) -> Mapping[Held, Sequence[Leased]]:
+        return {held: [one] for held, one in self.leased.items()}
+
+    def lose(self, key: Any, spans: Any) -> None:
+        self.lost.append(key)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_what_is_away_is_neither_renewed_nor_lost(lost: bool) -> None:
+    guard, hands = Guard(), Hands()
+    told: list[tuple[Held, tuple[Span, ...]]] = [(THERE, ((0, 3),) if lost else ())]
+    beating = Heartbeat(Endpoint(told), guard, SystemClock())  # type: ignore[arg-type]
+    heart = Heart(Beat("orders", "line", "ann", "me", ()), hands, 30_000, 60_000)  # type: ignore[arg-type]
+    beating.beat_for(heart)
+    ticked = guard.loop.create_future()
+    guard.loop.call_soon(ticked.set_result, None)  # what the heartbeat tells the loop comes before this
+    await ticked
+    assert hands.leased[HERE].until == 31_000
+    assert hands.leased[THERE].until == 5.0
+    assert hands.lost == ([("orders", 2, 7)] if lost else [])
