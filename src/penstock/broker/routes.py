@@ -85,7 +85,7 @@ class RouteChanges:
         change = self._begun(draft)
         try:
             return self._carry_out(change)
-        except RouteConflict:
+        except (RouteConflict, UnknownPartition):  # the second: it was made so long ago that its past is gone
             return self._found(change)
 
     def _begun(self, draft: Draft) -> Change:
@@ -128,7 +128,7 @@ class RouteChanges:
                 self._carry_out(change)
             else:
                 return False
-        except RouteConflict:
+        except (RouteConflict, UnknownPartition):
             return False  # somebody else was faster
         return True
 
