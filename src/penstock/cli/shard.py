@@ -10,14 +10,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..address import FIRST_SHARD
-from ..errors import StoreError, StoreUnavailable, UnknownGroup, UnknownTopic
+from ..errors import CatalogError, StoreError, StoreUnavailable
 from ..model.names import REDRIVE_GROUP
 from ..units import format_duration
 from . import show
@@ -130,7 +130,8 @@ async def _emptied(run: Run, mq: Connection, name: str) -> ShardInfo:
                 return info
             if info.state == "open":
                 raise StoreUnavailable(f"somebody has opened shard {name!r} again: it will not be empty")
-            said(_left(info, await _rests(mq, name)))
+            with suppress(StoreError, CatalogError):  # retention removes them while they are looked at
+                said(_left(info, await _rests(mq, name)))
             await asyncio.sleep(_WAIT_S)
 
 
@@ -186,7 +187,7 @@ async def _unread(mq: Connection, topic: str, group: str) -> list[int]:
     """The sealed partitions that a group has to read; one may be removed while it is looked at."""
     try:
         lag = await mq.lag(topic, group)
-    except (StoreError, UnknownGroup, UnknownTopic):
+    except (StoreError, CatalogError):
         return []
     return [part.partition for part in lag.partitions if part.sealed and part.topic == topic]
 
