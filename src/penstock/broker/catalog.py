@@ -67,6 +67,12 @@ class CatalogCache:
     def topic(self, name: str) -> Topic:
         return self._get(("topic", name), lambda: self._catalog.topic(name))
 
+    def fresh_topic(self, name: str) -> Topic:
+        """As it is now: whoever asks met a sealed partition, perhaps, and waits for the next route."""
+        with self._lock:
+            self._known.pop(("topic", name), None)
+        return self.topic(name)
+
     def group(self, topic: str, name: str) -> Group:
         return self._get(("group", topic, name), lambda: self._catalog.group(topic, name))
 
@@ -147,7 +153,7 @@ class CatalogCache:
     def make_internal(self, topic: str, group: str, settings: GroupSettings) -> Topic:
         """Make a group's own topic and the group that reads it; either may be there already."""
         try:
-            self._catalog.create_topic(topic, TopicSettings(retention_ms=0), 1)
+            self._catalog.create_topic(topic, TopicSettings(retention_ms=0, drop_settled=True), 1)
         except TopicExists:
             pass
         try:

@@ -221,7 +221,7 @@ class Broker:
     # ---- routes ----
 
     async def route(self, topic: str) -> Route:
-        return (await self._in_thread(self._catalog.topic, topic)).route
+        return (await self._in_thread(self._catalog.fresh_topic, topic)).route
 
     async def route_history(self, topic: str) -> list[Route]:
         return await self._in_thread(self.store.routes.history, topic)

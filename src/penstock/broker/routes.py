@@ -76,7 +76,12 @@ class RouteChanges:
         """Of the other shards that take partitions the one with the fewest of this topic, then of all."""
         found = [s for s in self._store.shards() if s.name != here and s.state == "open" and not s.away]
         mine = Counter(piece.shard for piece in route.ranges)
-        return min(found, key=lambda s: (mine[s.name], s.partitions)).name if found else here
+        if not found:
+            raise InvalidSetting(
+                "there is no other shard that takes partitions: add one with connect(url, shards={…}), or "
+                "open one that is being drained (`penstock shard list` shows them)"
+            )
+        return min(found, key=lambda s: (mine[s.name], s.partitions)).name
 
     def route(self, topic: str) -> Route:
         return self._store.catalog.topic(topic).route

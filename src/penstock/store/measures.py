@@ -36,7 +36,7 @@ def measure(
         bytes=size,
         oldest_age_ms=age,
         first_wait_ms=row.first_wait_ms,
-        arrival_per_s=_arrival_per_s(tx, partition_id, end, now),
+        arrival_per_s=_arrival_per_s(tx, partition_id, end - int(state == "sealed"), now),
         drain_per_s=row.drain_per_s(now),
         open=spans,
         sealed=state == "sealed",
@@ -57,4 +57,4 @@ def _arrival_per_s(tx: Transaction, partition_id: int, end: int, now: int) -> fl
     oldest = first_kept(tx, partition_id, "appended_at")
     window_ms = min(_ARRIVAL_MS, now - oldest[0]) if oldest else 0
     arrived = end - first_row(tx, partition_id, "appended_at", now - _ARRIVAL_MS)
-    return 1000 * arrived / max(window_ms, 1000)
+    return 1000 * max(0, arrived) / max(window_ms, 1000)

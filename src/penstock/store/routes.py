@@ -130,8 +130,10 @@ class SqlRoutes:
             return instead
 
     def remove(self, partition_id: int) -> None:
-        """The emptied log of a sealed partition: the table goes, the row stays as a tombstone (I11)."""
-        self._catalog.remove_log(partition_id)
+        """The emptied log of a sealed partition: the table goes, the row stays as a tombstone (I11).
+
+        The row says so first: whoever looks meanwhile is told that the partition is gone.
+        """
         with self._catalog.changing() as tx:
             tx.do(
                 "UPDATE penstock_partitions SET state = 'removed' WHERE id = ? AND state = 'sealed'",
@@ -139,6 +141,7 @@ class SqlRoutes:
             )
             tx.do("DELETE FROM penstock_lineage WHERE predecessor_id = ?", partition_id)
             tx.do("DELETE FROM penstock_starts WHERE partition_id = ?", partition_id)
+        self._catalog.remove_log(partition_id)
 
     def _written(self, tx: Transaction, topic: Topic, draft: Draft) -> Change:
         for piece in draft.opens:

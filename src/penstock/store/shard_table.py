@@ -125,10 +125,10 @@ class SqlPlaces:
 
     def remove(self, partition_id: int) -> None:
         """The log of a sealed partition, and all progress in it; its row and sequences stay (I11)."""
-        self._drop_table(partition_id)
         for place in self._places():
             with self._session.write(place) as tx:
                 tx.do("UPDATE penstock_partitions SET state = 'removed' WHERE id = ?", partition_id)
+        self._drop_table(partition_id)
         self._delete(("progress", "deliveries"), partition_id)
 
     def drop(self, partition_id: int) -> None:
