@@ -263,6 +263,21 @@ async def test_another_process_added_a_shard(files: Url, tmp_path: Path, mq: Con
     assert [m.value for m in await receive(mq, 1)] == [b"here"]
 
 
+async def test_a_process_that_knows_of_no_shards_is_told(files: Url) -> None:
+    async with penstock.connect(files[0]) as mq:
+        await mq.create_topic("orders", partitions=2)
+        await mq.create_topic("other")
+        async with penstock.connect(files[0], shards=files[1]) as more:
+            moved = (await more.move("orders", 0, shard="b")).of_slot(0)
+            assert (await more.send("orders", b"x", slot=0)).partition == moved.partition
+        with pytest.raises(InvalidSetting, match="connect again, with shards="):
+            await mq.send("orders", b"x", slot=0)
+        with pytest.raises(InvalidSetting, match="connect again, with shards="):
+            async with mq.consumer("orders", "billing") as consumer:
+                await consumer.poll(wait=5)
+        assert (await mq.send("other", b"x")).offset == 0
+
+
 # --- draining ----------------------------------------------------------------------------------------
 
 

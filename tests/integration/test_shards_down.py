@@ -309,6 +309,7 @@ async def test_without_the_first_shard_others_go_on_with_the_last_route(
                 await asyncio.sleep(0.1)
                 await consumer.ack(messages)
                 got |= {int(m.value) for m in messages}
+            assert [shard.state for shard in await mq.shards()] == ["away", "open"]
             with pytest.raises(StoreUnavailable):
                 await mq.create_topic("more")
             with pytest.raises(StoreUnavailable):

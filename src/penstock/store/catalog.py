@@ -21,7 +21,6 @@ from ..errors import (
     GroupExists,
     InvalidSetting,
     PenstockError,
-    RouteConflict,
     TopicExists,
     UnknownGroup,
     UnknownTopic,
@@ -182,16 +181,19 @@ class SqlCatalog:
 
     def remove_log(self, partition_id: int) -> None:
         """The log of a sealed partition, and all progress in it; its row stays."""
-        lane = self.drop_table(partition_id)
+        lane = lane_of(self._session, partition_id)
         if lane is not Lane.LOG and lane in self._session.dialect.places:
             with self._session.write(lane) as tx:  # it has a row beside its log
                 tx.do("UPDATE penstock_partitions SET state = 'removed' WHERE id = ?", partition_id)
+        self.drop_table(partition_id)
         with self._session.write(Lane.PROGRESS) as tx:
             for table in ("progress", "deliveries"):
                 tx.do(f"DELETE FROM penstock_{table} WHERE partition_id = ?", partition_id)
 
     def drop_log(self, partition_id: int) -> None:
-        lane = self.drop_table(partition_id)
+        self._forget_partition(partition_id, self.drop_table(partition_id))
+
+    def _forget_partition(self, partition_id: int, lane: Lane = Lane.LOG) -> None:
         for place in dict.fromkeys((lane, Lane.LOG)):
             with self._session.write(place) as tx:
                 for table, column in (
@@ -296,6 +298,10 @@ class SqlCatalog:
         """Start offsets in partitions on other shards, read before the catalog is locked (I9)."""
         return {}
 
+    def _missed(self, topic: str, partition_id: int) -> None:
+        """A partition is on another shard, and its start was not looked for."""
+        lane_of(self._session, partition_id)  # says so
+
     def _resolve(
         self,
         tx: Transaction,
@@ -316,8 +322,8 @@ class SqlCatalog:
         rows = []
         for partition_id, number, shard in places:
             if shard and partition_id not in elsewhere:
-                raise RouteConflict(f"the route of topic {topic!r} was changed meanwhile; try again")
-            if shard:
+                self._missed(topic, partition_id)
+            elif shard:
                 rows.append((group_id, partition_id, elsewhere[partition_id]))
                 continue
             with self._logs_of(tx, partition_id) as logs:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..errors import StoreError, UnknownPartition
+from ..errors import InvalidSetting, StoreError, UnknownPartition
 from .schema import log_table
 from .session import Lane, Session, Transaction
 
@@ -28,17 +28,23 @@ GONE = ("dropped", "removed")
 """States of partitions without a log: that of a deleted topic, and a tombstone."""
 
 _KNOWN = "SELECT 1 FROM penstock_partitions WHERE id = ? AND state IN ('new', 'open', 'sealed')"
-_STORAGE = "SELECT volatile FROM penstock_partitions WHERE id = ?"
+_STORAGE = "SELECT volatile, shard FROM penstock_partitions WHERE id = ?"
 
 
 def lane_of(session: Session, partition_id: int) -> Lane:
-    """Where a partition's log is. It never changes, so it is asked once."""
+    """Where a partition's log is. It never changes, so it is asked once. InvalidSetting: on another shard."""
     lane = session.lanes.get(partition_id)
     if lane is None:
         with session.read(Lane.LOG) as tx:
             row = tx.one(_STORAGE, partition_id)
         if row is None:
             return Lane.LOG  # it is gone, and whoever looks there will say so
+        if row[1]:
+            raise InvalidSetting(
+                f"a partition of this topic is on shard {row[1]!r}, which was added after this process had "
+                f"connected: connect again, with shards={{{row[1]!r}: 'its address'}}",
+                shard=row[1],
+            )
         lane = session.lanes[partition_id] = session.log_lane(bool(row[0]))
     return lane
 

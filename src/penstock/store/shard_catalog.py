@@ -116,14 +116,18 @@ class ShardedCatalog(SqlCatalog):
             elif not shard.is_away:
                 made = shard.places.here(ids)
                 for partition_id in ids:
-                    found.append(partition_id) if partition_id in made else super().drop_log(partition_id)
+                    found.append(partition_id) if partition_id in made else self._forget_partition(
+                        partition_id
+                    )
         return sorted(found)
 
     def drop_log(self, partition_id: int) -> None:
         shard = self.shards.of(partition_id)
         if shard.name:
             shard.places.drop(partition_id)
-        super().drop_log(partition_id)
+            self._forget_partition(partition_id)
+        else:
+            super().drop_log(partition_id)
 
     def remove_log(self, partition_id: int) -> None:
         shard = self.shards.of(partition_id)
@@ -170,6 +174,9 @@ class ShardedCatalog(SqlCatalog):
                     shard=piece.shard,
                 ) from error
         return found
+
+    def _missed(self, topic: str, partition_id: int) -> None:
+        raise RouteConflict(f"the route of topic {topic!r} was changed meanwhile; try again", topic=topic)
 
     def _start_in(self, piece: Range, start: Start, named: int | None) -> int:
         log, place = self.shards[piece.shard].log, piece.partition_id

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -100,12 +101,15 @@ class ShardedStore:
 
     def shards(self) -> list[ShardState]:
         table = self._shards.first.table
-        known, counts = table.known(), table.counts()
+        known: dict[str, tuple[str, str]] = {}
+        counts: dict[str, dict[str, int]] = {}
+        with suppress(StoreUnavailable):  # then it is shown to be away, and nothing is known of what is where
+            known, counts = table.known(), table.counts()
         found = []
         for name, shard in self._shards.items():
             here = counts.get(name, {})
-            delayed = None if shard.is_away else shard.places.delayed()
-            state = known[name][1] if name else "open"
+            delayed = _delayed(shard)
+            state = known[name][1] if name in known else "open"
             if state == "draining" and delayed == 0 and not any(here.values()):
                 state = "empty"
                 table.set_state(name, state)
@@ -115,6 +119,14 @@ class ShardedStore:
 
     def set_shard(self, name: str, state: str) -> None:
         self._shards.first.table.set_state(name, state)
+
+
+def _delayed(shard: Shard) -> int | None:
+    """How many messages wait there; None: it is away."""
+    try:
+        return shard.places.delayed()
+    except StoreUnavailable:
+        return None
 
 
 class _Part:
