@@ -1,7 +1,8 @@
-"""The store contract on a queue of two SQLite files, with every partition on the second (R6)."""
+"""The store contract on a queue of two databases, with every partition on the second (R6)."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
@@ -22,11 +23,10 @@ NAME = "b"
 
 
 class OnSecond:
-    """A queue on two files, seen from the second one, where its partitions are."""
+    """A queue on two databases, seen from the second one, where its partitions are."""
 
-    def __init__(self, folder: Path, clock: MovableClock) -> None:
-        address, other = parse(f"sqlite:///{folder}/first.db"), parse(f"sqlite:///{folder}/second.db")
-        whole = open_store(address, clock, shards={NAME: other})
+    def __init__(self, first: str, other: str, clock: MovableClock) -> None:
+        whole = open_store(parse(first), clock, shards={NAME: parse(other)})
         assert isinstance(whole, ShardedStore)
         self._whole = whole
         part = whole.parts()[NAME]
@@ -55,11 +55,15 @@ class TestSecondShard(StoreContract):
     def _all_on_the_second(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ShardedCatalog, "_taking", lambda self, tx: [NAME])
 
+    @pytest.fixture(autouse=True)
+    def _databases(self, tmp_path: Path) -> None:
+        self.urls = (f"sqlite:///{tmp_path}/first.db", f"sqlite:///{tmp_path}/second.db")
+
     def open_store(self, tmp_path: Path, clock: MovableClock) -> Store:
-        return OnSecond(tmp_path, clock)  # type: ignore[return-value]
+        return OnSecond(*self.urls, clock)  # type: ignore[return-value]
 
     def reopen(self, tmp_path: Path, clock: MovableClock) -> Store:
-        return OnSecond(tmp_path, clock)  # type: ignore[return-value]
+        return OnSecond(*self.urls, clock)  # type: ignore[return-value]
 
     def _unseal(self, store: Store, partition_id: int) -> None:
         super()._unseal(second(store), partition_id)
@@ -79,6 +83,18 @@ class TestSecondShard(StoreContract):
     ) -> AbstractContextManager[None]:
         assert isinstance(store, OnSecond)
         return _failing(store._whole._shards.values(), meanwhile)
+
+
+@pytest.mark.skipif(
+    os.environ.get("PENSTOCK_TEST_STORES") != "all", reason="PENSTOCK_TEST_STORES=all: takes some minutes"
+)
+class TestSecondShardOnServers(TestSecondShard):
+    """Of different kinds, either of which is the second."""
+
+    @pytest.fixture(autouse=True, params=["mysql", "postgres"])
+    def _databases(self, request: pytest.FixtureRequest, postgres_ready: str, mysql_ready: str) -> None:
+        urls = (postgres_ready, mysql_ready)
+        self.urls = urls if request.param == "mysql" else urls[::-1]
 
 
 def second(store: Store) -> SqlStore:
