@@ -85,16 +85,15 @@ class TestSecondShard(StoreContract):
         return _failing(store._whole._shards.values(), meanwhile)
 
 
-@pytest.mark.skipif(
-    os.environ.get("PENSTOCK_TEST_STORES") != "all", reason="PENSTOCK_TEST_STORES=all: takes some minutes"
-)
-class TestSecondShardOnServers(TestSecondShard):
-    """Of different kinds, either of which is the second."""
+if os.environ.get("PENSTOCK_TEST_STORES") == "all":  # takes some minutes
 
-    @pytest.fixture(autouse=True, params=["mysql", "postgres"])
-    def _databases(self, request: pytest.FixtureRequest, postgres_ready: str, mysql_ready: str) -> None:
-        urls = (postgres_ready, mysql_ready)
-        self.urls = urls if request.param == "mysql" else urls[::-1]
+    class TestSecondShardOnServers(TestSecondShard):
+        """Of different kinds, either of which is the second."""
+
+        @pytest.fixture(autouse=True, params=["mysql", "postgres"])
+        def _databases(self, request: pytest.FixtureRequest, postgres_ready: str, mysql_ready: str) -> None:
+            urls = (postgres_ready, mysql_ready)
+            self.urls = urls if request.param == "mysql" else urls[::-1]
 
 
 def second(store: Store) -> SqlStore:
