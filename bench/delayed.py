@@ -38,6 +38,7 @@ _LONG = 3_600  # seconds until what only waits is due
 @dataclass(frozen=True)
 class Lateness:
     store: str
+    sending: str  # "before": all of them; "meanwhile": each by itself, by the process that receives them
     per_s: float
     p50_ms: float
     p99_ms: float
@@ -69,21 +70,29 @@ class Others:
 # ---- lateness ----
 
 
-async def lateness(where: Ground, seconds: float) -> Lateness:
-    """A steady 1,000 a second, each sent by itself, due after 0.2 to 2 seconds."""
+async def lateness(where: Ground, seconds: float, *, before: bool = False) -> Lateness:
+    """A steady 1,000 a second, each sent by itself.
+
+    Either each is due after 0.2 to 2 seconds, and one process sends, moves and receives all of them; or all
+    are sent before the first one is due, so that how late they are is the queue's doing alone.
+    """
     samples: list[float] = []
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         async with penstock.connect(where.fresh(Path(folder)), migrate=True) as mq:
             await mq.create_topic("bench")
             async with mq.consumer("bench", group="bench", ack="after", window=10_000) as consumer:
                 receiving = asyncio.create_task(_receive(consumer, samples, int(seconds * RATE)))
-                start = time.perf_counter()
-                await _paced(lambda: _send_later(mq), seconds)
-                took = time.perf_counter() - start
-                await asyncio.wait_for(receiving, 60)
+                if before:
+                    took = await _send_before(mq, int(seconds * RATE))
+                else:
+                    start = time.perf_counter()
+                    await _paced(lambda: _send_later(mq), seconds)
+                    took = time.perf_counter() - start
+                await asyncio.wait_for(receiving, seconds + 60)
     ms = [sample * 1000 for sample in samples]
     return Lateness(
         where.store,
+        "before" if before else "meanwhile",
         len(ms) / took,
         percentile(ms, 50),
         percentile(ms, 99),
@@ -93,10 +102,25 @@ async def lateness(where: Ground, seconds: float) -> Lateness:
     )
 
 
+async def _send_before(mq: penstock.Connection, count: int) -> float:
+    """One each millisecond, from a second after all are sent on; returns how long they last."""
+    first = time.time() + count / 5_000 + 1
+    for at in range(0, count, 64):
+        dues = [int(first * 1000 + number) / 1000 for number in range(at, min(at + 64, count))]
+        await asyncio.gather(*(mq.send("bench", _body(due), at=due) for due in dues))
+    if time.time() > first:
+        raise RuntimeError("this machine is too slow: the first were due before the last were sent")
+    return count / RATE
+
+
 async def _send_later(mq: penstock.Connection) -> None:
     due = time.time() + random.uniform(0.2, 2)
     due = int(due * 1000) / 1000
-    await mq.send("bench", f"{due:.3f}".encode().ljust(SIZE, b"."), at=due)
+    await mq.send("bench", _body(due), at=due)
+
+
+def _body(due: float) -> bytes:
+    return f"{due:.3f}".encode().ljust(SIZE, b".")
 
 
 async def _receive(consumer: penstock.Consumer, samples: list[float], count: int) -> None:
@@ -242,7 +266,7 @@ def main() -> None:
 def _run(where: Ground, args: argparse.Namespace) -> list[Lateness | Burst | Others]:
     found: list[Lateness | Burst | Others] = []
     if args.part in ("lateness", "all"):
-        found.append(asyncio.run(lateness(where, args.seconds)))
+        found += [asyncio.run(lateness(where, args.seconds, before=before)) for before in (True, False)]
     if args.part in ("burst", "all"):
         found += [asyncio.run(burst(where, args.messages, a_row)) for a_row in (1_000, 1)]
     if args.part in ("others", "all"):

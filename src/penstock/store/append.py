@@ -9,15 +9,17 @@ refused batch leaves no trace and does not disturb its neighbours; everything he
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from ..config import DEFAULTS
-from ..errors import PartitionSealed, PenstockError
+from ..errors import CorruptBatch, PartitionSealed, PenstockError
 from ..model import sequence
 from ..model.batch import BatchHeader, read_header, with_base_offset
 from .contract import Append, Appended
-from .lookups import GONE, unknown_partition
+from .lookups import GONE, padded, unknown_partition
 from .schedule import Delayed
 from .schema import log_table
 from .session import Lane, Session, Transaction
@@ -32,7 +34,9 @@ _LOCK = "SELECT state, next_offset, next_bytes, appended_at, topic_id FROM penst
 _ADVANCE = "UPDATE penstock_partitions SET next_offset = ?, next_bytes = ?, appended_at = ? WHERE id = ?"
 _SEAL = """UPDATE penstock_partitions SET state = 'sealed', next_offset = ?, next_bytes = ?, appended_at = ?
            WHERE id = ?"""
-_SEQUENCE = "SELECT state FROM penstock_sequences WHERE producer_id = ? AND partition_id = ?"
+_SEQUENCES = "SELECT producer_id, partition_id, state FROM penstock_sequences WHERE "
+_SEQUENCE = "(producer_id = ? AND partition_id = ?)"
+_AT_ONCE = (1, 4, 16, 64)  # sequences that are looked up together: few different statements
 _INSERT = """INSERT INTO {log}
              (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, ids, batch)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
@@ -81,6 +85,7 @@ class Appending:
     ) -> None:
         self._tx = tx
         self._dialect = session.dialect
+        self._counted = session.counted
         self._partitions = self._lock({a.partition_id for a in appends})
         if lane is Lane.VOLATILE:
             self._look_for_a_crash()
@@ -88,15 +93,16 @@ class Appending:
         ids.begin(
             tx, lane, {partition_id: part.next_offset for partition_id, part in self._partitions.items()}
         )
-        self._sequences: dict[tuple[int, int], sequence.SequenceState | None] = {}
+        self._sequences = self._known(appends)
         self._moved: set[tuple[int, int]] = set()
         self._delayed = Delayed()
         self._now = tx.now_ms()
 
     def _lock(self, ids: set[int]) -> dict[int, _Partition]:
         locked = {}
-        for partition_id in sorted(ids):
-            row = self._tx.locked(_LOCK, partition_id)
+        order = sorted(ids)
+        rows = self._tx.locked_each(_LOCK, [(partition_id,) for partition_id in order])
+        for partition_id, row in zip(order, rows, strict=True):
             if row is not None and row[0] != "dropped":
                 locked[partition_id] = _Partition(row[0] in ("sealed", "removed"), *row[1:])
                 locked[partition_id].removed = row[0] == "removed"
@@ -164,18 +170,29 @@ class Appending:
 
     # ---- sequences ----
 
+    def _known(self, appends: Sequence[Append]) -> dict[tuple[int, int], sequence.SequenceState | None]:
+        """What is remembered of all producers, in a few round trips; the partitions are locked."""
+        found: dict[tuple[int, int], sequence.SequenceState | None] = {}
+        for append in appends:
+            with suppress(CorruptBatch):  # it is refused when its turn comes
+                header = read_header(append.batch)
+                if _counts(header) and append.partition_id in self._partitions:
+                    found[header.producer_id, append.partition_id] = None
+        for some in padded(sorted(found), _AT_ONCE):
+            where = " OR ".join([_SEQUENCE] * len(some))
+            for producer_id, partition_id, state in self._tx.all(_SEQUENCES + where, *chain(*some)):
+                found[producer_id, partition_id] = sequence.unpack(state)
+        return found
+
     def _repeat(self, partition_id: int, header: BatchHeader) -> int | None:
         """The first offset of a batch that is stored already; None if it is the next one (I3)."""
-        if header.producer_id < 0 or header.base_sequence < 0:
+        if not _counts(header):
             return None
-        key = (header.producer_id, partition_id)
-        if key not in self._sequences:
-            row = self._tx.one(_SEQUENCE, *key)
-            self._sequences[key] = sequence.unpack(row[0]) if row else None
-        return sequence.check(self._sequences[key], header.epoch, header.base_sequence, header.records)
+        known = self._sequences[header.producer_id, partition_id]
+        return sequence.check(known, header.epoch, header.base_sequence, header.records)
 
     def _remember(self, partition_id: int, header: BatchHeader, offset: int) -> None:
-        if header.producer_id < 0 or header.base_sequence < 0:
+        if not _counts(header):
             return
         key = (header.producer_id, partition_id)
         self._sequences[key] = sequence.remember(
@@ -194,7 +211,7 @@ class Appending:
             if part.rows and part.log_start is not None:
                 trims = self._dialect.upsert("penstock_trims", ("partition_id",), ("log_start",))
                 self._tx.do(trims, partition_id, part.log_start)
-        self._delayed.write(self._tx)
+        self._delayed.write(self._tx, self._counted)
         upsert = self._dialect.upsert(
             "penstock_sequences", ("producer_id", "partition_id"), ("state", "seen_at")
         )
@@ -206,3 +223,8 @@ class Appending:
         if rows:
             self._tx.many(upsert, rows)
         self._tx.announce(Lane.LOG)
+
+
+def _counts(header: BatchHeader) -> bool:
+    """Whether the batch has a place in its producer's sequence; one-way sends have none."""
+    return header.producer_id >= 0 and header.base_sequence >= 0

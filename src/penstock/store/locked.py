@@ -13,7 +13,7 @@ passed, in one go over all of them, and no more often than that is cheap.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from ..errors import GenerationChanged
@@ -21,6 +21,7 @@ from ..model import settlement
 from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp
 from . import row as rows
 from .contract import Granted, Group
+from .lookups import padded
 from .row import MAKE, Row
 from .session import Lane, Transaction
 
@@ -217,7 +218,7 @@ class Locked:
 
     def apply(self, change: Change) -> None:
         """Write a change of deliveries that were read here."""
-        for some in _padded(change.drop):
+        for some in padded(change.drop, _SIZES):
             self._tx.do(_DELETE.format(marks=", ".join("?" * len(some))), *self._key, *some)
         if change.put:
             self._tx.many(_INSERT, [(*self._key, *_columns(d)) for d in change.put])
@@ -285,14 +286,6 @@ def _clusters(spans: Sequence[Span]) -> list[Span]:
         else:
             found.append((first, last))
     return found
-
-
-def _padded(firsts: Sequence[int]) -> Iterator[Sequence[int]]:
-    """In parts of a few sizes; the last of a part stands in for what is missing."""
-    for at in range(0, len(firsts), _SIZES[-1]):
-        part = firsts[at : at + _SIZES[-1]]
-        size = next(size for size in _SIZES if size >= len(part))
-        yield [*part, *[part[-1]] * (size - len(part))]
 
 
 def _delivery(raw: tuple[Any, ...]) -> Delivery:

@@ -5,9 +5,9 @@ Reads see what is committed when each statement starts: rows may be swept betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import InvalidSetting, StoreError, UnknownPartition
 from .schema import log_table
@@ -23,6 +23,8 @@ __all__ = [
     "row_at",
     "unknown_partition",
 ]
+
+T = TypeVar("T")
 
 GONE = ("dropped", "removed")
 """States of partitions without a log: that of a deleted topic, and a tombstone."""
@@ -107,3 +109,11 @@ def first_row(tx: Transaction, partition_id: int, column: str, least: int) -> in
         else:
             low = found[0] + found[1]
     return int(high)
+
+
+def padded(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+    """In parts of a few sizes, so that databases see few statements; the last one stands in for the rest."""
+    for at in range(0, len(items), sizes[-1]):
+        part = items[at : at + sizes[-1]]
+        size = next(size for size in sizes if size >= len(part))
+        yield [*part, *[part[-1]] * (size - len(part))]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import pymysql
@@ -165,23 +166,27 @@ class MysqlDialect(ServerDialect):
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         return int(self.execute(connection, sql, args).lastrowid)
 
-    def locked(self, connection: Any, sql: str, args: Sequence[Any]) -> tuple[Row | None, int]:
-        """One round trip: begin, lock, and the clock, which is read when the lock is ours."""
+    def locked(
+        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
+    ) -> tuple[list[Row | None], int]:
+        """One round trip: begin, lock, and the clock, which is read when the locks are ours."""
         cursor = connection.cursor()
         first = "START TRANSACTION; " if connection.penstock_begin else ""
         began = self._time.begin()
-        cursor.execute(f"{first}{sql}; {self.now}", args)
+        cursor.execute(f"{first}{f'{sql}; ' * len(each)}{self.now}", [*chain(*each)])
         connection.penstock_begin = False
         if first:
             cursor.nextset()
-        row: Row | None = cursor.fetchone()
-        cursor.nextset()
+        rows: list[Row | None] = []
+        for _ in each:
+            rows.append(cursor.fetchone())
+            cursor.nextset()
         now = int(cursor.fetchone()[0])
         cursor.close()
         if self._clock is not None:
-            return row, self._clock.now_ms()
+            return rows, self._clock.now_ms()
         self._time.told(now, began)
-        return row, now
+        return rows, now
 
     def newest(self, table: str, key: tuple[str, ...]) -> str:
         return by_key(key)

@@ -199,18 +199,18 @@ class PostgresDialect(ServerDialect):
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         return int(connection.execute(sql + " RETURNING id", args).fetchone()[0])
 
-    def locked(self, connection: Any, sql: str, args: Sequence[Any]) -> tuple[Row | None, int]:
-        found = connection.execute(sql, args, binary=True)
+    def locked(
+        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
+    ) -> tuple[list[Row | None], int]:
+        found = [connection.execute(sql, args, binary=True) for args in each]
         if self._clock is not None:
-            return found.fetchone(), self._clock.now_ms()
+            return [cursor.fetchone() for cursor in found], self._clock.now_ms()
         began = self._time.begin()
-        clock = connection.execute(
-            self.now, binary=True
-        )  # a statement of its own: it runs once the lock is ours
-        row: Row | None = found.fetchone()
+        clock = connection.execute(self.now, binary=True)  # by itself: it runs once the locks are ours
+        rows = [cursor.fetchone() for cursor in found]
         now = int(clock.fetchone()[0])
         self._time.told(now, began)
-        return row, now
+        return rows, now
 
     def newest(self, table: str, key: tuple[str, ...]) -> str:
         """Backwards through the index: the newest version is the last one there.

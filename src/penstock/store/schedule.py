@@ -63,10 +63,11 @@ class Delayed:
         )
         self._counts[topic_id, append.partition_id] += records
 
-    def write(self, tx: Transaction) -> None:
+    def write(self, tx: Transaction, counted: set[Home]) -> None:
+        """`counted`: homes that have a row for their number."""
         if self._rows:
             tx.many(_INSERT, self._rows)
-            _count_more(tx, self._counts)
+            _count_more(tx, self._counts, counted)
 
 
 @verbs
@@ -264,10 +265,17 @@ def _counted(tx: Transaction, ids: Collection[int]) -> Counter[Home]:
     return found
 
 
-def _count_more(tx: Transaction, counts: Mapping[Home, int]) -> None:
-    """Last in a transaction, and in order: these rows are locked by all who schedule, move or cancel."""
+def _count_more(tx: Transaction, counts: Mapping[Home, int], counted: set[Home]) -> None:
+    """Last in a transaction, and in order: these rows are locked by all who schedule, move or cancel.
+
+    Where a row was found once nobody waits for the answer: it goes with its topic only.
+    """
     for home, messages in sorted(counts.items()):
-        if not tx.run(_COUNT_ON, messages, *home):
+        if home in counted:
+            tx.do(_COUNT_ON, messages, *home)
+        elif tx.run(_COUNT_ON, messages, *home):
+            counted.add(home)
+        else:
             tx.do(
                 "INSERT INTO penstock_delayed (topic_id, partition_id, messages) VALUES (?, ?, ?)",
                 *home,

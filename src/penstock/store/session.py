@@ -84,8 +84,10 @@ class Dialect(Protocol):
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         """Insert a row and return the id it was given."""
 
-    def locked(self, connection: Any, sql: str, args: Sequence[Any]) -> tuple[Row | None, int]:
-        """The row of a SELECT that locks it, and the time read after that (I1, I16)."""
+    def locked(
+        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
+    ) -> tuple[list[Row | None], int]:
+        """The rows of a SELECT that locks one, run for each, in that order; and the time after (I1, I16)."""
 
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         """Insert a row (values in the order key, columns), or change the columns of the one with that key."""
@@ -157,9 +159,13 @@ class Transaction:
 
     def locked(self, sql: str, *args: Any) -> Row | None:
         """Lock one row, and read the clock after that: `now_ms` answers with it from then on."""
+        return self.locked_each(sql, [args])[0]
+
+    def locked_each(self, sql: str, each: Sequence[Sequence[Any]]) -> list[Row | None]:
+        """The same for several, one after the other, in one round trip where that can be."""
         text = self._dialect.sql(sql + self._dialect.for_update)
-        row, self._now = self._dialect.locked(self._connection, text, args)
-        return row
+        rows, self._now = self._dialect.locked(self._connection, text, each)
+        return rows
 
     def run(self, sql: str, *args: Any) -> int:
         """Returns how many rows it met."""
@@ -199,6 +205,7 @@ class Session:
         self._guard = threading.Lock()
         self._closed = False
         self.lanes: dict[int, Lane] = {}  # of partitions, as far as somebody asked: `lookups.lane_of`
+        self.counted: set[tuple[int, int]] = set()  # topics and partitions whose delayed messages are counted
 
     def now_ms(self) -> int:
         known = self.dialect.time_ms()

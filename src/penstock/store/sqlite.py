@@ -192,8 +192,10 @@ class SqliteDialect:
         assert row_id is not None, "an insert gives an id"
         return row_id
 
-    def locked(self, connection: _Connection, sql: str, args: Sequence[Any]) -> tuple[Row | None, int]:
-        return connection.execute(sql, args).fetchone(), self._clock.now_ms()
+    def locked(
+        self, connection: _Connection, sql: str, each: Sequence[Sequence[Any]]
+    ) -> tuple[list[Row | None], int]:
+        return [connection.execute(sql, args).fetchone() for args in each], self._clock.now_ms()
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
