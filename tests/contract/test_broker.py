@@ -329,14 +329,14 @@ async def test_a_mover_that_died_is_finished_by_the_next_poll(
 
     def dies_after_the_append(*args: object) -> object:
         calls.append(args)
-        if len(calls) == 2:
+        if len(calls) == 1:
             raise StoreBusy("the mover died here")
         return settle(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(broker.store.progress, "settle", dies_after_the_append)
     verdicts = (Verdict("ack", 0, 0), Verdict("dead", 1, 1, reason="bad"), Verdict("ack", 2, 2))
     assert not (await broker.settle("orders", "billing", [Settle("orders", there, token, verdicts)])).lost
-    assert len(calls) == 2
+    assert len(calls) == 1
     assert (await broker.lag("orders", "billing")).total.messages == 1
     clock.advance(11)
     assert spans((await poll(broker))[1]) == []

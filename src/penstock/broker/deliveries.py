@@ -16,7 +16,7 @@ from ..errors import GateClosed, GenerationChanged, StoreError, StoreUnavailable
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
 from ..model.reason import as_reason
 from ..model.route import Range
-from ..store.contract import Bounds, Granted, Group, Peek, Store, StoredBatch, Topic
+from ..store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
 from .retries import FarRetries
@@ -253,33 +253,44 @@ class Deliveries:
         target = self._catalog.dead_letters(topic, group)
         if target is None and any(v.kind == "dead" for part in parts for v in part.verdicts):
             target = self._catalog.make_dead_letters(topic, group)
-        for part in parts:
+        for some in _by_partition(parts):
             try:
-                left = self._settle(part, self._catalog.group(part.topic, group), target, outcome)
-                if left is not None:  # its last attempt, and there was no dead-letter topic yet
-                    part = left
+                left = self._settle(some, self._catalog.group(some[0].topic, group), target, outcome)
+                if left:  # their last attempt, and there was no dead-letter topic yet
+                    some = left
                     target = self._catalog.make_dead_letters(topic, group)
-                    self._settle(left, self._catalog.group(part.topic, group), target, outcome)
+                    self._settle(left, self._catalog.group(some[0].topic, group), target, outcome)
             except StoreUnavailable as error:
-                outcome.away.append(part)
+                outcome.away += some
                 if len(outcome.away) == len(parts) or not is_of_a_shard(error):
                     raise
         return outcome
 
-    def _settle(self, part: Settle, group: Group, target: Topic | None, outcome: Outcome) -> Settle | None:
-        """Settle one part; returns what of it must be settled again once there is a target."""
-        now = self._store.now_ms()
+    def _settle(
+        self, parts: Sequence[Settle], group: Group, target: Topic | None, outcome: Outcome
+    ) -> list[Settle]:
+        """Settle parts of one partition; returns what must be settled again once there is a target."""
+        partition_id, now = parts[0].partition_id, self._store.now_ms()
+        each = [(part.token, self._settlements(part, group, target, now)) for part in parts]
+        try:
+            found = self._store.progress.settle_each(group, partition_id, each)
+        except (GenerationChanged, GateClosed):  # the group was reset: what was held is nobody's any more
+            self._catalog.forget()
+            outcome.lost += [(part, tuple((v.first, v.last) for v in part.verdicts)) for part in parts]
+            return []
+        left = (self._settled(part, group, done, outcome) for part, done in zip(parts, found, strict=True))
+        return [part for part in left if part is not None]
+
+    def _settlements(self, part: Settle, group: Group, target: Topic | None, now: int) -> list[Settlement]:
         settlements = []
         for verdict in part.verdicts:
             one = _settlement(verdict, now, target)
             is_retry = one.kind is Kind.RETRY
             settlements += self._retries.of(one, group, part.partition_id, now) if is_retry else [one]
-        try:
-            done = self._store.progress.settle(group, part.partition_id, part.token, settlements)
-        except (GenerationChanged, GateClosed):  # the group was reset: what was held is nobody's any more
-            self._catalog.forget()
-            outcome.lost.append((part, tuple((v.first, v.last) for v in part.verdicts)))
-            return None
+        return settlements
+
+    def _settled(self, part: Settle, group: Group, done: Settled, outcome: Outcome) -> Settle | None:
+        """What became of a part; returns what of it must be settled again."""
         if done.lost:
             outcome.lost.append((part, done.lost))
         if done.kept:
@@ -353,6 +364,14 @@ def released(request: PollRequest, handed: Handed) -> list[Settle]:
         )
         for grant in handed.grants
     ]
+
+
+def _by_partition(parts: Sequence[Settle]) -> list[list[Settle]]:
+    """What is settled together: the parts of one partition, whatever polls they came from."""
+    found: dict[int, list[Settle]] = {}
+    for part in parts:
+        found.setdefault(part.partition_id, []).append(part)
+    return list(found.values())
 
 
 def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:

@@ -256,6 +256,11 @@ class Progress(Protocol):
         was handed out by a poll that a crash forgot (I8).
         """
 
+    def settle_each(
+        self, group: Group, partition_id: int, each: Sequence[tuple[int, Sequence[Settlement]]]
+    ) -> list[Settled]:
+        """The same for several tokens, one after the other in one transaction."""
+
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Renew leases; returns the spans that are not held any more: lost, or settled by whomever."""
 

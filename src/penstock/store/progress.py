@@ -114,19 +114,15 @@ class SqlProgress:
     def settle(
         self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
     ) -> Settled:
-        def decide(locked: Locked) -> Settled:
-            if group.settings.mode == "ordered":
-                return ordered.settle(locked, group, token, settlements)
-            held = locked.held(token)
-            change = settlement.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
-            if change.leaving:
-                locked.must_flush()
-            lost = locked.in_other_hands(change.missing, token)
-            if change.drop:
-                locked.apply(change)
-            if any(s.kind in (Kind.RETRY, Kind.RELEASE) for s in settlements):
-                locked.announce()
-            return Settled(lost, change.leaving, change.unplaced)
+        return self.settle_each(group, partition_id, [(token, settlements)])[0]
+
+    def settle_each(
+        self, group: Group, partition_id: int, each: Sequence[tuple[int, Sequence[Settlement]]]
+    ) -> list[Settled]:
+        settle = ordered.settle if group.settings.mode == "ordered" else _settle
+
+        def decide(locked: Locked) -> list[Settled]:
+            return [settle(locked, group, token, settlements) for token, settlements in each]
 
         return self._locked(group, partition_id, decide)
 
@@ -312,6 +308,19 @@ class SqlProgress:
     def members(self, group_id: int) -> list[Member]:
         with self._session.read(Lane.PROGRESS) as tx:
             return [Member(*row) for row in tx.all(_MEMBERS, group_id, tx.now_ms())]
+
+
+def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:
+    held = locked.held(token)
+    change = settlement.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
+    if change.leaving:
+        locked.must_flush()
+    lost = locked.in_other_hands(change.missing, token)
+    if change.drop:
+        locked.apply(change)
+    if any(s.kind in (Kind.RETRY, Kind.RELEASE) for s in settlements):
+        locked.announce()
+    return Settled(lost, change.leaving, change.unplaced)
 
 
 def _unsettled(

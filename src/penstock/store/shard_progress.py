@@ -116,10 +116,15 @@ class ShardedProgress:
     def settle(
         self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
     ) -> Settled:
+        return self.settle_each(group, partition_id, [(token, settlements)])[0]
+
+    def settle_each(
+        self, group: Group, partition_id: int, each: Sequence[tuple[int, Sequence[Settlement]]]
+    ) -> list[Settled]:
         shard = self._shards.of(partition_id)
         skew = self._shards.skew(shard)
-        done = shard.progress.settle(group, partition_id, token, skew.settlements(settlements))
-        return skew.settled(done)
+        by_token = [(token, skew.settlements(settlements)) for token, settlements in each]
+        return [skew.settled(done) for done in shard.progress.settle_each(group, partition_id, by_token)]
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         return self._of(partition_id).extend(group, partition_id, token, spans)

@@ -30,6 +30,33 @@ class SettleContract(StoreHarness):
         assert seen == [0, 1, 1, 5, 8]
         assert spans(store.progress.poll(group, place, ask(2, 10))) == [(8, 9)]
 
+    def test_several_polls_are_settled_at_once(
+        self, store: Store, place: int, group: Group, clock: MovableClock
+    ) -> None:
+        """One after the other in one transaction: each is answered by itself."""
+        append(store, place, batch(12))
+        for token in (1, 2, 3):
+            store.progress.poll(group, place, ask(token, 12, messages=4))
+        later = clock.ms + 50
+        first, second, stranger, third = store.progress.settle_each(
+            group,
+            place,
+            [
+                (1, acks((0, 3))),
+                (2, [*acks((4, 5)), Settlement(Kind.RETRY, 6, 6, visible_at=later)]),
+                (9, acks((7, 7))),
+                (3, [*acks((8, 10)), Settlement(Kind.MOVE, 11, 11, reason="bad", stamp=DEAD)]),
+            ],
+        )
+        assert (first, second, stranger) == (Settled(), Settled(), Settled(lost=((7, 7),)))
+        assert (third.lost, spans(third.leaving)) == ((), [(11, 11)])
+        backlog = store.progress.backlog(group, [place], open_spans=10)[0]
+        assert (sorted(backlog.open), backlog.committed) == ([(6, 6), (7, 7), (11, 11)], 6)
+        assert store.progress.settle_each(group, place, [(1, acks((0, 3))), (2, acks((4, 5)))]) == [
+            Settled(),
+            Settled(),
+        ]
+
     def test_several_are_settled_at_once(
         self, store: Store, place: int, group: Group, clock: MovableClock
     ) -> None:
