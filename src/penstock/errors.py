@@ -36,7 +36,7 @@ PenstockError                     code, retriable, and a sentence that says what
     ├── AccessDenied              wrong credentials, or rights are missing
     ├── StoreBusy                 locked for too long (retriable)
     ├── StoreFull                 no space left (retriable once there is space)
-    ├── StoreCorrupt              the file is not a database, or is damaged
+    ├── StoreCorrupt              not a database, damaged, or older than it was
     └── SchemaMismatch            made by a newer version, or not migrated
 
 `code` is stable and for machines; `retriable` says whether the very same call may succeed later.

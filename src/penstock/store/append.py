@@ -108,6 +108,10 @@ class Appending:
                 locked[partition_id].removed = row[0] == "removed"
         return locked
 
+    def ends(self, place: Lane) -> dict[tuple[Lane, int], int]:
+        """Where the partitions end, with what was added so far."""
+        return {(place, partition_id): part.next_offset for partition_id, part in self._partitions.items()}
+
     def _look_for_a_crash(self) -> None:
         """A crash of the server empties volatile logs; looked for at the first append since its start."""
         started_ms = self._tx.started_ms()

@@ -14,6 +14,7 @@ from ..errors import PenstockError
 from .append import Appending, seal
 from .catalog import SqlCatalog
 from .contract import Append, Appended, Bounds, News, StoredBatch
+from .ends import Ends
 from .lookups import GONE, first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
 from .schema import log_table
 from .session import Lane, Session, Transaction, verbs
@@ -42,6 +43,7 @@ class SqlLog:
     def __init__(self, session: Session, catalog: SqlCatalog, limits: Limits = DEFAULTS) -> None:
         self._session = session
         self._windows = self.windows = Windows(session, catalog, limits)
+        self._ends = Ends()
 
     # ---- append ----
 
@@ -55,15 +57,19 @@ class SqlLog:
         return [found[at] for at in range(len(appends))]
 
     def _append(self, lane: Lane, appends: Sequence[Append]) -> list[Appended | PenstockError]:
-        ids = Sifting(self._windows, appends)
+        ids, place = Sifting(self._windows, appends), self._session.place_of(lane)
         while True:
             ids.prepare()
+            expected = self._ends.expected((place, append.partition_id) for append in appends)
             try:
                 with self._session.write(lane, flush=lane is Lane.LOG) as tx:
-                    results = Appending(tx, lane, self._session, appends, ids).run(appends)
+                    appending = Appending(tx, lane, self._session, appends, ids)
+                    self._ends.check(expected, appending.ends(place))
+                    results = appending.run(appends)
             except NotPreparedError:
                 continue
             ids.committed()
+            self._ends.saw(appending.ends(place))
             return results
 
     def seal(self, partition_id: int, batch: bytes) -> int:
@@ -90,8 +96,12 @@ class SqlLog:
         found: dict[int, Bounds] = {}
         for lane in dict.fromkeys(self._place(partition_id) for partition_id in ids):
             mine = [partition_id for partition_id in ids if self._place(partition_id) is lane]
+            expected = self._ends.expected((lane, partition_id) for partition_id in mine)
             with self._session.read(lane) as tx:
                 rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
+            ends = {(lane, row[0]): row[2] for row in rows}
+            self._ends.check(expected, ends)
+            self._ends.saw(ends)
             for partition_id, start, end, state in rows:
                 if state not in GONE:
                     found[partition_id] = Bounds(start, end, sealed=state == "sealed")

@@ -1,0 +1,46 @@
+"""Where partitions ended when this process last saw them: offsets never go back (R6).
+
+A failover to a server that lacks the last commits, or a file restored under a running process, loses messages
+that were confirmed, and would give their offsets to others. Whoever has seen the higher end notices, and
+stops: nothing is stored there or handed out until somebody has decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ..errors import StoreCorrupt
+from .session import Lane
+
+__all__ = ["Ends"]
+
+Place = tuple[Lane, int]
+"""The lane whose table has the partition's row, and the partition."""
+
+
+class Ends:
+    """Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2)."""
+
+    def __init__(self) -> None:
+        self._highest: dict[Place, int] = {}
+
+    def expected(self, places: Iterable[Place]) -> dict[Place, int]:
+        return {place: self._highest.get(place, 0) for place in places}
+
+    def saw(self, ends: Mapping[Place, int]) -> None:
+        for place, end in ends.items():
+            if end > self._highest.get(place, 0):
+                self._highest[place] = end
+
+    @staticmethod
+    def check(expected: Mapping[Place, int], found: Mapping[Place, int]) -> None:
+        """StoreCorrupt if one of them ends before an offset that was given."""
+        for place, end in found.items():
+            if end < expected.get(place, 0):
+                raise StoreCorrupt(
+                    f"a partition ends at offset {end}, and offsets up to {expected[place] - 1} were given "
+                    "before: the database is older than it was (a failover that lost commits, or a restored "
+                    "copy), so confirmed messages are missing. Nothing more is stored or handed out there: "
+                    "bring the newer database back; or accept the loss and start every process anew",
+                    partition_id=place[1],
+                )

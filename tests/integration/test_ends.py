@@ -1,0 +1,51 @@
+"""Offsets never go back (R6): a failover that lost commits, or a restored copy, stops the queue."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock import StoreCorrupt
+from tests.ready import Ground
+
+LOST = (
+    "UPDATE penstock_partitions SET next_offset = 5",
+    "DELETE FROM penstock_log_{id} WHERE base_offset >= 5",
+)
+
+
+async def _notices(url: str, lose: object) -> None:
+    async with penstock.connect(url, migrate=True) as mq, penstock.connect(url) as reader:
+        await mq.create_topic("orders", partitions=1)
+        for number in range(10):
+            await mq.send("orders", b"%d" % number)
+        async with reader.consumer("orders", "billing", window=4) as consumer:
+            held = await consumer.poll(4, wait=20)
+            assert len(held) == 4 and (await reader.topic("orders")).messages == 10
+            place = (await mq.route("orders")).ranges[0].partition_id
+            assert callable(lose)
+            lose([statement.format(id=place) for statement in LOST])
+            with pytest.raises(StoreCorrupt, match="older than it was"):
+                await mq.send("orders", b"more", timeout=20)
+            await consumer.ack(held)
+            with pytest.raises(StoreCorrupt, match="older than it was"):
+                await consumer.poll(wait=20)
+    async with penstock.connect(url) as mq:  # somebody has decided
+        assert (await mq.send("orders", b"more")).offset == 5
+
+
+async def test_a_file_that_was_restored_under_a_running_process(tmp_path: Path) -> None:
+    def lose(statements: list[str]) -> None:
+        with closing(sqlite3.connect(tmp_path / "q.db")) as file, file:
+            for statement in statements:
+                file.execute(statement)
+
+    await _notices(f"sqlite:///{tmp_path}/q.db", lose)
+
+
+async def test_a_failover_that_lost_commits(ground: Ground) -> None:
+    await _notices(ground.url, lambda statements: [ground.rows(statement) for statement in statements])
