@@ -105,7 +105,7 @@ async def test_acks_that_a_crash_forgot_come_again_to_a_living_holder(
     async with mq.consumer("orders", group="ledger", mode="ordered") as consumer:
         messages = await consumer.poll()
         with monkeypatch.context() as unflushed:
-            unflushed.setattr(store.progress, "settle", lambda *settling: Settled())
+            unflushed.setattr(store.progress, "settle_each", lambda *settling: [Settled()])
             await consumer.ack(messages)
         monkeypatch.setattr(store.session.dialect, "started_ms", lambda connection: 60_000)
         assert [m.value for m in await consumer.poll(wait=20)] == [b"0", b"1", b"2"]
