@@ -105,7 +105,7 @@ class Proxy:
         self._requests.open()
         self._answers.open()
         if self._server is None:
-            self._server = await asyncio.start_server(self._carry, HOST, self.port, limit=_CHUNK)
+            self._server = await asyncio.start_server(self._accept, HOST, self.port, limit=_CHUNK)
 
     async def _stop_listening(self) -> None:
         if self._server is not None:
@@ -116,17 +116,26 @@ class Proxy:
         carriers = list(self._carriers)
         for carrier in carriers:
             carrier.cancel()
-        await asyncio.gather(*carriers)
+        await asyncio.gather(*carriers, return_exceptions=True)
 
     async def _end(self) -> None:
         await self._stop_listening()
         await self._reset_all()
 
+    def _accept(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        """A carrier that is cancelled before its first step leaves no connection open either."""
+
+        def ended(task: asyncio.Task[None]) -> None:
+            self._carriers.discard(task)
+            if not to_client.transport.is_closing():
+                _reset(to_client)
+
+        carrier = self._loop.create_task(self._carry(from_client, to_client))
+        self._carriers.add(carrier)
+        carrier.add_done_callback(ended)
+
     async def _carry(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         """One client's connection, from start to end."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._carriers.add(task)
         writers = [to_client]
         try:
             from_server, to_server = await _dial(self._target_port)
@@ -140,8 +149,6 @@ class Proxy:
         except (OSError, asyncio.CancelledError):  # an end broke off, the target is down, or cut()
             for writer in writers:
                 _reset(writer)
-        finally:
-            self._carriers.discard(task)
 
 
 class _Gate:
