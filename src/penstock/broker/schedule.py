@@ -9,8 +9,9 @@ sequences what it has already. So nothing is lost or stored twice, wherever a pr
 both believe to have the lease do no harm.
 
 A partition that was sealed refuses its batch: the rows are free again and are moved to its successors as
-soon as the route has them. Meanwhile they hold up nobody else. Nor do moves to another shard that is away:
-what became of them is not known, so they stay open, with their stamp, and are tried again from time to time.
+soon as the route has them. Meanwhile they hold up only what was sent to its successors since, so that equal
+keys keep their order. Moves to another shard that is away hold up nobody else: what became of them is not
+known, so they stay open, with their stamp, and are tried again from time to time.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class ScheduleMover:
             self._clean = self._clean and not self._held_up
         if not 0 <= now - self._all_seen_at < _LATE_MS:
             self._since, self._all_seen_at = 0, now
-        due = self._store.schedule.next_due(since=self._since, without=self._stalled)
+        due = self._store.schedule.next_due(since=self._since, without=self._left_alone())
         if not self._stalled:
             self._since = max(self._since, min(now - _LATE_MS, now if due is None else due))
         return due
@@ -213,15 +214,26 @@ class ScheduleMover:
         until = self._store.now_ms() + pause_ms
         self._stalled.update((row.partition_id, until) for row in rows)
 
+    def _left_alone(self) -> set[int]:
+        """Partitions that take nothing now, and all that follow them: their rows would overtake."""
+        if not self._stalled:
+            return set()
+        self._routes_are_old = True
+        self._know_topics(())
+        routes = [topic.route for topic in self._topics.values()]
+        return {*self._stalled}.union(*(r.descendants(place) for r in routes for place in self._stalled))
+
     def _move(self) -> bool:
         """Move some of what is due; False if there is nothing that can be moved now."""
         due = self._store.schedule.due(
             messages=_MESSAGES,
             max_bytes=_BYTES,
             since=self._since,
-            without=self._stalled,
+            without=self._left_alone(),
             skip=self._held_up if self._last is None else self._held_up | self._last.gone,
         )
+        later = self._left_alone()  # once more: routes that were made meanwhile have rows already
+        due = [row for row in due if row.partition_id not in later]
         opening = _Opening()
         rows = {row.id: row for row in self._of_topics(self._sound(due, opening))}
         if not rows:
