@@ -10,13 +10,13 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import PartitionSealed, PenstockError, UsageError
+from ..errors import PartitionSealed, UsageError
 from ..model.batch import verify
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
@@ -27,9 +27,9 @@ from ..store.contract import Append, Appended, Bounds, News, Store, StoredBatch,
 from .admin import Admin
 from .backlog import BacklogGate
 from .beating import Beating
-from .catalog import CatalogCache, Source
+from .catalog import CatalogCache
 from .deadletters import DeadLetterOffice
-from .deliveries import Deliveries, Departure, Handed, released
+from .deliveries import Deliveries
 from .draining import Drain
 from .duties import DropLogs, Duty, DutyRunner, ExpireGroups, ForgetProducers, Retention
 from .endpoint import (
@@ -50,10 +50,11 @@ from .groups import Groups
 from .helping import RouteHelp
 from .mover import Mover
 from .ordered import OrderedDeliveries
+from .polling import HOLDERS, Polling
 from .routes import FinishChanges, RouteChanges
 from .shardwork import ShardWork
 from .tail import TailCache
-from .waiters import Key, Waiters, wait
+from .waiters import Waiters, wait
 from .workers import Workers
 
 __all__ = ["Broker", "open_endpoint"]
@@ -61,7 +62,6 @@ __all__ = ["Broker", "open_endpoint"]
 _log = logging.getLogger("penstock.broker")
 
 _JUST_MS = 100  # equal moments may stand for two releases
-_HOLDERS: Key = ("holders", 0)
 _HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
 _SOON_MS = 10_000  # what is due later is found by the next poll: no long poll lasts that much longer
 
@@ -107,6 +107,10 @@ class Broker:
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._backlog = BacklogGate(store, limits, self._in_thread)
+        self._polling = Polling(
+            store, limits, self._catalog, self._deliveries, self._ordered, self._mover, self._waiters,
+            self._in_thread,
+        )  # fmt: skip
         self._ends: dict[int, int] = {}  # of partitions, as far as waiters were told
         self._dues: dict[str, dict[int, int]] = {}  # by shard, when groups have something due
         self._waiters.on_first, self._waiters.on_none = self._work.resume, self._work.pause
@@ -115,7 +119,6 @@ class Broker:
         duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
         duties += [ExpireGroups(store, self._groups.forget), FinishChanges(store, self._routes)]
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
-        self._background: set[asyncio.Task[None]] = set()
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -128,7 +131,7 @@ class Broker:
         self._closed = True
         self._unsubscribe()
         self._waiters.notify_all()
-        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._polling.close()
         await self._help.close()
         await self._work.close_writers()
         await asyncio.to_thread(self._work.stop)
@@ -182,7 +185,7 @@ class Broker:
         """Partitions of ordered groups may have been handed over elsewhere; looked at now and then only."""
         self._holders_timer = None
         self._ordered.forget_members()
-        self._waiters.notify(_HOLDERS)
+        self._waiters.notify(HOLDERS)
 
     def _notify_due(self, dues: dict[int, int], before: dict[int, int]) -> None:
         """Wake groups with something due soon, if that is new: it moved, or came due just now."""
@@ -346,82 +349,22 @@ class Broker:
     ) -> GroupInfo:
         info = await self._in_thread(self._groups.subscribe, topic, group, wish, member, client, named)
         if info.settings.mode == "ordered":
-            self._notify_groups(await self._in_thread(self._ordered.joined, topic, info.name))
+            self._polling.notify_groups(await self._in_thread(self._ordered.joined, topic, info.name))
         return info
 
     async def unsubscribe(self, topic: str, group: str, member: str) -> None:
         concerned = await self._in_thread(self._ordered.leave, topic, group, member)
         await self._in_thread(self._groups.unsubscribe, topic, group, member)
-        self._notify_groups(concerned)
-
-    def _notify_groups(self, group_ids: Iterable[int]) -> None:
-        self._waiters.notify(*(("group", group_id) for group_id in group_ids))
+        self._polling.notify_groups(concerned)
 
     async def poll(self, request: PollRequest) -> PollReply:
-        deadline = self._loop.time() + min(request.wait_ms, self._limits.poll_wait_ms) / 1000
-        watched = [_HOLDERS]  # by polls of ordered groups
-        while True:
-            sources = self._catalog.known_sources(request.topic, request.group)
-            if sources is None:
-                sources = await self._in_thread(self._catalog.sources, request.topic, request.group)
-            settings = sources[0][1].settings
-            ordered = settings.mode == "ordered"
-            with self._waiters.listening(_keys(sources) + (watched if ordered else [])) as news:
-                handed = await self._hand_out(request, self._ordered if ordered else self._deliveries)
-                if handed.worth_telling or self._loop.time() >= deadline or self._closed:
-                    return PollReply(
-                        tuple(handed.grants), settings.lease_ms, handed.draining, handed.revoked, handed.lost,
-                        handed.started_ms,
-                    )  # fmt: skip
-                watched = [_HOLDERS] if handed.watchful else []
-                await wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
+        return await self._polling.poll(request)
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
-        ended = await self._in_thread(self._ordered.hand_over, topic, group, token, partition_ids)
-        self._notify_groups(ended)
-
-    async def _hand_out(self, request: PollRequest, poller: Deliveries | OrderedDeliveries) -> Handed:
-        """A poll that is cancelled meanwhile gives back what it was given."""
-        looking = asyncio.ensure_future(self._look(request, poller))
-        try:
-            return await asyncio.shield(looking)
-        except asyncio.CancelledError:
-            giving_back = asyncio.create_task(self._give_back(request, looking, poller is self._ordered))
-            self._background.add(giving_back)
-            giving_back.add_done_callback(self._background.discard)
-            raise
-
-    async def _look(self, request: PollRequest, poller: Deliveries | OrderedDeliveries) -> Handed:
-        handed = await self._in_thread(poller.poll, request)
-        await self._depart(handed.departures, dead=True)
-        return handed
-
-    async def _give_back(self, request: PollRequest, looking: Awaitable[Handed], ordered: bool) -> None:
-        try:
-            handed = await looking
-            if ordered:  # what it held before it holds still, and is sent again what it did not receive (I6)
-                await self._in_thread(self._ordered.end, handed.claimed, request.token)
-                self._notify_groups(group.id for group, _ in handed.claimed)
-            elif handed.grants and not request.on_delivery:
-                await self.settle(request.topic, request.group, released(request, handed))
-        except PenstockError as error:
-            _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
-
-    def _until(self, due_ms: int | None) -> float:
-        """Seconds until something is due. A manual clock wakes all waiters when it is moved."""
-        return 3600.0 if due_ms is None else max(0.001, (due_ms - self.store.now_ms()) / 1000)
+        await self._polling.hand_over(topic, group, token, partition_ids)
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        outcome = await self._in_thread(self._deliveries.settle, topic, group, parts)
-        await self._depart(outcome.departures, dead=True)
-        self._notify_groups(outcome.waiting)
-        return SettleReply(tuple(outcome.lost), tuple(outcome.kept), tuple(outcome.away))
-
-    async def _depart(self, departures: Sequence[Departure], *, dead: bool) -> None:
-        for leaving in departures:
-            await self._mover.move(
-                leaving.group, leaving.partition, leaving.partition_id, leaving.deliveries, dead=dead
-            )
+        return await self._polling.settle(topic, group, parts)
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         return self._beating.beat(beats)
@@ -435,15 +378,9 @@ class Broker:
         count, departures = await self._in_thread(self._letters.redrive, topic, group, spots)
         if spots is None:
             count += await self._in_thread(self._letters.restart_stopped, topic, group)
-        await self._depart(departures, dead=False)
+        await self._polling.depart(departures, dead=False)
         self._waiters.notify_all()
         return count
 
     async def discard(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         return await self._in_thread(self._letters.discard, topic, group, spots)
-
-
-def _keys(sources: Sequence[Source]) -> list[Key]:
-    """What a poll of these sources waits for."""
-    keys: list[Key] = [("partition", r.partition_id) for topic, _ in sources for r in topic.route.partitions]
-    return keys + [("group", reader.id) for _, reader in sources]

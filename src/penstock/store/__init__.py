@@ -14,8 +14,21 @@ from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import InvalidSetting, StoreCorrupt, UsageError
+from .brokers import SqlBrokers
 from .catalog import SqlCatalog
-from .contract import Catalog, Duties, Log, Progress, Routes, Schedule, ShardState, Store, Usage, Watcher
+from .contract import (
+    Brokers,
+    Catalog,
+    Duties,
+    Log,
+    Progress,
+    Routes,
+    Schedule,
+    ShardState,
+    Store,
+    Usage,
+    Watcher,
+)
 from .duties import SqlDuties
 from .log import SqlLog
 from .pairing import check_pair
@@ -58,6 +71,7 @@ class SqlStore:
         self.usage: Usage = SqlUsage(session, home)
         self.schedule: Schedule = SqlSchedule(session)
         self.duties: Duties = SqlDuties(session)
+        self.brokers: Brokers = SqlBrokers(session)
 
     def now_ms(self) -> int:
         return self.session.now_ms()

@@ -18,6 +18,7 @@ from ..model.route import Change, Draft, Route
 from ..model.schedule import Waiting
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .background import Duties, Schedule
+from .serving import Access, Brokers, Rates
 from .values import (
     Append,
     Appended,
@@ -30,6 +31,7 @@ from .values import (
     Move,
     News,
     Peek,
+    ServedBroker,
     Settled,
     ShardState,
     StoredBatch,
@@ -37,10 +39,12 @@ from .values import (
 )
 
 __all__ = [
+    "Access",
     "Append",
     "Appended",
     "Backlog",
     "Bounds",
+    "Brokers",
     "Catalog",
     "Duties",
     "Finished",
@@ -52,8 +56,10 @@ __all__ = [
     "News",
     "Peek",
     "Progress",
+    "Rates",
     "Routes",
     "Schedule",
+    "ServedBroker",
     "Settled",
     "ShardState",
     "Store",
@@ -402,6 +408,7 @@ class Store(Protocol):
     usage: Usage
     schedule: Schedule
     duties: Duties
+    brokers: Brokers
 
     def now_ms(self) -> int:
         """The store's clock."""

@@ -213,6 +213,35 @@ _3_PROGRESS: Statements = (
     "ALTER TABLE penstock_progress ADD COLUMN drained INTEGER NOT NULL DEFAULT 0",
 )
 
+_4_LOG: Statements = (
+    # who may use served brokers, and for what; of the secret a hash (R48)
+    """CREATE TABLE penstock_principals (
+        name VARCHAR(120) PRIMARY KEY,
+        secret_hash VARCHAR(64) NOT NULL,
+        permissions TEXT NOT NULL,
+        created_at BIGINT NOT NULL)""",
+    # limits on what a topic, a group or a producer takes in a second (R40); name: "topic:orders"
+    """CREATE TABLE penstock_rates (
+        name VARCHAR(330) PRIMARY KEY,
+        messages_per_s BIGINT NOT NULL,
+        bytes_per_s BIGINT NOT NULL)""",
+)
+
+_4_PROGRESS: Statements = (
+    # brokers that are served now (R2)
+    """CREATE TABLE penstock_brokers (
+        id VARCHAR(36) PRIMARY KEY,
+        address VARCHAR(250) NOT NULL,
+        zone VARCHAR(60) NOT NULL,
+        started_at BIGINT NOT NULL,
+        until_ms BIGINT NOT NULL)""",
+    # how far ahead of its rate each limit is spent, in microseconds of the clock (I17)
+    """CREATE TABLE penstock_spent (
+        name VARCHAR(330) PRIMARY KEY,
+        messages_at BIGINT NOT NULL,
+        bytes_at BIGINT NOT NULL)""",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE penstock_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -227,6 +256,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     1: {Lane.LOG: _1_LOG, Lane.PROGRESS: _1_PROGRESS},
     2: {Lane.LOG: _2_LOG, Lane.PROGRESS: _2_PROGRESS, Lane.VOLATILE: _2_VOLATILE},
     3: {Lane.LOG: _3_LOG, Lane.PROGRESS: _3_PROGRESS},
+    4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -18,7 +18,19 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StoreUnavailable
-from .contract import Catalog, Duties, Log, Progress, Routes, Schedule, ShardState, Store, Usage, Watcher
+from .contract import (
+    Brokers,
+    Catalog,
+    Duties,
+    Log,
+    Progress,
+    Routes,
+    Schedule,
+    ShardState,
+    Store,
+    Usage,
+    Watcher,
+)
 from .log import SqlLog
 from .progress import SqlProgress
 from .shard_catalog import ShardedCatalog
@@ -56,6 +68,7 @@ class ShardedStore:
         self.usage: Usage = ShardedUsage(shards)
         self.schedule: Schedule = ShardedSchedule(shards)
         self.duties: Duties = first.duties
+        self.brokers: Brokers = first.brokers
         self._watchdog = Watchdog(shards.values())
 
     def now_ms(self) -> int:
@@ -142,6 +155,7 @@ class _Part:
         self.usage = whole.usage
         self.schedule = shard.schedule
         self.duties = shard.duties
+        self.brokers = whole.brokers
 
     def now_ms(self) -> int:
         now = self._shard.now_ms()

@@ -25,6 +25,7 @@ __all__ = [
     "Move",
     "News",
     "Peek",
+    "ServedBroker",
     "Settled",
     "ShardState",
     "StoredBatch",
@@ -203,3 +204,13 @@ class ShardState:
     partitions: int  # that take messages
     sealed: int  # that are read to their end
     delayed: int  # messages that wait there
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBroker:
+    """A broker that clients can connect to."""
+
+    id: str
+    address: str  # host:port
+    zone: str
+    started_at: int

@@ -38,6 +38,7 @@ _PARTS = (
     "schedule",
     "seal",
     "sealing",
+    "serving",
     "settling",
     "topics",
     "usage",
@@ -67,6 +68,7 @@ from .routes import RouteContract, TurnBackContract  # noqa: E402
 from .schedule import ScheduleContract  # noqa: E402
 from .seal import SealContract  # noqa: E402
 from .sealing import SealedMoveContract  # noqa: E402
+from .serving import BrokerContract  # noqa: E402
 from .settling import SettleContract  # noqa: E402
 from .topics import TopicContract  # noqa: E402
 from .usage import UsageContract  # noqa: E402
@@ -101,6 +103,7 @@ class StoreContract(
     IdContract,
     DelayedIdContract,
     DutyContract,
+    BrokerContract,
     WatchContract,
 ):
     """All of it."""

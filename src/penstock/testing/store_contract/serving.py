@@ -1,0 +1,38 @@
+"""`Brokers`: who is served now, by the store's clock (R2)."""
+
+from __future__ import annotations
+
+from ...store.contract import Store
+from .harness import MovableClock, StoreHarness
+
+__all__ = ["BrokerContract"]
+
+
+class BrokerContract(StoreHarness):
+    def test_brokers_that_entered_are_known_to_all(self, store: Store, other: Store) -> None:
+        store.brokers.enter("b", "host-b:7070", "east", 20, 5000)
+        other.brokers.enter("a", "host-a:7070", "", 10, 5000)
+        for each in (store, other):
+            assert [(b.id, b.address, b.zone) for b in each.brokers.live()] == [
+                ("a", "host-a:7070", ""),
+                ("b", "host-b:7070", "east"),
+            ]
+
+    def test_a_broker_that_is_silent_is_not_live(self, store: Store, clock: MovableClock) -> None:
+        store.brokers.enter("a", "host-a:7070", "", 10, 5000)
+        clock.ms += 4999
+        assert len(store.brokers.live()) == 1
+        clock.ms += 1
+        assert store.brokers.live() == []
+
+    def test_a_broker_enters_again_and_again(self, store: Store, clock: MovableClock) -> None:
+        for zone in ("east", "west"):
+            store.brokers.enter("a", "host-a:7070", zone, 10, 5000)
+            clock.ms += 4000
+        assert [b.zone for b in store.brokers.live()] == ["west"]
+
+    def test_a_broker_that_left_is_not_live(self, store: Store) -> None:
+        store.brokers.enter("a", "host-a:7070", "", 10, 5000)
+        store.brokers.leave("a")
+        store.brokers.leave("a")
+        assert store.brokers.live() == []
