@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,15 +22,9 @@ class Order:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def mq(any_url: str, clock: ManualClock) -> AsyncIterator[Connection]:
-    async with penstock.connect(any_url, migrate=True, clock=clock) as connection:
-        await connection.create_topic("orders", partitions=1)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=1)
+    return connection
 
 
 def orders(count: int) -> list[Message]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +23,9 @@ class Order:
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def mq(any_url: str, clock: ManualClock) -> AsyncIterator[Connection]:
-    async with penstock.connect(any_url, migrate=True, clock=clock) as connection:
-        await connection.create_topic("orders", partitions=2)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=2)
+    return connection
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,14 @@ from tests.contract.stores import everywhere
 
 
 @pytest.fixture
-async def mq(any_url: str) -> AsyncIterator[Connection]:
-    async with penstock.connect(any_url, migrate=True) as connection:
-        await connection.create_topic("orders", partitions=2)
-        yield connection
+def clock() -> None:
+    """Real time."""
+
+
+@pytest.fixture
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=2)
+    return connection
 
 
 async def left(mq: Connection) -> int:

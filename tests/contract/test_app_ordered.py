@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,19 +13,13 @@ import penstock
 from penstock import App, Backoff, Connection, Dead, Message, Received, RetryLater
 from penstock.clock import ManualClock
 from penstock.testing.fixture import run_until_idle
-from tests.contract.stores import everywhere
+from tests.contract.stores import Open, everywhere
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def mq(any_url: str, clock: ManualClock) -> AsyncIterator[Connection]:
-    async with penstock.connect(any_url, migrate=True, clock=clock) as connection:
-        await connection.create_topic("orders", partitions=2)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=2)
+    return connection
 
 
 @pytest.fixture
@@ -307,9 +300,7 @@ async def test_a_list_that_fails_comes_again_in_order(app: App, mq: Connection, 
 # ---- stopping ----
 
 
-async def test_stopping_lets_the_next_go_on_where_it_stopped(
-    mq: Connection, any_url: str, clock: ManualClock
-) -> None:
+async def test_stopping_lets_the_next_go_on_where_it_stopped(mq: Connection, opened: Open) -> None:
     """The clock stands still: nothing waits for a lease."""
     begun, release = asyncio.Event(), asyncio.Event()
     got: list[str] = []
@@ -333,6 +324,6 @@ async def test_stopping_lets_the_next_go_on_where_it_stopped(
         release.set()
         await stopping
     assert got == ["a0"]
-    async with penstock.connect(any_url, clock=clock) as other:
+    async with opened() as other:
         await settled(mq, make(other))
     assert got == ["a0", "a1", "a2", "a3"]

@@ -44,11 +44,6 @@ def batch(count: int = 1, producer: int = -1, sequence: int = -1, value: bytes =
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def broker(any_url: str, clock: ManualClock) -> AsyncIterator[Broker]:
     opened = await open_endpoint(parse(any_url), clock=clock, migrate=True)
     await opened.create_topic("orders", TopicSettings(), 1, False)

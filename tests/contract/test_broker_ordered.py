@@ -20,11 +20,6 @@ LEASE_MS = 30_000
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
 async def broker(any_url: str, clock: ManualClock) -> AsyncIterator[Broker]:
     opened = await open_endpoint(parse(any_url), clock=clock, migrate=True)
     await opened.create_topic("orders", TopicSettings(), 4, False)

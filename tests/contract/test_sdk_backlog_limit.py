@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 from unittest import mock
 
@@ -12,28 +10,10 @@ import pytest
 
 import penstock
 from penstock import BacklogFull, Connection, Message
-from penstock.broker.embedded import Broker
 from penstock.clock import ManualClock
 from penstock.errors import StoreUnavailable
-from tests.contract.stores import everywhere
-
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        yield connection
+from tests.contract.brokers import broker_of
+from tests.contract.stores import Open, everywhere
 
 
 async def send(mq: Connection, count: int, *, size: int = 10) -> None:
@@ -197,8 +177,7 @@ async def test_delayed_messages_count_once_they_are_due(mq: Connection, clock: M
 async def test_topics_without_a_limit_are_never_measured(mq: Connection) -> None:
     await mq.create_topic("orders")
     await mq.create_group("orders", "billing")
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
+    broker = broker_of(mq)
     with mock.patch.object(broker._backlog, "_measure", side_effect=AssertionError("it was measured")):
         for _ in range(3):
             await send(mq, 10)
@@ -207,8 +186,7 @@ async def test_topics_without_a_limit_are_never_measured(mq: Connection) -> None
 async def test_a_busy_topic_is_measured_only_now_and_then(mq: Connection) -> None:
     await mq.create_topic("orders", max_backlog=1_000_000)
     await mq.create_group("orders", "billing")
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
+    broker = broker_of(mq)
     begin = asyncio.get_running_loop().time()
     with mock.patch.object(broker._backlog, "_measure", wraps=broker._backlog._measure) as measure:
         for _ in range(100):
@@ -268,8 +246,8 @@ async def test_a_batch_of_unknown_fate_is_not_told_as_unstored(mq: Connection) -
     """It was stored, its receipt was lost, and then the topic was full: "nothing was stored" is no answer."""
     await mq.create_topic("orders", partitions=1, max_backlog=1)
     await mq.create_group("orders", "billing")
-    broker = mq._endpoint
-    append, calls, lost = broker.append, [], asyncio.Event()
+    endpoint = mq._endpoint
+    append, calls, lost = endpoint.append, [], asyncio.Event()
 
     async def losing(*args: Any, **more: Any) -> Any:
         appended = await append(*args, **more)
@@ -279,7 +257,7 @@ async def test_a_batch_of_unknown_fate_is_not_told_as_unstored(mq: Connection) -
             raise StoreUnavailable("the reply was lost")
         return appended
 
-    with mock.patch.object(broker, "append", losing):
+    with mock.patch.object(endpoint, "append", losing):
         sending = asyncio.ensure_future(mq.send("orders", b"x", timeout=20))
         await lost.wait()
         await asyncio.sleep(0.1)  # it is repeated, and refused, meanwhile

@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 
 import pytest
 
 import penstock
 from penstock import Connection, GroupInfo, Message
 from penstock.broker.duties import ExpireGroups, Retention
-from penstock.broker.embedded import Broker
 from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
 from penstock.model.names import base_of, is_unnamed, member_group
 from penstock.model.settings import GroupWish
-from tests.contract.stores import everywhere
-
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+from tests.contract.brokers import run_duty
+from tests.contract.stores import Open, everywhere
 
 
 @pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        await connection.create_topic("orders", partitions=2)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=2)
+    return connection
 
 
 async def send(mq: Connection, *values: int) -> None:
@@ -58,13 +44,6 @@ async def names(mq: Connection) -> list[str]:
 
 async def info(mq: Connection, name: str) -> GroupInfo:
     return next(found for found in await mq.groups("orders") if found.name == name)
-
-
-async def run(mq: Connection, kind: type) -> None:
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
-    (duty,) = (d for d in broker.duties._duties if isinstance(d, kind))
-    assert await asyncio.to_thread(broker.duties.run_once, duty)
 
 
 async def kept(mq: Connection) -> int:
@@ -358,10 +337,10 @@ async def test_a_member_without_a_name_is_forgotten_when_it_is_idle(
     name = await crash(mq, "m1")
     await send(mq, 1)
     clock.advance(DEFAULTS.unnamed_member_ms / 1000)
-    await run(mq, ExpireGroups)
+    await run_duty(mq, ExpireGroups)
     assert name in await names(mq)
     clock.advance(61)
-    await run(mq, ExpireGroups)
+    await run_duty(mq, ExpireGroups)
     assert await names(mq) == ["cache"]
 
 
@@ -370,7 +349,7 @@ async def test_one_that_is_at_work_is_not(mq: Connection, clock: ManualClock) ->
         for _ in range(3):
             clock.advance(DEFAULTS.unnamed_member_ms / 1000)
             await asyncio.to_thread(mq._heartbeat.beat_once)
-            await run(mq, ExpireGroups)
+            await run_duty(mq, ExpireGroups)
         await send(mq, 1)
         assert await take(consumer, 1) == [1]
 
@@ -378,7 +357,7 @@ async def test_one_that_is_at_work_is_not(mq: Connection, clock: ManualClock) ->
 async def test_named_members_stay(mq: Connection, clock: ManualClock) -> None:
     name = await crash(mq, "ann", named=True)
     clock.advance(30 * 86_400)
-    await run(mq, ExpireGroups)
+    await run_duty(mq, ExpireGroups)
     assert await names(mq) == ["cache", name]
 
 
@@ -391,7 +370,7 @@ async def test_an_unused_broadcast_group_expires_after_its_members(
     await crash(mq, "m1")
     for minutes, left in ((30, ["cache", "cache@ann"]), (32, ["cache"]), (60, ["cache"]), (2, [])):
         clock.advance(60 * minutes)
-        await run(mq, ExpireGroups)
+        await run_duty(mq, ExpireGroups)
         assert await names(mq) == left
 
 
@@ -400,7 +379,7 @@ async def test_a_broadcast_group_lives_as_long_as_a_member(mq: Connection, clock
         for _ in range(3):
             clock.advance(3700)
             await asyncio.to_thread(mq._heartbeat.beat_once)
-            await run(mq, ExpireGroups)
+            await run_duty(mq, ExpireGroups)
         assert await names(mq) == ["cache", "cache@ann"]
 
 
@@ -414,13 +393,13 @@ async def test_the_group_itself_holds_nothing_back_and_its_members_do(
     await mq.create_group("orders", "cache", mode="broadcast")
     await send(mq, 1, 2, 3)
     clock.advance(61)
-    await run(mq, Retention)
+    await run_duty(mq, Retention)
     assert await kept(mq) == 0
     async with mq.consumer("orders", "cache", member="ann") as consumer:
         await send(mq, 4)
         clock.advance(61)
-        await run(mq, Retention)
+        await run_duty(mq, Retention)
         assert await kept(mq) == 1
         await take(consumer, 1)
-        await run(mq, Retention)
+        await run_duty(mq, Retention)
         assert await kept(mq) == 0

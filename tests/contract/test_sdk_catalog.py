@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,17 +12,6 @@ import penstock
 from penstock import Connection, Message
 from penstock.clock import ManualClock
 from tests.contract.stores import everywhere
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def mq(any_url: str, clock: ManualClock) -> AsyncIterator[Connection]:
-    async with penstock.connect(any_url, migrate=True, clock=clock) as connection:
-        yield connection
 
 
 async def values(mq: Connection, group: str, **settings: object) -> list[bytes]:

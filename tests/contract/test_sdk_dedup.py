@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
@@ -15,32 +14,19 @@ import penstock
 from penstock import Connection, Message, Receipt
 from penstock.broker import embedded
 from penstock.broker.duties import Retention
-from penstock.broker.embedded import Broker
 from penstock.client.producing import routing
 from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
 from penstock.errors import InvalidSetting, StoreUnavailable
 from penstock.store.contract import Appended
-from tests.contract.stores import everywhere
-
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+from tests.contract.brokers import broker_of
+from tests.contract.stores import Open, everywhere
 
 
 @pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        await connection.create_topic("orders", partitions=4, dedup_window="10m")
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=4, dedup_window="10m")
+    return connection
 
 
 def place(receipt: Receipt) -> tuple[int, int]:
@@ -272,9 +258,7 @@ async def test_dropping_what_is_settled_forgets_no_ids(opened: Open, clock: Manu
     """R44, R32: a restart finds them in the log, so they stay there for the window."""
 
     async def retained(mq: Connection) -> None:
-        endpoint = mq._endpoint
-        assert isinstance(endpoint, Broker)
-        await asyncio.to_thread(Retention(endpoint.store, DEFAULTS).run_once)
+        await asyncio.to_thread(Retention(broker_of(mq).store, DEFAULTS).run_once)
 
     async with opened() as mq, opened() as other:
         await mq.create_topic("orders", partitions=1, dedup_window="10m", drop_settled=True)

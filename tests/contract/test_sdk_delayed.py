@@ -7,8 +7,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -17,30 +16,17 @@ import pytest
 import penstock
 from penstock import Connection, Message
 from penstock.broker.duties import Retention
-from penstock.broker.embedded import Broker
 from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
-from tests.contract.stores import everywhere
-
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+from tests.contract.brokers import broker_of
+from tests.contract.stores import Open, embedded, everywhere, real_time
 
 
 @pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        await connection.create_topic("orders", partitions=2)
-        await connection.create_group("orders", "billing")
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=2)
+    await connection.create_group("orders", "billing")
+    return connection
 
 
 async def there(mq: Connection, topic: str = "orders") -> list[bytes]:
@@ -58,12 +44,6 @@ async def taken(mq: Connection, count: int) -> list[bytes]:
             await consumer.ack(messages)
             found += [message.value for message in messages]
         return found
-
-
-def broker_of(mq: Connection) -> Broker:
-    endpoint = mq._endpoint
-    assert isinstance(endpoint, Broker)
-    return endpoint
 
 
 # ---- when ----
@@ -143,8 +123,9 @@ async def test_thousands_of_one_instant_come_once_each(mq: Connection, clock: Ma
     assert (len(found), set(found.values())) == (5_000, {1})
 
 
-async def test_real_time(any_url: str) -> None:
-    async with penstock.connect(any_url, migrate=True) as mq:
+@real_time
+async def test_real_time(opened: Open) -> None:
+    async with opened() as mq:
         await mq.create_topic("orders")
         async with mq.consumer("orders", group="billing") as consumer:
             due = time.time() + 0.25
@@ -157,8 +138,10 @@ async def test_real_time(any_url: str) -> None:
                 due += 0.1
 
 
-async def test_a_blocked_event_loop_does_not_hold_them_back(any_url: str) -> None:
-    async with penstock.connect(any_url, migrate=True) as mq:
+@real_time
+@embedded("a broker that serves others has its loop for itself")
+async def test_a_blocked_event_loop_does_not_hold_them_back(opened: Open) -> None:
+    async with opened() as mq:
         await mq.create_topic("orders", partitions=1)
         receipt = await mq.send("orders", b"a", delay=0.1)
         broker = broker_of(mq)
@@ -195,9 +178,10 @@ async def test_an_unknown_topic_is_said_to_be_unknown(mq: Connection) -> None:
         await mq.cancel("ordrs", "a")
 
 
-async def test_cancel_and_due_at_once_never_do_both(any_url: str) -> None:
+@real_time
+async def test_cancel_and_due_at_once_never_do_both(opened: Open) -> None:
     """Each message is either cancelled or delivered, whatever moves first."""
-    async with penstock.connect(any_url, migrate=True) as mq:
+    async with opened() as mq:
         await mq.create_topic("orders", partitions=1)
         at = time.time() + 0.3
         receipts = await mq.send_many("orders", [Message(b"%d" % n, id=f"id-{n}", at=at) for n in range(10)])

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any
 
@@ -17,32 +15,19 @@ import pytest
 import penstock
 from penstock import Connection, Message
 from penstock.broker.duties import ExpireGroups
-from penstock.broker.embedded import Broker
 from penstock.broker.endpoint import Beat
 from penstock.broker.groups import TOUCH_MS
 from penstock.clock import ManualClock
 from penstock.model.settings import GroupWish
 from penstock.testing.fixture import run_until_idle
-from tests.contract.stores import everywhere
-
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+from tests.contract.brokers import broker_of, run_duty
+from tests.contract.stores import Open, everywhere
 
 
 @pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        await connection.create_topic("orders", partitions=1)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=1)
+    return connection
 
 
 async def lag(mq: Connection, group: str = "billing") -> int:
@@ -201,10 +186,7 @@ async def test_handlers_of_an_app_are_not_given_them(mq: Connection, clock: Manu
 
 
 async def expire(mq: Connection) -> None:
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
-    (duty,) = (d for d in broker.duties._duties if isinstance(d, ExpireGroups))
-    assert await asyncio.to_thread(broker.duties.run_once, duty)
+    await run_duty(mq, ExpireGroups)
 
 
 async def names(mq: Connection) -> list[str]:
@@ -279,8 +261,7 @@ async def test_dead_letters_keep_it_and_that_is_said_once(
 async def test_who_joins_while_it_is_being_forgotten_begins_anew(mq: Connection, clock: ManualClock) -> None:
     """Whoever retired it may have died: the next one who comes finishes that."""
     before = (await mq.create_group("orders", "billing", expires="1h", start="latest")).created_at
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
+    broker = broker_of(mq)
     group = broker.store.catalog.group("orders", "billing")
     broker.store.usage.touch(group.id)
     clock.advance(4000)
@@ -317,12 +298,11 @@ async def test_how_long_groups_have_been_idle_is_shown(mq: Connection, clock: Ma
 
 async def test_activity_is_written_once_a_minute(mq: Connection, clock: ManualClock) -> None:
     await mq._endpoint.subscribe("orders", "billing", GroupWish(), "ann", "host")
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
+    broker = broker_of(mq)
     group = broker.store.catalog.group("orders", "billing")
     written = []
     for _ in range(13):
         clock.advance(10)
-        await asyncio.to_thread(broker.beat, [Beat("orders", "billing", "ann", "host", ())])
+        await asyncio.to_thread(mq._endpoint.beat, [Beat("orders", "billing", "ann", "host", ())])
         written.append(broker.store.usage.seen()[group.id])
     assert len(set(written)) == 3  # on joining, after a minute, after two

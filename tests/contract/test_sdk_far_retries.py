@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from unittest import mock
 
 import pytest
@@ -11,11 +10,11 @@ import pytest
 import penstock
 from penstock import Connection, Received, StoreUnavailable
 from penstock.broker.duties import Retention
-from penstock.broker.embedded import Broker
 from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
 from penstock.model.batch import BatchBuilder
 from penstock.store.contract import Append, Appended
+from tests.contract.brokers import broker_of
 from tests.contract.stores import everywhere
 
 FAR = DEFAULTS.far_retry_ms / 1000
@@ -23,16 +22,10 @@ RETRIES = "orders.billing.retry"
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-async def mq(any_url: str, clock: ManualClock) -> AsyncIterator[Connection]:
-    async with penstock.connect(any_url, migrate=True, clock=clock) as connection:
-        await connection.create_topic("orders", partitions=1)
-        await connection.create_group("orders", "billing", max_attempts=3)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=1)
+    await connection.create_group("orders", "billing", max_attempts=3)
+    return connection
 
 
 async def take(mq: Connection, group: str = "billing") -> tuple[penstock.Consumer, Received]:
@@ -60,12 +53,6 @@ async def handle(mq: Connection, group: str = "billing") -> Received:
 async def waiting(mq: Connection) -> int:
     found = {info.name: info.delayed for info in await mq.topics(internal=True)}
     return found.get(RETRIES, 0)
-
-
-def broker_of(mq: Connection) -> Broker:
-    endpoint = mq._endpoint
-    assert isinstance(endpoint, Broker)
-    return endpoint
 
 
 @everywhere

@@ -7,8 +7,6 @@ moved, never waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 
 import pytest
 
@@ -16,27 +14,13 @@ import penstock
 from penstock import Connection, LeaseLost, Message, Received
 from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
-from tests.contract.stores import everywhere
-
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
+from tests.contract.stores import Open, everywhere
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    """Opens connections to one and the same store."""
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        await connection.create_topic("orders", partitions=2)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=2)
+    return connection
 
 
 async def take(mq: Connection, count: int, group: str = "billing", *, ack: bool = True) -> list[Received]:

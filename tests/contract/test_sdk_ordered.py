@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,29 +25,16 @@ import penstock
 from penstock import Connection, Consumer, GroupConflict, LeaseLost, Message, Received, StoreUnavailable
 from penstock.broker.endpoint import PollReply, PollRequest
 from penstock.clock import ManualClock
-from tests.contract.stores import everywhere
+from tests.contract.stores import Open, everywhere
 
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
 LEASE = 30
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-@pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    """Opens connections to one and the same store."""
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        await connection.create_topic("orders", partitions=4)
-        await connection.create_group("orders", "billing", mode="ordered", lease=LEASE)
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=4)
+    await connection.create_group("orders", "billing", mode="ordered", lease=LEASE)
+    return connection
 
 
 async def send(mq: Connection, keys: str, start: int = 0) -> None:

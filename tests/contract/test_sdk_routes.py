@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -13,35 +13,21 @@ import pytest
 import penstock
 from penstock import Connection, InvalidSetting, Message, Received, RouteConflict, UnknownPartition
 from penstock.broker.duties import Retention
-from penstock.broker.embedded import Broker
 from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
 from penstock.model import route as routes
 from penstock.model.batch import build_control
 from penstock.model.slot import slot_of
-from tests.contract.stores import everywhere
+from tests.contract.brokers import broker_of
+from tests.contract.stores import Open, everywhere
 
 KEYS = [f"k{n}" for n in range(12)]
 
 
 @pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
-
-
-Open = Callable[[], Any]
-
-
-@pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as mq:
-        await mq.create_topic("orders", partitions=1)
-        yield mq
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("orders", partitions=1)
+    return connection
 
 
 async def send(mq: Connection, first: int, last: int) -> None:
@@ -79,11 +65,6 @@ async def until(holds: Callable[[], Awaitable[bool]]) -> None:
 async def nothing_waits(mq: Connection, group: str) -> bool:
     """Control batches are settled by the consumer, after what was asked of it."""
     return (await mq.lag("orders", group)).total.messages == 0
-
-
-def broker(mq: Connection) -> Broker:
-    assert isinstance(mq._endpoint, Broker)
-    return mq._endpoint
 
 
 # ---- groups ----
@@ -280,7 +261,7 @@ async def test_delayed_messages_are_due_on_the_newest_route(mq: Connection, cloc
 @everywhere
 async def test_dead_letters_leave_for_where_their_topic_is_now(mq: Connection) -> None:
     """I12: the target was sealed; letters before and after that are listed, redriven and discarded alike."""
-    changes = broker(mq)._routes
+    changes = broker_of(mq)._routes
     await send(mq, 0, 6)
     async with mq.consumer("orders", "billing") as consumer:
         messages = await consumer.poll(6, wait=20)
@@ -323,7 +304,7 @@ async def test_what_was_sealed_and_read_is_dropped(mq: Connection, clock: Manual
     await mq.alter_topic("orders", retention="1h")
     await send(mq, 0, 20)
     await mq.split("orders", 0)
-    store = broker(mq).store
+    store = broker_of(mq).store
     duty = Retention(store, DEFAULTS)
     async with mq.consumer("orders", "billing", mode="ordered") as consumer:
         await take(consumer, 20)
@@ -386,7 +367,7 @@ async def test_strangers_are_not_merged(mq: Connection) -> None:
 async def test_one_change_at_a_time(mq: Connection, clock: ManualClock) -> None:
     """Whoever comes second is told, and nothing is changed; the first is finished by whoever needs it."""
     await mq.split("orders", 0)
-    store = broker(mq).store
+    store = broker_of(mq).store
     draft = routes.split((await mq.route("orders")), 1)
     left = await asyncio.to_thread(store.routes.begin, draft)
     with pytest.raises(RouteConflict, match="a split of partition 1 of topic 'orders' is under way"):

@@ -8,8 +8,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -17,31 +15,18 @@ import pytest
 import penstock
 from penstock import Connection, Message
 from penstock.broker.duties import Retention
-from penstock.broker.embedded import Broker
 from penstock.clock import ManualClock
 from penstock.store import SqlStore
 from penstock.store.schema import log_table
 from penstock.store.session import Lane
-from tests.contract.stores import everywhere
-
-Open = Callable[[], AbstractAsyncContextManager[Connection]]
-
-
-@pytest.fixture
-def clock() -> ManualClock:
-    return ManualClock()
+from tests.contract.brokers import broker_of, run_duty
+from tests.contract.stores import Open, embedded, everywhere, only_file
 
 
 @pytest.fixture
-def opened(any_url: str, clock: ManualClock) -> Open:
-    return lambda: penstock.connect(any_url, migrate=True, clock=clock)
-
-
-@pytest.fixture
-async def mq(opened: Open) -> AsyncIterator[Connection]:
-    async with opened() as connection:
-        await connection.create_topic("ticks", partitions=2, storage="volatile")
-        yield connection
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("ticks", partitions=2, storage="volatile")
+    return connection
 
 
 async def send(mq: Connection, *values: int) -> None:
@@ -134,7 +119,7 @@ async def test_retention_and_purge(mq: Connection, clock: ManualClock) -> None:
     await mq.alter_topic("ticks", retention=60)
     await send(mq, 1, 2)
     clock.advance(61)
-    await retention(mq)
+    await run_duty(mq, Retention)
     assert (await mq.topic("ticks")).messages == 0
     await send(mq, 3, 4)
     assert await mq.purge("ticks") == 2
@@ -156,17 +141,13 @@ async def test_the_kinds_of_storage_are_named(mq: Connection) -> None:
 # ---- what a crash takes ------------------------------------------------------------------------------------
 
 
-async def retention(mq: Connection) -> None:
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
-    (duty,) = (d for d in broker.duties._duties if isinstance(d, Retention))
-    assert await asyncio.to_thread(broker.duties.run_once, duty)
+CACHED = "a broker that goes on has the batches in its cache: only another broker misses them"
 
 
 def lose_batches(mq: Connection) -> None:
     """What a crash of the server does to an unlogged table: its rows are gone, nothing else is."""
-    broker = mq._endpoint
-    assert isinstance(broker, Broker) and isinstance(broker.store, SqlStore)
+    broker = broker_of(mq)
+    assert isinstance(broker.store, SqlStore)
     places = [r.partition_id for r in broker.store.catalog.topic("ticks").route.ranges]
     with broker.store.session.write(Lane.VOLATILE) as tx:
         for place in places:
@@ -174,12 +155,13 @@ def lose_batches(mq: Connection) -> None:
 
 
 @everywhere
+@embedded(CACHED)
 async def test_groups_go_on_behind_batches_that_were_lost(mq: Connection, opened: Open) -> None:
     await mq.create_group("ticks", "charts")
     await send(mq, *range(20))
     lose_batches(mq)
     async with opened() as other:  # the first has them in its cache
-        await retention(other)
+        await run_duty(other, Retention)
         assert await behind(other) == 0
         assert (await other.topic("ticks")).messages == 0
         await send(other, 100, 101)
@@ -188,13 +170,14 @@ async def test_groups_go_on_behind_batches_that_were_lost(mq: Connection, opened
         assert await behind(other) == 0
 
 
+@embedded(CACHED)
 async def test_what_was_unsettled_when_it_was_lost_holds_nobody_up(mq: Connection, opened: Open) -> None:
     await send(mq, *range(20))
     async with mq.consumer("ticks", "charts") as consumer:
         assert len(await consumer.poll(max_messages=10)) == 10
     lose_batches(mq)
     async with opened() as other:
-        await retention(other)
+        await run_duty(other, Retention)
         await send(other, 100)
         assert await take(other, 1) == [100]
         assert await behind(other) == 0
@@ -216,7 +199,7 @@ asyncio.run(main(*sys.argv[1:3]))
 """
 
 
-@pytest.mark.parametrize("any_url", ["sqlite"], indirect=True)
+@only_file
 @pytest.mark.parametrize("killed", [False, True])
 async def test_another_process_shares_them_and_its_kill_loses_nothing(any_url: str, killed: bool) -> None:
     """What was written is the system's to keep, as long as the machine lives."""
@@ -242,7 +225,8 @@ def remove_volatile(folder: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("any_url", ["sqlite"], indirect=True)
+@only_file
+@embedded("the broker that serves is not the one that is closed, and has the file open")
 async def test_without_its_file_everything_goes_on(opened: Open, tmp_path: Path) -> None:
     async with opened() as mq:
         await mq.create_topic("ticks", partitions=2, storage="volatile", retention=None)
@@ -270,5 +254,5 @@ async def test_without_its_file_everything_goes_on(opened: Open, tmp_path: Path)
                 assert await behind(mq, group) == 0
             assert [m.value async for m in mq.read("orders")] == [b"kept"]
             assert len(await mq.dead_letters("ticks", "charts")) == 1, again  # that topic is durable
-            await retention(mq)
+            await run_duty(mq, Retention)
             assert len([m async for m in mq.read("ticks")]) == 5

@@ -1,0 +1,35 @@
+"""The broker behind a connection, for tests that look into it: its own, or the one that serves it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from penstock import Connection
+from penstock.broker.embedded import Broker
+
+__all__ = ["broker_of", "hosting", "run_duty"]
+
+_hosts: list[Broker] = []  # those that serve connections of this test, the latest last
+
+
+@contextmanager
+def hosting(host: Connection) -> Iterator[None]:
+    """While this connection serves others."""
+    _hosts.append(broker_of(host))
+    try:
+        yield
+    finally:
+        _hosts.pop()
+
+
+def broker_of(mq: Connection) -> Broker:
+    return mq._endpoint if isinstance(mq._endpoint, Broker) else _hosts[-1]
+
+
+async def run_duty(mq: Connection, kind: type) -> None:
+    """Once, now."""
+    duties = broker_of(mq).duties
+    (duty,) = (duty for duty in duties._duties if isinstance(duty, kind))
+    assert await asyncio.to_thread(duties.run_once, duty)
