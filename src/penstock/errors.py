@@ -15,6 +15,7 @@ PenstockError                     code, retriable, and a sentence that says what
 │   ├── UnknownGroup, GroupExists
 │   ├── UnknownPartition
 │   ├── GroupConflict             a consumer asks for settings the group does not have
+│   ├── UnknownPrincipal, PrincipalExists
 │   ├── RouteConflict             another change of the route is under way, or came first (retriable)
 │   └── GroupLive                 the group has live members; force, or stop them
 ├── AppendError                   a batch was not stored
@@ -31,8 +32,13 @@ PenstockError                     code, retriable, and a sentence that says what
 │   ├── LeaseLost                 the lease ended; somebody else may have the message
 │   ├── GateClosed                the group has not read all that comes before this partition (retriable)
 │   └── GenerationChanged         the group was reset meanwhile (retriable)
+├── AccessError                   a served broker said no
+│   ├── NotAuthenticated          no token, or one that nobody has
+│   └── PermissionDenied          the principal lacks a permission; names the grant that is needed
+├── ProtocolError                 what speaks there is not Penstock, or another version of it
 └── StoreError                    the database said no
     ├── StoreUnavailable          cannot be opened or reached, or takes no writes (retriable)
+    │   └── BrokerUnavailable     no broker of a served queue can be reached (retriable)
     ├── AccessDenied              wrong credentials, or rights are missing
     ├── StoreBusy                 locked for too long (retriable)
     ├── StoreFull                 no space left (retriable once there is space)
@@ -48,8 +54,10 @@ from typing import Any, ClassVar
 
 __all__ = [
     "AccessDenied",
+    "AccessError",
     "AppendError",
     "BacklogFull",
+    "BrokerUnavailable",
     "CatalogError",
     "ClosedError",
     "CorruptBatch",
@@ -67,9 +75,13 @@ __all__ = [
     "InvalidURL",
     "LeaseLost",
     "MessageTooLarge",
+    "NotAuthenticated",
     "PartitionSealed",
     "PenstockError",
+    "PermissionDenied",
+    "PrincipalExists",
     "ProducerFenced",
+    "ProtocolError",
     "RouteConflict",
     "SchemaMismatch",
     "SendTimeout",
@@ -83,6 +95,7 @@ __all__ = [
     "UnknownFate",
     "UnknownGroup",
     "UnknownPartition",
+    "UnknownPrincipal",
     "UnknownProducer",
     "UnknownTopic",
     "UsageError",
@@ -164,6 +177,14 @@ class GroupConflict(CatalogError):
     code = "group_conflict"
 
 
+class UnknownPrincipal(CatalogError):
+    code = "unknown_principal"
+
+
+class PrincipalExists(CatalogError):
+    code = "principal_exists"
+
+
 class RouteConflict(CatalogError):
     code = "route_conflict"
     retriable = True
@@ -229,6 +250,22 @@ class GenerationChanged(DeliveryError):
     retriable = True
 
 
+class AccessError(PenstockError):
+    code = "access"
+
+
+class NotAuthenticated(AccessError):
+    code = "not_authenticated"
+
+
+class PermissionDenied(AccessError):
+    code = "permission_denied"
+
+
+class ProtocolError(PenstockError):
+    code = "protocol"
+
+
 class StoreError(PenstockError):
     code = "store"
     undone: bool = False  # its transaction was undone for a passing reason; the store runs the verb again
@@ -237,6 +274,10 @@ class StoreError(PenstockError):
 class StoreUnavailable(StoreError):
     code = "store_unavailable"
     retriable = True
+
+
+class BrokerUnavailable(StoreUnavailable):
+    code = "broker_unavailable"
 
 
 class AccessDenied(StoreError):

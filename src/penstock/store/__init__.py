@@ -14,9 +14,11 @@ from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import InvalidSetting, StoreCorrupt, UsageError
+from .access import SqlAccess
 from .brokers import SqlBrokers
 from .catalog import SqlCatalog
 from .contract import (
+    Access,
     Brokers,
     Catalog,
     Duties,
@@ -72,6 +74,7 @@ class SqlStore:
         self.schedule: Schedule = SqlSchedule(session)
         self.duties: Duties = SqlDuties(session)
         self.brokers: Brokers = SqlBrokers(session)
+        self.access: Access = SqlAccess(session)
 
     def now_ms(self) -> int:
         return self.session.now_ms()

@@ -409,6 +409,7 @@ class Store(Protocol):
     schedule: Schedule
     duties: Duties
     brokers: Brokers
+    access: Access
 
     def now_ms(self) -> int:
         """The store's clock."""

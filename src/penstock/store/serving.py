@@ -5,9 +5,10 @@ Exported by `contract`: import them from there. All of it is kept on the first s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from ..model.access import Principal
+from ..model.access import Permission, Principal
 from ..model.flow import Rate
 from .values import ServedBroker
 
@@ -27,10 +28,16 @@ class Brokers(Protocol):
 
 
 class Access(Protocol):
-    """Principals, each with the hash of a secret (R48). Every change is flushed."""
+    """Principals, each with the hash of a secret, or without one (""): R48. Every change is flushed."""
+
+    def add(self, principal: Principal, secret_hash: str) -> Principal:
+        """PrincipalExists if there is one of that name: of two who make it at once, one does."""
 
     def put(self, principal: Principal, secret_hash: str | None) -> None:
         """Make a principal, or change its permissions; None: its secret stays (UnknownPrincipal if new)."""
+
+    def permit(self, name: str, grant: Sequence[Permission], revoke: Sequence[Permission]) -> Principal:
+        """Change some of its permissions and leave the others. UnknownPrincipal if there is none."""
 
     def remove(self, name: str) -> bool: ...
 
@@ -38,7 +45,8 @@ class Access(Protocol):
 
     def by_name(self, name: str) -> Principal | None: ...
 
-    def principals(self) -> list[Principal]: ...
+    def principals(self) -> list[Principal]:
+        """By name."""
 
 
 class Rates(Protocol):

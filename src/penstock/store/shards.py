@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import StoreUnavailable
 from .contract import (
+    Access,
     Brokers,
     Catalog,
     Duties,
@@ -69,6 +70,7 @@ class ShardedStore:
         self.schedule: Schedule = ShardedSchedule(shards)
         self.duties: Duties = first.duties
         self.brokers: Brokers = first.brokers
+        self.access: Access = first.access
         self._watchdog = Watchdog(shards.values())
 
     def now_ms(self) -> int:
@@ -156,6 +158,7 @@ class _Part:
         self.schedule = shard.schedule
         self.duties = shard.duties
         self.brokers = whole.brokers
+        self.access = whole.access
 
     def now_ms(self) -> int:
         now = self._shard.now_ms()

@@ -18,6 +18,7 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
+    "access",
     "appending",
     "cancelling",
     "concurrency",
@@ -48,6 +49,7 @@ _PARTS = (
 for _part in _PARTS:  # before they are imported, so that a failing assert says why
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
+from .access import AccessContract  # noqa: E402
 from .appending import AppendContract  # noqa: E402
 from .cancelling import CancelContract  # noqa: E402
 from .concurrency import ConcurrencyContract  # noqa: E402
@@ -104,6 +106,7 @@ class StoreContract(
     DelayedIdContract,
     DutyContract,
     BrokerContract,
+    AccessContract,
     WatchContract,
 ):
     """All of it."""
