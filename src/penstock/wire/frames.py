@@ -1,0 +1,114 @@
+"""Frames: how requests and answers are cut out of a stream of bytes. No socket, no clock, no loop.
+
+    0        4        8        12   13    14      16
+    | length | id     | header | kind | flags | 0 | header … | body …
+
+`length` counts what follows it. `id` is the asker's: an answer carries the id of its request, so requests are
+pipelined and answered in any order. `header` is the length of the MessagePack header; what is left is the
+body: raw batches, never copied into the header. All numbers are big-endian.
+
+Must never believe a length: one over the limit, or that contradicts itself, is the peer's fault
+(`ProtocolError`) before any of it is kept. Everything that reads bytes of a peer is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from struct import Struct
+from typing import NamedTuple
+
+from ..errors import ProtocolError
+
+__all__ = ["ERROR", "MORE", "PREFIX_BYTES", "REPLY", "Frame", "FrameParser", "encode"]
+
+_PREFIX = Struct(">IIIBBH")
+PREFIX_BYTES = _PREFIX.size
+_AFTER_LENGTH = PREFIX_BYTES - 4
+
+# flags
+REPLY = 1  # an answer
+ERROR = 2  # an answer that says why not: its header is a failure
+MORE = 4  # an answer after which others follow under the same id
+_FLAGS = REPLY | ERROR | MORE
+
+_FOREIGN = {
+    **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PRI "), "HTTP"),
+    b"\x16\x03": "TLS",
+    b"SSH-": "SSH",
+}
+
+
+class Frame(NamedTuple):
+    kind: int
+    flags: int
+    id: int
+    header: bytes
+    body: bytes
+
+
+def encode(kind: int, id: int, header: bytes, body: Sequence[bytes] = (), flags: int = 0) -> list[bytes]:
+    """A frame in pieces, to be written one after the other."""
+    size = _AFTER_LENGTH + len(header) + sum(map(len, body))
+    return [_PREFIX.pack(size, id, len(header), kind, flags, 0) + header, *body]
+
+
+class FrameParser:
+    """Bytes in, whole frames out. After a `ProtocolError` it takes nothing any more."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes  # of a frame; may be raised once a peer is trusted
+        self._buffer = bytearray()
+        self._needed = PREFIX_BYTES
+
+    @property
+    def waiting(self) -> int:
+        """Bytes of a frame that has begun and is not whole."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Iterator[Frame]:
+        """The frames that are whole now."""
+        buffer = self._buffer
+        buffer += data
+        if len(buffer) < self._needed:
+            return
+        start = 0
+        try:
+            with memoryview(buffer) as view:
+                while (frame := self._next(view, start)) is not None:
+                    start += PREFIX_BYTES + len(frame.header) + len(frame.body)
+                    yield frame
+        finally:
+            del buffer[:start]
+
+    def _next(self, view: memoryview, start: int) -> Frame | None:
+        left = len(view) - start
+        if left < PREFIX_BYTES:
+            if left >= 4:  # already enough to know a stranger by
+                self._checked(view, start)
+            self._needed = PREFIX_BYTES
+            return None
+        size, id, header_size, kind, flags, reserved = _PREFIX.unpack_from(view, start)
+        self._checked(view, start)
+        if size < _AFTER_LENGTH or header_size > size - _AFTER_LENGTH or flags & ~_FLAGS or reserved:
+            raise ProtocolError("this is no frame of Penstock's protocol: its lengths or flags are wrong")
+        end = start + 4 + size
+        if len(view) < end:
+            self._needed = 4 + size
+            return None
+        header_start = start + PREFIX_BYTES
+        body_start = header_start + header_size
+        return Frame(kind, flags, id, bytes(view[header_start:body_start]), bytes(view[body_start:end]))
+
+    def _checked(self, view: memoryview, start: int) -> None:
+        first = bytes(view[start : start + 4])
+        size = int.from_bytes(first)
+        if size <= self.max_bytes:
+            return
+        spoke = _FOREIGN.get(first) or _FOREIGN.get(first[:2])
+        if spoke:
+            raise ProtocolError(f"this port speaks Penstock's own protocol, and not {spoke}", spoke=spoke)
+        raise ProtocolError(
+            f"a frame of {size:,} bytes was announced, and {self.max_bytes:,} is the most that is taken: "
+            "send smaller batches",
+            max_bytes=self.max_bytes,
+        )

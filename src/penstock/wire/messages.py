@@ -1,0 +1,395 @@
+"""Messages: what the header of each kind of frame holds, in one table.
+
+Most operations are a verb of `Endpoint`: the fields of the request are its arguments, in their order, and
+the answer is what it returns. A request is an array, so that fields can be added at its end: who does not
+know them leaves them out, and they have a default. Values in it are maps, whose unknown keys are ignored.
+Batches are never in a header: it has their sizes, and they follow in the body (`batches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ..broker.endpoint import (
+    Beat,
+    GroupInfo,
+    Held,
+    Lag,
+    PollRequest,
+    Settle,
+    SettleReply,
+    ShardInfo,
+    TopicInfo,
+)
+from ..errors import ProtocolError
+from ..model.delivery import Span
+from ..model.route import Change, Route
+from ..model.settings import GroupWish, Start, TopicSettings
+from ..store.contract import Appended
+from . import batches
+
+__all__ = [
+    "ASK",
+    "BROKERS",
+    "CANCEL",
+    "HELLO",
+    "MAX_VERSION",
+    "MIN_VERSION",
+    "OPERATIONS",
+    "Answer",
+    "Ask",
+    "BrokerInfo",
+    "Brokers",
+    "Cancel",
+    "Failure",
+    "Hello",
+    "Operation",
+    "Request",
+    "Welcome",
+    "decode",
+    "encode_header",
+    "operation",
+]
+
+MIN_VERSION = MAX_VERSION = 1
+
+# kinds that are no verb of `Endpoint`
+HELLO = 1
+CANCEL = 2
+BROKERS = 3
+ASK = 4
+
+
+class Request(msgspec.Struct, array_like=True):
+    """The header of a request."""
+
+
+# ---- the connection ----
+
+
+class Hello(Request):
+    """The first frame of a client."""
+
+    min_version: int
+    max_version: int
+    client: str  # its name, for people
+    token: str = ""
+    software: str = ""
+
+    def __repr__(self) -> str:
+        return f"Hello(client={self.client!r}, software={self.software!r})"  # never the token
+
+
+class BrokerInfo(msgspec.Struct, array_like=True, frozen=True):
+    id: str
+    address: str  # host:port
+    zone: str = ""
+
+
+class Welcome(msgspec.Struct, array_like=True, frozen=True):
+    """The answer to `Hello`."""
+
+    version: int
+    broker: str  # its id
+    principal: str
+    now_ms: int  # by the store's clock
+    max_frame_bytes: int
+    brokers: tuple[BrokerInfo, ...] = ()
+    software: str = ""
+
+
+class Cancel(Request):
+    """Nobody waits for the answer to that request any more. It is answered all the same."""
+
+    id: int
+
+
+class Brokers(Request):
+    """Which brokers there are, and what time it is; also sent by a client that has nothing else to say."""
+
+
+class BrokerList(msgspec.Struct, array_like=True, frozen=True):
+    brokers: tuple[BrokerInfo, ...]
+    now_ms: int
+
+
+class Ask(Request):
+    """From a broker to a client: the leases on these end soon; are they at work, or done (R19)?"""
+
+    topic: str
+    group: str
+    member: str
+    held: tuple[Held, ...]
+
+
+class Answer(msgspec.Struct, array_like=True, frozen=True):
+    """To `Ask`. What is in neither is not known to the client: it is delivered again when its lease ends."""
+
+    working: tuple[Held, ...] = ()
+    done: tuple[Held, ...] = ()
+
+
+class Failure(msgspec.Struct, array_like=True, frozen=True):
+    """The header of an answer that says why not."""
+
+    code: str
+    message: str
+    retriable: bool = False
+    details: dict[str, Any] = {}
+
+
+# ---- verbs ----
+
+
+class CreateTopic(Request):
+    name: str
+    settings: TopicSettings
+    partitions: int
+    exist_ok: bool
+
+
+class Nothing(Request):
+    """No arguments."""
+
+
+class Named(Request):
+    name: str
+
+
+class OfTopic(Request):
+    topic: str
+
+
+class AlterTopic(Request):
+    name: str
+    settings: TopicSettings
+
+
+class Split(Request):
+    topic: str
+    partition: int
+    at: int | None = None
+
+
+class Merge(Request):
+    topic: str
+    one: int
+    other: int
+
+
+class MoveTo(Request):
+    topic: str
+    partition: int
+    shard: str | None = None
+
+
+class Append(Request):
+    """The batch is the body."""
+
+    topic: str
+    partition_id: int
+    due_at: int = 0
+    ids: bytes = b""
+
+
+class CancelDelayed(Request):
+    topic: str
+    id: str
+
+
+class Fetch(Request):
+    partition_id: int
+    offset: int
+    max_messages: int
+    max_bytes: int
+    wait_ms: int
+
+
+class Resolve(Request):
+    topic: str
+    start: Start
+
+
+class OfGroup(Request):
+    topic: str
+    name: str
+    wish: GroupWish
+
+
+class Pause(Request):
+    topic: str
+    name: str
+    paused: bool
+
+
+class DeleteGroup(Request):
+    topic: str
+    name: str
+    force: bool
+
+
+class Reset(Request):
+    topic: str
+    name: str
+    start: Start
+    force: bool
+
+
+class LagOf(Request):
+    topic: str
+    group: str
+
+
+class Subscribe(Request):
+    topic: str
+    group: str
+    wish: GroupWish
+    member: str
+    client: str
+    named: bool = True
+
+
+class Unsubscribe(Request):
+    topic: str
+    group: str
+    member: str
+
+
+class Poll(Request):
+    request: PollRequest
+
+
+class SettleParts(Request):
+    topic: str
+    group: str
+    parts: tuple[Settle, ...]
+
+
+class HandOver(Request):
+    topic: str
+    group: str
+    token: int
+    partition_ids: tuple[int, ...]
+
+
+class Beats(Request):
+    beats: tuple[Beat, ...]
+
+
+class Letters(Request):
+    topic: str
+    group: str
+    limit: int
+
+
+class Spots(Request):
+    topic: str
+    group: str
+    spots: tuple[tuple[int, int], ...] | None = None
+
+
+# ---- the table ----
+
+Packed = tuple[Any, Sequence[bytes]]
+"""What goes into the header, and what follows it."""
+
+
+def _plain(reply: Any) -> Packed:
+    return reply, ()
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A kind of request."""
+
+    kind: int
+    name: str  # the verb of `Endpoint`
+    request: type[Request]
+    reply: Any  # the type of the answer's header
+    repeatable: bool = True  # if its answer was lost it may be asked again: nothing is done twice
+    body: str = ""  # the argument that is the body
+    pack: Callable[[Any], Packed] = _plain
+    unpack: Callable[[Any, bytes], Any] | None = None
+
+
+def _once(kind: int, name: str, request: type[Request], reply: Any) -> Operation:
+    return Operation(kind, name, request, reply, repeatable=False)
+
+
+_TABLE = (
+    Operation(BROKERS, "brokers", Brokers, BrokerList),
+    # log
+    Operation(10, "append", Append, Appended, body="batch"),
+    Operation(11, "fetch", Fetch, batches.FetchedHead, pack=batches.pack_fetched, unpack=batches.fetched),
+    Operation(12, "resolve", Resolve, dict[int, int]),
+    Operation(13, "cancel", CancelDelayed, bool),
+    # deliveries
+    Operation(20, "subscribe", Subscribe, GroupInfo),
+    Operation(21, "unsubscribe", Unsubscribe, None),
+    Operation(22, "poll", Poll, batches.PollHead, pack=batches.pack_poll, unpack=batches.polled),
+    Operation(23, "settle", SettleParts, SettleReply),
+    Operation(24, "hand_over", HandOver, None),
+    Operation(25, "beat", Beats, list[tuple[Held, tuple[Span, ...]]]),
+    # topics
+    _once(30, "create_topic", CreateTopic, TopicInfo),
+    Operation(31, "topics", Nothing, list[TopicInfo]),
+    Operation(32, "topic", Named, TopicInfo),
+    Operation(33, "alter_topic", AlterTopic, TopicInfo),
+    _once(34, "delete_topic", Named, None),
+    _once(35, "purge", Named, int),
+    # routes and shards
+    Operation(40, "route", OfTopic, Route),
+    Operation(41, "route_history", OfTopic, list[Route]),
+    Operation(42, "route_change", OfTopic, Change | None),
+    _once(43, "split", Split, Route),
+    _once(44, "merge", Merge, Route),
+    _once(45, "move", MoveTo, Route),
+    Operation(46, "shards", Nothing, list[ShardInfo]),
+    Operation(47, "drain_shard", Named, ShardInfo),
+    Operation(48, "open_shard", Named, ShardInfo),
+    # groups
+    _once(50, "create_group", OfGroup, GroupInfo),
+    Operation(51, "groups", OfTopic, list[GroupInfo]),
+    Operation(52, "alter_group", OfGroup, GroupInfo),
+    Operation(53, "pause", Pause, GroupInfo),
+    _once(54, "delete_group", DeleteGroup, None),
+    _once(55, "reset", Reset, GroupInfo),
+    Operation(56, "lag", LagOf, Lag),
+    # dead letters
+    Operation(
+        60, "dead_letters", Letters, list[batches.LettersHead],
+        pack=batches.pack_letters, unpack=batches.letters,
+    ),
+    _once(61, "redrive", Spots, int),
+    _once(62, "discard", Spots, int),
+)  # fmt: skip
+
+OPERATIONS = {operation.name: operation for operation in _TABLE}
+_BY_KIND = {operation.kind: operation for operation in _TABLE}
+
+_encoder = msgspec.msgpack.Encoder()
+_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+
+encode_header = _encoder.encode
+
+
+def operation(kind: int) -> Operation:
+    found = _BY_KIND.get(kind)
+    if found is None:
+        raise ProtocolError(f"there is no request of kind {kind} in version {MAX_VERSION} of the protocol")
+    return found
+
+
+def decode(header: bytes, kind: Any) -> Any:
+    """A header as a value of that type; ProtocolError if it is none."""
+    decoder = _decoders.get(kind)
+    if decoder is None:
+        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    try:
+        return decoder.decode(header)
+    except msgspec.DecodeError as error:
+        raise ProtocolError(f"the header of a frame cannot be read: {error}") from error
