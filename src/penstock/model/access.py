@@ -33,6 +33,7 @@ __all__ = [
     "base_topic",
     "check_principal",
     "hash_of",
+    "is_name",
     "is_token",
     "needed",
     "parse_permission",
@@ -153,6 +154,10 @@ def parse_permission(text: str) -> Permission:
 def parse_permissions(texts: Iterable[str]) -> tuple[Permission, ...]:
     """Each once, in the order in which they came."""
     return tuple(dict.fromkeys(parse_permission(text) for text in texts))
+
+
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name != ANONYMOUS.name
 
 
 def check_principal(name: str) -> str:
