@@ -1,0 +1,225 @@
+"""The endpoint of a served queue: the same verbs as the broker in this process, asked over the network.
+
+Decides nothing about messages. What it adds is the way there: which broker is asked, what may be repeated,
+and what becomes of an answer that nobody waits for any more: deliveries in it are given back, as the broker
+gives back what a cancelled poll was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from ..broker.endpoint import (
+    Beat,
+    Endpoint,
+    Fetched,
+    Grant,
+    Held,
+    PollReply,
+    PollRequest,
+    Settle,
+    SettleReply,
+    Verdict,
+)
+from ..clock import Clock
+from ..errors import PenstockError
+from ..model.delivery import Span
+from ..store.contract import Appended
+from . import messages as m
+from .beats import Beater
+from .pool import Pool
+
+__all__ = ["RemoteEndpoint", "open_remote"]
+
+_log = logging.getLogger("penstock.wire")
+
+
+async def open_remote(
+    addresses: Sequence[str],
+    *,
+    client: str,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    zone: str = "",
+    clock: Clock | None = None,
+) -> Endpoint:
+    """Connected to one of these brokers at least; BrokerUnavailable if none answers."""
+    endpoint = RemoteEndpoint(addresses, client=client, token=token, tls=tls, zone=zone, clock=clock)
+    try:
+        await endpoint.open()
+    except BaseException:
+        await endpoint.close()
+        raise
+    return cast(Endpoint, endpoint)
+
+
+def _asked(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A verb whose arguments are the fields of its request."""
+    operation = m.OPERATIONS[name]
+
+    async def verb(self: RemoteEndpoint, *args: Any, **named: Any) -> Any:
+        return await self.pool.call(operation, operation.request(*args, **named))
+
+    verb.__name__ = name
+    return verb
+
+
+class RemoteEndpoint:
+    """Implements `Endpoint`. Belongs to one event loop, but for `beat` and `now_ms`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        client: str,
+        token: str,
+        tls: ssl.SSLContext | None,
+        zone: str,
+        clock: Clock | None,
+    ) -> None:
+        hello = m.Hello(m.MIN_VERSION, m.MAX_VERSION, client, token, "penstock-python")
+        self.pool = Pool(addresses, hello, tls, zone)
+        self.pool.on_time, self.pool.on_late = self._time_told, self._came_late
+        self._clock = clock  # of tests that move time
+        self._loop = asyncio.get_running_loop()
+        self._offset_ms = 0.0  # what the store's clock is ahead of this process's
+        self._round_trip_s = 1e9  # of the answer it was taken from
+        self._polls_at: dict[tuple[str, str], str] = {}  # by topic and group, where its polls go
+        self._background: set[asyncio.Task[None]] = set()
+        self._beater = Beater(self._loop, self._beat, lambda: self.pool.addresses, hello, tls)
+
+    async def open(self) -> None:
+        await self.pool.open()
+
+    async def close(self) -> None:
+        await self.pool.no_more_late()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.to_thread(self._beater.close)
+        await self.pool.close()
+
+    def now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock.now_ms()
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    def _time_told(self, now_ms: int, sent_at: float) -> None:
+        """Of all answers the quickest tells the time best; it is forgotten by and by."""
+        took = self._loop.time() - sent_at
+        if took <= self._round_trip_s * 1.1:
+            self._round_trip_s = took
+            self._offset_ms = now_ms - (time.monotonic() - took / 2) * 1000
+        self._round_trip_s *= 1.05
+
+    # ---- verbs that are asked as they are ----
+
+    create_topic = _asked("create_topic")
+    topics = _asked("topics")
+    topic = _asked("topic")
+    alter_topic = _asked("alter_topic")
+    delete_topic = _asked("delete_topic")
+    purge = _asked("purge")
+
+    route = _asked("route")
+    route_history = _asked("route_history")
+    route_change = _asked("route_change")
+    split = _asked("split")
+    merge = _asked("merge")
+    move = _asked("move")
+    shards = _asked("shards")
+    drain_shard = _asked("drain_shard")
+    open_shard = _asked("open_shard")
+
+    resolve = _asked("resolve")
+    cancel = _asked("cancel")
+
+    create_group = _asked("create_group")
+    groups = _asked("groups")
+    alter_group = _asked("alter_group")
+    pause = _asked("pause")
+    delete_group = _asked("delete_group")
+    reset = _asked("reset")
+    lag = _asked("lag")
+
+    subscribe = _asked("subscribe")
+    unsubscribe = _asked("unsubscribe")
+    hand_over = _asked("hand_over")
+
+    dead_letters = _asked("dead_letters")
+    redrive = _asked("redrive")
+    discard = _asked("discard")
+
+    # ---- the log ----
+
+    async def append(
+        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+    ) -> Appended:
+        request = m.Append(topic, partition_id, due_at, ids)
+        answer = await self.pool.call(m.OPERATIONS["append"], request, (batch,), key=f"p{partition_id}")
+        assert isinstance(answer, Appended)
+        return answer
+
+    async def fetch(
+        self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+    ) -> Fetched:
+        request = m.Fetch(partition_id, offset, max_messages, max_bytes, wait_ms)
+        answer = await self.pool.call(m.OPERATIONS["fetch"], request, key=f"p{partition_id}")
+        assert isinstance(answer, Fetched)
+        return answer
+
+    # ---- deliveries ----
+
+    async def poll(self, request: PollRequest) -> PollReply:
+        key = self._polls_at[request.topic, request.group] = f"m{request.member}"
+        answer = await self.pool.call(
+            m.OPERATIONS["poll"],
+            m.Poll(request),
+            key=key,
+            again=lambda: m.Poll(replace(request, repeated=True)),
+        )
+        assert isinstance(answer, PollReply)
+        return answer
+
+    def _came_late(self, asked: m.Poll, reply: PollReply) -> None:
+        """The answer to a poll that was cancelled: what it brings is given back."""
+        if reply.grants and not asked.request.on_delivery:
+            giving_back = self._loop.create_task(self._give_back(asked.request, reply))
+            self._background.add(giving_back)
+            giving_back.add_done_callback(self._background.discard)
+
+    async def _give_back(self, request: PollRequest, reply: PollReply) -> None:
+        held = {partition_id for partition_id, _ in request.positions}
+        taken = [grant for grant in reply.grants if grant.partition_id not in held]
+        try:
+            if any(grant.position >= 0 for grant in reply.grants):  # an ordered group's
+                ids = [grant.partition_id for grant in taken]
+                await self.hand_over(request.topic, request.group, request.token, ids)
+            else:
+                await self.settle(request.topic, request.group, [_released(request, g) for g in taken])
+        except PenstockError as error:
+            _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
+
+    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
+        """By the broker that handed it out, if it can be reached: it knows who has what."""
+        request = m.SettleParts(topic, group, tuple(parts))
+        key = self._polls_at.get((topic, group), "")
+        answer = await self.pool.call(m.OPERATIONS["settle"], request, key=key)
+        assert isinstance(answer, SettleReply)
+        return answer
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        answer: list[tuple[Held, tuple[Span, ...]]] = self._beater.beat(m.Beats(tuple(beats)))
+        return answer
+
+    async def _beat(self, beats: m.Beats) -> Any:
+        return await self.pool.call(m.OPERATIONS["beat"], beats, key=f"m{beats.beats[0].member}")
+
+
+def _released(request: PollRequest, grant: Grant) -> Settle:
+    verdicts = tuple(Verdict("release", lease.first, lease.last) for lease in grant.leases)
+    return Settle(grant.topic, grant.partition_id, request.token, verdicts)
