@@ -11,7 +11,7 @@ TYPED := $(wildcard src bench)
 LINTED := $(wildcard src tests bench examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test check bench chaos format clean
+.PHONY: help venv servers peers demo test check bench chaos format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,6 +25,9 @@ venv: $(STAMP) ## Create .venv and install Penstock with its tools (only when so
 servers: ## Install PostgreSQL's and MariaDB's servers for the tests, where that may be done
 	@sh tests/servers/install.sh
 
+peers: ## Install the queues that the benchmark compares with, where that may be done
+	@sh bench/peers_install.sh
+
 demo: $(STAMP) ## See the queue work: penstock demo
 	@$(BIN)/penstock demo
 
@@ -37,7 +40,7 @@ check: $(STAMP) ## Format, lint, types and layers, without changing anything
 	$(BIN)/mypy --strict $(TYPED)
 	$(BIN)/python -m pytest -q tests/unit/test_architecture.py
 
-bench: $(STAMP) servers ## Measure speed: python -m bench
+bench: $(STAMP) servers peers ## Measure speed: python -m bench
 	$(BIN)/python -m bench $(ARGS)
 
 chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (PENSTOCK_CHAOS_SECONDS per test)

@@ -1,7 +1,9 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|routes|all] [--store sqlite|postgresql|mariadb|all] [--seconds 2]
-                [--waiting 10000000] [--json FILE]
+python -m bench [throughput|latency|backlog|routes|peers|all] [--store sqlite|postgresql|mariadb|all]
+                [--seconds 2] [--waiting 10000000] [--json FILE]
+
+`peers` compares Penstock with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from . import backlog, latency, routes, throughput
 from .contenders import PenstockQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
+from .peers import contenders, table
+from .peers.run import run as run_contenders
 
 console = Console(width=150)
 
@@ -105,11 +109,24 @@ async def run_routes(where: Ground) -> routes.Pauses:
     return found
 
 
+def _tell(line: str) -> None:
+    console.print(f"  {line}", style="dim", markup=False)
+
+
+async def run_peers(seconds: float) -> dict[str, object]:
+    commit = await asyncio.to_thread(latency.bare_commit, seconds * 2)
+    results = await run_contenders(contenders.PEERS, seconds=seconds, told=_tell)
+    console.print(table.ways(results), style="dim", markup=False)
+    console.print(table.speed_table(results))
+    console.print(table.latency_table(results, commit))
+    return {"contenders": [result.as_dict() for result in results], "one flushed commit": asdict(commit)}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ["throughput", "latency", "backlog", "routes", "all"]
+    parts = ["throughput", "latency", "backlog", "routes", "peers", "all"]
     parser.add_argument("part", nargs="?", default="all", choices=parts)
     parser.add_argument("--store", default="all", choices=[*STORES, "all"], help="for throughput and routes")
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
@@ -131,6 +148,8 @@ def main() -> None:
         for store in stores:
             with ground(store) as where:
                 figures[f"routes on {store}"] = asdict(asyncio.run(run_routes(where)))
+    if args.part in ("peers", "all"):
+        figures["peers"] = asyncio.run(run_peers(args.seconds))
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
 

@@ -1,0 +1,91 @@
+"""Penstock, as a server and embedded in both processes; on SQLite, every commit of a message flushed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import penstock
+from tests.servers.places import base_folder, free_port
+
+from .peer import HOST, NotInstalled, Peer, ServerProcess
+
+__all__ = ["PenstockEmbedded", "PenstockServed"]
+
+SERVE = [sys.executable, "-m", "penstock", "serve"]
+
+
+class PenstockEmbedded(Peer):
+    name = "penstock embedded"
+    how = "both processes on one SQLite file, synchronous=FULL; send_many, poll and ack of 1,000"
+    batch = 1000
+    at_once = 2
+    acks_at_once = 2
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        with tempfile.TemporaryDirectory(prefix="penstock-bench-", dir=base_folder()) as folder:
+            yield f"sqlite:///{folder}/bench.db"
+
+    async def create(self, address: str, queue: str) -> None:
+        async with penstock.connect(address) as mq:
+            await mq.create_topic(queue, partitions=1)
+            await mq.create_group(queue, "bench")
+
+    async def publisher(self, address: str, queue: str, *, paced: bool) -> _Publisher:
+        return _Publisher(await penstock.connect(address), queue)
+
+    async def taker(self, address: str, queue: str) -> _Taker:
+        mq = await penstock.connect(address)
+        consumer = mq.consumer(queue, group="bench", window=4000)
+        return _Taker(mq, await consumer.__aenter__())
+
+
+class PenstockServed(PenstockEmbedded):
+    name = "penstock"
+    how = "penstock serve on SQLite, synchronous=FULL; send_many, poll and ack of 1,000"
+
+    @contextmanager
+    def serve(self) -> Iterator[str]:
+        if subprocess.run([*SERVE, "--help"], capture_output=True, timeout=60).returncode != 0:
+            raise NotInstalled("not available: this version has no `penstock serve`")
+        with ServerProcess("served") as server:
+            port = free_port()
+            store = f"sqlite:///{Path(server.folder, 'bench.db')}"
+            options = ["--dev", "--host", HOST, "--port", str(port), "--store", store]
+            server.start([*SERVE, *options], port)
+            yield f"penstock://{HOST}:{port}"
+
+
+class _Publisher:
+    def __init__(self, mq: penstock.Connection, queue: str) -> None:
+        self._mq, self._queue = mq, queue
+
+    async def publish(self, values: list[bytes]) -> int:
+        if len(values) == 1:
+            await self._mq.send(self._queue, values[0])
+            return 1
+        return len(await self._mq.send_many(self._queue, [penstock.Message(value) for value in values]))
+
+    async def close(self) -> None:
+        await self._mq.close()
+
+
+class _Taker:
+    def __init__(self, mq: penstock.Connection, consumer: penstock.Consumer) -> None:
+        self._mq, self._consumer = mq, consumer
+
+    async def take(self) -> tuple[list[bytes], list[penstock.Received]]:
+        messages = await self._consumer.poll(max_messages=1000, wait=1)
+        return [message.value for message in messages], messages
+
+    async def ack(self, token: list[penstock.Received]) -> None:
+        await self._consumer.ack(token)
+
+    async def close(self) -> None:
+        await self._consumer.__aexit__(None, None, None)
+        await self._mq.close()
