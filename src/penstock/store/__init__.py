@@ -24,6 +24,7 @@ from .contract import (
     Duties,
     Log,
     Progress,
+    Rates,
     Routes,
     Schedule,
     ShardState,
@@ -35,6 +36,7 @@ from .duties import SqlDuties
 from .log import SqlLog
 from .pairing import check_pair
 from .progress import SqlProgress
+from .rates import SqlRates
 from .routes import SqlRoutes
 from .schedule import SqlSchedule
 from .schema import check_schema, migrate
@@ -75,6 +77,7 @@ class SqlStore:
         self.duties: Duties = SqlDuties(session)
         self.brokers: Brokers = SqlBrokers(session)
         self.access: Access = SqlAccess(session)
+        self.rates: Rates = SqlRates(session, own)
 
     def now_ms(self) -> int:
         return self.session.now_ms()

@@ -66,6 +66,7 @@ _PLANNED = "SELECT plan FROM penstock_changes"
 _RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then never will
 _FORGET_STARTS = """DELETE FROM penstock_starts
                     WHERE group_id IN (SELECT id FROM penstock_groups WHERE topic_id = ?)"""
+_FORGET_RATES = "DELETE FROM penstock_rates WHERE name = ? OR SUBSTR(name, 1, ?) = ?"  # a topic's, its groups'
 
 
 @verbs
@@ -161,6 +162,7 @@ class SqlCatalog:
             tx.run("DELETE FROM penstock_schedule WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_delayed WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM penstock_topics WHERE id = ?", topic.id)
+            tx.do(_FORGET_RATES, f"topic:{name}", len(f"group:{name}/"), f"group:{name}/")
         if topic.settings.volatile and Lane.VOLATILE in self._session.dialect.places:
             with self._session.write(Lane.VOLATILE) as tx:
                 tx.many("UPDATE penstock_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
@@ -251,6 +253,7 @@ class SqlCatalog:
                 raise UnknownGroup(f"group {name!r} of topic {topic!r} was made anew; look again")
             tx.run("DELETE FROM penstock_starts WHERE group_id = ?", group.id)
             tx.run("DELETE FROM penstock_groups WHERE id = ?", group.id)
+            tx.do("DELETE FROM penstock_rates WHERE name = ?", f"group:{topic}/{name}")
         return group
 
     def reset_group(self, topic: str, name: str, start: Start) -> Group:

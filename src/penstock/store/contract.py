@@ -410,6 +410,7 @@ class Store(Protocol):
     duties: Duties
     brokers: Brokers
     access: Access
+    rates: Rates
 
     def now_ms(self) -> int:
         """The store's clock."""

@@ -223,7 +223,7 @@ _4_LOG: Statements = (
     # limits on what a topic, a group or a producer takes in a second (R40); name: "topic:orders"
     """CREATE TABLE penstock_rates (
         name VARCHAR(330) PRIMARY KEY,
-        messages_per_s BIGINT NOT NULL,
+        messages_per_s DOUBLE PRECISION NOT NULL,
         bytes_per_s BIGINT NOT NULL)""",
 )
 

@@ -50,15 +50,35 @@ class Access(Protocol):
 
 
 class Rates(Protocol):
-    """Limits in messages and bytes a second, shared by all who use the store (R40)."""
+    """Limits in messages and bytes a second, shared by all who use the store (R40).
+
+    What is spent of them need not survive. Of a limit that is changed nothing is spent. With a topic or a
+    group its limits are deleted. `model.flow` decides.
+    """
 
     def set(self, rate: Rate) -> None:
-        """Make or change a limit, flushed; both 0: there is none any more. Bumps the catalog's version."""
+        """Make or change a limit, flushed; both 0: there is none any more. Bumps the catalog's version.
 
-    def all(self) -> list[Rate]: ...
+        UnknownTopic or UnknownGroup if what it is about is not there.
+        """
 
-    def spend(self, name: str, messages: int, bytes: int) -> int:
+    def all(self) -> list[Rate]:
+        """By name."""
+
+    def spend(
+        self, rate: Rate, messages: int, bytes: int, *, owed_messages: int = 0, owed_bytes: int = 0
+    ) -> int:
         """Take so much of what the rate gives; returns the moment (ms) from which on it may be used.
 
-        It goes into debt rather than refuse (I17). Need not be flushed. A limit that is gone: now.
+        It goes into debt rather than refuse (I17). What is owed was used before, and is counted first.
+        `rate` is what the caller knows: it is not looked up.
+        """
+
+    def give_back(self, rate: Rate, messages: int, bytes: int) -> None:
+        """Taken and not used; less than 0: used and not taken."""
+
+    def debts(self) -> dict[str, int]:
+        """By name, how many milliseconds whoever comes now has to wait; those that are open are missing.
+
+        Of a broadcast group, the member that waits longest.
         """

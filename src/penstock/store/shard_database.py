@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ..address import FIRST_SHARD
 from ..errors import PenstockError, StoreUnavailable
 from ..model.route import Range
-from .contract import Access, Brokers, Duties, Log, Progress, Routes, Schedule, Usage, Watcher
+from .contract import Access, Brokers, Duties, Log, Progress, Rates, Routes, Schedule, Usage, Watcher
 from .log import SqlLog
 from .session import Lane
 from .shard_table import SqlPlaces, SqlShards
@@ -71,6 +71,7 @@ class Shard:
         self.duties = cast(Duties, _Part(self, "duties"))
         self.brokers = cast(Brokers, _Part(self, "brokers"))
         self.access = cast(Access, _Part(self, "access"))
+        self.rates = cast(Rates, _Part(self, "rates"))
         self.places = cast(SqlPlaces, _Part(self, "places"))
         self.table = cast(SqlShards, _Part(self, "table"))
 

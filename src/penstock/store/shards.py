@@ -25,6 +25,7 @@ from .contract import (
     Duties,
     Log,
     Progress,
+    Rates,
     Routes,
     Schedule,
     ShardState,
@@ -71,6 +72,7 @@ class ShardedStore:
         self.duties: Duties = first.duties
         self.brokers: Brokers = first.brokers
         self.access: Access = first.access
+        self.rates: Rates = first.rates
         self._watchdog = Watchdog(shards.values())
 
     def now_ms(self) -> int:
@@ -159,6 +161,7 @@ class _Part:
         self.duties = shard.duties
         self.brokers = whole.brokers
         self.access = whole.access
+        self.rates = whole.rates
 
     def now_ms(self) -> int:
         now = self._shard.now_ms()

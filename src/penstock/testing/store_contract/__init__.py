@@ -33,6 +33,7 @@ _PARTS = (
     "ordered",
     "ordered_settling",
     "polling",
+    "rates",
     "reading",
     "retention",
     "routes",
@@ -64,6 +65,7 @@ from .moving import MoveContract  # noqa: E402
 from .ordered import OrderedContract  # noqa: E402
 from .ordered_settling import OrderedSettleContract  # noqa: E402
 from .polling import PollContract  # noqa: E402
+from .rates import RateContract  # noqa: E402
 from .reading import ReadContract  # noqa: E402
 from .retention import RetentionContract  # noqa: E402
 from .routes import RouteContract, TurnBackContract  # noqa: E402
@@ -106,6 +108,7 @@ class StoreContract(
     DelayedIdContract,
     DutyContract,
     BrokerContract,
+    RateContract,
     AccessContract,
     WatchContract,
 ):
