@@ -9,6 +9,7 @@ whatever is not exactly one of
     memory://name                     the same, shared within this process by its name
     postgresql://user:pw@host/db      a database on PostgreSQL
     mysql://user:pw@host/db           a database on MySQL or MariaDB
+    penstock://a:7070,b:7070          brokers that are served, one of them at least
 
 (and the usual spellings: postgres://, mariadb://, postgresql+psycopg://, mysql+pymysql://) is refused, with
 the spelling that was probably meant.
@@ -32,13 +33,13 @@ FIRST_SHARD = "first"
 
 _POSTGRES = ("postgresql", "postgres", "postgresql+psycopg")
 _MYSQL = ("mysql", "mariadb", "mysql+pymysql", "mariadb+pymysql")
-_LATER = ("penstock",)
-_SCHEMES = ("sqlite", "memory", *_POSTGRES, *_MYSQL, *_LATER)
+_SCHEMES = ("sqlite", "memory", "penstock", *_POSTGRES, *_MYSQL)
+_BROKER = re.compile(r"(?P<host>[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:(?P<port>[0-9]{1,5}))?")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9-]{1,60}")
 _MEMORY_NAME = re.compile(r"[A-Za-z0-9._-]{0,120}")
 _EXAMPLES = (
-    "sqlite:///orders.db (a file), memory:// (this process only), postgresql://user:password@host/database "
-    "or mysql://user:password@host/database"
+    "sqlite:///orders.db (a file), memory:// (this process only), postgresql://user:password@host/database, "
+    "mysql://user:password@host/database or penstock://host:7070 (a broker)"
 )
 _MYSQL_OPTIONS = ("unix_socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_verify_cert", "ssl_verify_identity")
 _BAD_PERCENT = re.compile(r"%(?![0-9A-Fa-f]{2})")
@@ -47,13 +48,14 @@ _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    kind: str = "memory"  # "sqlite", "memory", "postgresql" or "mysql"
+    kind: str = "memory"  # "sqlite", "memory", "postgresql", "mysql" or "penstock"
     path: Path | None = None  # sqlite
     name: str = ""  # memory; "": private
     dsn: str = field(default="", repr=False)  # postgresql: for the driver, with the password
     server: tuple[tuple[str, object], ...] = field(default=(), repr=False)  # mysql: for the driver
     shown: str = ""  # a database server without its password, for people
     pgbouncer: bool = False
+    brokers: tuple[str, ...] = ()  # penstock: host:port of each
 
 
 def parse(url: str) -> Address:
@@ -72,6 +74,8 @@ def parse(url: str) -> Address:
         return _postgres(url)
     if scheme in _MYSQL:
         return _mysql(url)
+    if scheme == "penstock":
+        return _brokers(url, rest)
     raise InvalidURL(_unknown_scheme(url, scheme, rest))
 
 
@@ -94,6 +98,8 @@ def parse_shards(shards: Mapping[str, str] | None) -> dict[str, Address]:
                 f"shards={{{name!r}: …}}: that is the database you connect to; choose another name"
             )
         found[name] = parse(url)
+        if found[name].kind == "penstock":
+            raise InvalidSetting(f"shards={{{name!r}: …}}: a shard is a database, and not a broker")
     return found
 
 
@@ -147,6 +153,24 @@ def _mysql(url: str) -> Address:
     return Address("mysql", server=tuple(server.items()), shown=shown)
 
 
+def _brokers(url: str, rest: str) -> Address:
+    listed = rest.removeprefix("//").rstrip("/")
+    if "@" in listed:  # a secret in an address ends up in logs
+        raise InvalidURL(
+            f"penstock://…@{listed.rpartition('@')[2]}: a token is not a part of the address; give it to "
+            "connect(token=…), or set PENSTOCK_TOKEN"
+        )
+    found = []
+    for one in listed.split(","):
+        match = _BROKER.fullmatch(one.strip())
+        if not rest.startswith("//") or match is None or not 0 < int(match["port"] or 7070) < 65536:
+            raise InvalidURL(
+                f"{url!r} is no address of brokers: use penstock://host:7070, or penstock://a:7070,b:7070"
+            )
+        found.append(f"{match['host']}:{match['port'] or 7070}")
+    return Address("penstock", brokers=tuple(dict.fromkeys(found)), shown=f"penstock://{','.join(found)}")
+
+
 def _checked(url: str) -> tuple[str, dict[str, str]]:
     """The address without its password, and its options; refuses what no server could have."""
     try:
@@ -181,10 +205,8 @@ def _flag(shown: str, name: str, value: str) -> bool:
 
 def _unknown_scheme(url: str, scheme: str, rest: str) -> str:
     shown = url if "@" not in url else f"{scheme}://…@{url.rpartition('@')[2]}"
-    if scheme.lower() in _LATER:
-        return f"{scheme}:// addresses are not in this version: use {_EXAMPLES}"
     close = get_close_matches(scheme.lower(), _SCHEMES, n=1, cutoff=0.6)
-    if close and close[0] not in _LATER:
+    if close:
         meant = f"{close[0]}:{rest}" if "@" not in url else f"{close[0]}://"
         return f"{shown!r}: there is no scheme {scheme!r}; did you mean {meant}?"
     return f"{shown!r}: there is no scheme {scheme!r}: use {_EXAMPLES}"

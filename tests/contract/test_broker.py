@@ -123,7 +123,7 @@ async def test_a_failed_transaction_is_run_again_alone_and_in_order(
         return_exceptions=True,
     )
     assert [type(r) for r in results] == [Appended, StoreFull, SequenceGap, Appended]
-    fetched = await broker.fetch(there, 0, max_messages=100, max_bytes=1 << 20, wait_ms=0)
+    fetched = await broker.fetch("orders", there, 0, max_messages=100, max_bytes=1 << 20, wait_ms=0)
     assert fetched.end == 2
     assert sum(b.records for b in fetched.batches) == 2
 
@@ -142,7 +142,7 @@ async def test_caches_change_only_after_a_commit(broker: Broker, monkeypatch: py
     there = await place(broker)
     with pytest.raises(StoreBusy):
         await broker.append("orders", there, batch(2, 7, 0))
-    assert not (await broker.fetch(there, 0, max_messages=9, max_bytes=999, wait_ms=0)).batches
+    assert not (await broker.fetch("orders", there, 0, max_messages=9, max_bytes=999, wait_ms=0)).batches
     stored = await broker.append("orders", there, batch(2, 7, 0))
     assert (stored.base_offset, stored.duplicate) == (0, False)
 

@@ -259,7 +259,7 @@ async def test_another_process_added_a_shard(files: Url, tmp_path: Path, mq: Con
     with pytest.raises(penstock.SendTimeout):
         await mq.send("orders", b"there", slot=away.first_slot, timeout=0.3)
     with pytest.raises(penstock.StoreUnavailable, match="connect again, with shards="):
-        await mq._endpoint.fetch(away.partition_id, 0, max_messages=1, max_bytes=1, wait_ms=0)
+        await mq._endpoint.fetch("orders", away.partition_id, 0, max_messages=1, max_bytes=1, wait_ms=0)
     assert [m.value for m in await receive(mq, 1)] == [b"here"]
 
 

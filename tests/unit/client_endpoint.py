@@ -167,7 +167,7 @@ class FakeEndpoint:
         return Appended(base, self.now_ms())
 
     async def fetch(
-        self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+        self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
         partition = self.partitions[partition_id]
         while True:

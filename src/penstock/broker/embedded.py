@@ -46,6 +46,7 @@ from .endpoint import (
     ShardInfo,
     TopicInfo,
 )
+from .gatekeeper import InThread
 from .groups import Groups
 from .helping import RouteHelp
 from .mover import Mover
@@ -121,6 +122,11 @@ class Broker:
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
+
+    @property
+    def in_thread(self) -> InThread:
+        """Runs blocking work of this broker in one of its threads."""
+        return self._in_thread
 
     def now_ms(self) -> int:
         return self.store.now_ms()
@@ -269,7 +275,8 @@ class Broker:
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
         try:
-            return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms))
+            line = (known.id, header.producer_id)
+            return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms), line)
         except PartitionSealed as error:
             self._route_changed()
             await self._help.met_seal(topic, partition_id, error)
@@ -284,7 +291,7 @@ class Broker:
         return await self._in_thread(self._catalog.topic, name) if known is None else known
 
     async def fetch(
-        self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+        self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
         deadline = self._loop.time() + wait_ms / 1000
         while True:

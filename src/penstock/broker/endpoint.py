@@ -281,7 +281,7 @@ class Endpoint(Protocol):
         """Take back a delayed message; False if it is not waiting any more."""
 
     async def fetch(
-        self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+        self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched: ...
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
         """Offsets by partition id; for `read`."""

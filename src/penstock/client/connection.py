@@ -12,13 +12,15 @@ import logging
 import os
 import secrets
 import socket
+import ssl
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Mapping
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ..address import Address, parse, parse_shards
-from ..broker.embedded import open_endpoint
+from ..broker.embedded import Broker, open_endpoint
 from ..broker.endpoint import Endpoint
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS
@@ -26,7 +28,10 @@ from ..errors import InvalidSetting, UsageError
 from ..model.batch import COMPRESSIONS
 from ..model.names import check_group, check_topic
 from ..model.settings import Exhausted, Mode
+from ..tls import client_context
 from ..units import Duration, Moment, duration_ms, size_bytes
+from ..wire.listening import Listening
+from ..wire.remote import RemoteEndpoint, open_remote
 from .admin import Admin, group_wish
 from .consuming.consumer import AckMode, Consumer, ConsumerSettings
 from .consuming.hands import Window
@@ -36,6 +41,7 @@ from .guard import Guard
 from .message import Message, Receipt, Received, Value
 from .producing.accumulator import Batching
 from .producing.producer import Producer
+from .serving import Served
 
 __all__ = ["Connecting", "Connection", "connect"]
 
@@ -48,12 +54,18 @@ _CLIENT_CHARS = 100  # the name of a member that has none of its own begins with
 def connect(
     url: str,
     *,
+    token: str | None = None,
+    tls: bool | str | Path | ssl.SSLContext | None = None,
     client_id: str | None = None,
+    zone: str | None = None,
     shards: Mapping[str, str] | None = None,
     migrate: bool = False,
     clock: Clock | None = None,
 ) -> Connecting:
-    """Connect to a store: `async with connect(url) as mq`, or `mq = await connect(url)`.
+    """Connect to a store, or to brokers: `async with connect(url) as mq`, or `mq = await connect(url)`.
+
+    Brokers (penstock://a:7070,b:7070) know the client by its `token` (else: PENSTOCK_TOKEN). `tls` is True,
+    or a file with the authorities to trust. Those of the client's own `zone` are preferred.
 
     `shards={"b": "mysql://…"}` names further databases of the queue, of any kind: partitions are spread over
     all of them, and topics and groups are kept in the first, `url`. One of those that is down is allowed.
@@ -61,11 +73,13 @@ def connect(
     `clock` is for tests that move time.
     """
     address, others = parse(url), parse_shards(shards)
+    served = _Served(_token(token, address), client_context(tls), zone or "")
+    _check_kind(address, served, others, migrate)
     if client_id is not None and not _is_name(client_id, _CLIENT_CHARS):
         raise InvalidSetting(
             f"client_id={client_id!r}: a name of 1 to {_CLIENT_CHARS} printable characters, such as 'shop-1'"
         )
-    return Connecting(lambda: _open(address, others, client_id, migrate, clock))
+    return Connecting(lambda: _open(address, others, served, client_id, migrate, clock))
 
 
 class Connecting:
@@ -99,12 +113,52 @@ class Connecting:
 async def _open(
     address: Address,
     shards: Mapping[str, Address],
+    served: _Served,
     client_id: str | None,
     migrate: bool,
     clock: Clock | None,
 ) -> Connection:
-    endpoint = await open_endpoint(address, clock=clock, migrate=migrate, shards=shards)
+    client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+    endpoint: Endpoint
+    if address.kind == "penstock":
+        endpoint = await open_remote(
+            address.brokers,
+            client=client_id,
+            token=served.token,
+            tls=served.tls,
+            zone=served.zone,
+            clock=clock,
+        )
+    else:
+        endpoint = await open_endpoint(address, clock=clock, migrate=migrate, shards=shards)
     return Connection(endpoint, client_id, clock)
+
+
+class _Served(NamedTuple):
+    """How to speak to brokers."""
+
+    token: str
+    tls: ssl.SSLContext | None
+    zone: str
+
+    def __repr__(self) -> str:
+        return f"_Served(zone={self.zone!r})"  # never the token
+
+
+def _token(token: str | None, address: Address) -> str:
+    if token is None:
+        return os.environ.get("PENSTOCK_TOKEN", "") if address.kind == "penstock" else ""
+    if not isinstance(token, str) or not token.isascii() or not token.isprintable():
+        raise InvalidSetting("token: the text that `penstock access add` has shown; it begins with pst_")
+    return token
+
+
+def _check_kind(address: Address, served: _Served, shards: Mapping[str, Address], migrate: bool) -> None:
+    """What is for brokers is not for a database, and the other way round."""
+    if address.kind == "penstock" and (shards or migrate):
+        raise InvalidSetting("shards= and migrate= are for databases: a broker's own settings name them")
+    if address.kind != "penstock" and (served.token or served.tls or served.zone):
+        raise InvalidSetting("token=, tls= and zone= are for brokers (penstock://…), and not for a database")
 
 
 class Connection(Admin):
@@ -113,9 +167,12 @@ class Connection(Admin):
         self._endpoint = endpoint
         self._guard = Guard()
         self._heartbeat = Heartbeat(endpoint, self._guard, clock or SystemClock())
+        if isinstance(endpoint, RemoteEndpoint):
+            endpoint.on_ask = self._heartbeat.answer
         self._shared: dict[str, Producer] = {}  # by topic, for `send`
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
+        self._served: list[Served] = []
         self._closing: asyncio.Task[None] | None = None
 
     # ---- sending ----
@@ -288,6 +345,31 @@ class Connection(Admin):
         finally:
             await messages.aclose()
 
+    # ---- serving ----
+
+    async def serve(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 7070,
+        *,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        zone: str = "",
+        advertise: str = "",
+    ) -> Served:
+        """Host this queue for others: they connect to `.url` of what is returned, until it is closed.
+
+        On this machine's own address anybody may come. For others to come in, there has to be a `token` (made
+        up here, or one of `penstock access add`), which they give to `connect`. `port=0` takes any that is free.
+        """
+        self._guard.check()
+        if not isinstance(self._endpoint, Broker):
+            raise UsageError("this connection is itself served by a broker: connect to the store to serve it")
+        listening = Listening(host, port, zone, advertise, tls)
+        served = await Served.start(self._endpoint, listening, token)
+        self._served = [*(one for one in self._served if not one.closed), served]
+        return served
+
     # ---- life ----
 
     @property
@@ -310,6 +392,7 @@ class Connection(Admin):
                 if isinstance(outcome, Exception):
                     log.error("while the connection was closed: %r", outcome)
         finally:
+            await asyncio.gather(*(served.close() for served in self._served), return_exceptions=True)
             self._guard.closed = True
             await asyncio.to_thread(self._heartbeat.stop)
             await self._endpoint.close()

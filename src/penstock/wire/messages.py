@@ -124,6 +124,7 @@ class Ask(Request):
     group: str
     member: str
     held: tuple[Held, ...]
+    lease_ms: int  # what is at work is held for so long again
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
@@ -202,6 +203,7 @@ class CancelDelayed(Request):
 
 
 class Fetch(Request):
+    topic: str
     partition_id: int
     offset: int
     max_messages: int

@@ -86,6 +86,8 @@ class RemoteEndpoint:
         hello = m.Hello(m.MIN_VERSION, m.MAX_VERSION, client, token, "penstock-python")
         self.pool = Pool(addresses, hello, tls, zone)
         self.pool.on_time, self.pool.on_late = self._time_told, self._came_late
+        self.pool.on_ask = lambda ask: self.on_ask(ask)
+        self.on_ask: Callable[[m.Ask], m.Answer] = lambda ask: m.Answer()
         self._clock = clock  # of tests that move time
         self._loop = asyncio.get_running_loop()
         self._offset_ms = 0.0  # what the store's clock is ahead of this process's
@@ -165,9 +167,9 @@ class RemoteEndpoint:
         return answer
 
     async def fetch(
-        self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+        self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
-        request = m.Fetch(partition_id, offset, max_messages, max_bytes, wait_ms)
+        request = m.Fetch(topic, partition_id, offset, max_messages, max_bytes, wait_ms)
         answer = await self.pool.call(m.OPERATIONS["fetch"], request, key=f"p{partition_id}")
         assert isinstance(answer, Fetched)
         return answer

@@ -251,7 +251,12 @@ class Fetcher:
         """Offsets for which no batch came: gone by retention, or to be asked for again."""
         for delivery, start, stop in missing:
             fetched = await self._endpoint.fetch(
-                delivery.partition_id, delivery.first + start, max_messages=1, max_bytes=1, wait_ms=0
+                delivery.topic,
+                delivery.partition_id,
+                delivery.first + start,
+                max_messages=1,
+                max_bytes=1,
+                wait_ms=0,
             )
             gone = min(max(fetched.start - delivery.first, start), stop)
             if start < gone:

@@ -45,6 +45,7 @@ OPEN, ACKING, ACKED, GIVING, GIVEN, LOST, BACK = range(7)
 
 _OPEN_RUN = re.compile(rb"\x00+")
 _HELD_RUN = re.compile(rb"[\x00\x01\x03]+")  # what is being settled is kept until it is
+_ACKING_RUN = re.compile(rb"\x01+")
 _SAME_TIME_MS = 100  # hand-outs closer than this share an entry
 
 
@@ -136,6 +137,9 @@ class HeldDelivery:
             state = bytes(masked) + state[hung:]
         return [(self.first + m.start(), self.first + m.end() - 1) for m in _HELD_RUN.finditer(state)]
 
+    def spans_of(self, run: re.Pattern[bytes]) -> list[Span]:
+        return [(self.first + m.start(), self.first + m.end() - 1) for m in run.finditer(bytes(self.state))]
+
     def loses(self, spans: Iterable[Span]) -> bool:
         return any(
             self.open_runs(max(first - self.first, 0), last - self.first + 1)
@@ -224,6 +228,14 @@ class Hands:
                 )
                 for run in delivery.open_runs(start, stop) if start < stop else ():
                     self.let_go(delivery, *run, LOST)
+
+    def acking(self) -> list[Held]:
+        """What the user has acked, and the store has not confirmed."""
+        return [
+            Held(*delivery.key, tuple(spans))
+            for delivery in self
+            if (spans := delivery.spans_of(_ACKING_RUN))
+        ]
 
     def held(self, now_ms: int, max_handling_ms: int) -> Mapping[Held, Sequence[Leased]]:
         """For the heartbeat: what to keep, by token."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from ...broker.endpoint import Beat, Endpoint, Held
 from ...clock import Clock
 from ...model.delivery import Span
+from ...wire.messages import Answer, Ask
 from ..guard import Guard
 from .hands import Hands, Leased
 
@@ -84,6 +85,21 @@ class Heartbeat:
         self._wake.set()
         if self._thread is not None:
             self._thread.join()
+
+    def answer(self, ask: Ask) -> Answer:
+        """To a broker that asks before it delivers again (R19): what is at work here, and what is done."""
+        keys = {(held.topic, held.partition_id, held.token) for held in ask.held}
+        who, now_ms = (ask.topic, ask.group, ask.member), self._endpoint.now_ms()
+        with self._lock:
+            hearts = [
+                h for h in self._hearts if (h.identity.topic, h.identity.group, h.identity.member) == who
+            ]
+        held = [one for h in hearts for one in h.hands.held(now_ms, h.max_handling_ms)]
+        done = [one for h in hearts for one in h.hands.acking()]
+        return Answer(
+            tuple(one for one in held if (one.topic, one.partition_id, one.token) in keys),
+            tuple(one for one in done if (one.topic, one.partition_id, one.token) in keys),
+        )
 
     def _clock_moved(self) -> None:
         self._moved = True

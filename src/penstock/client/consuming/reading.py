@@ -180,6 +180,7 @@ class Reading:
         while end is None or offset < end:
             try:
                 fetched = await self._endpoint.fetch(
+                    self._route.topic,
                     piece.partition_id,
                     offset,
                     max_messages=_CHUNK_MESSAGES,

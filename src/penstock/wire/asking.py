@@ -1,0 +1,103 @@
+"""What a connected client holds, and when it is to be asked about it (R19). No socket, no clock, no loop.
+
+Leases are renewed by heartbeats. If one is about to end all the same, its holder may still be there: it is
+asked, and what it is at work on is extended, what it is done with is settled. What it does not answer for is
+delivered again, as if it were gone. Only a hint is kept here: whatever the store says is what counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ..broker.endpoint import Beat, Held, PollReply, PollRequest, Settle
+from ..model.delivery import Span
+from .messages import Ask
+
+__all__ = ["Holdings"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Holding:
+    topic: str  # of the group
+    group: str
+    member: str
+    held: Held
+    lease_ms: int
+    until_ms: int
+
+
+class Holdings:
+    """Of one connection. Times are the server's own, in milliseconds."""
+
+    def __init__(self) -> None:
+        self._holdings: dict[tuple[int, int], _Holding] = {}  # by partition and token
+
+    def __len__(self) -> int:
+        return len(self._holdings)
+
+    def granted(self, request: PollRequest, reply: PollReply, now_ms: int) -> None:
+        """Counted from now: the lease ends a little earlier, which `before_ms` of `due` has room for."""
+        if request.on_delivery:
+            return
+        for grant in reply.grants:
+            key = (grant.partition_id, request.token)
+            before = self._holdings.get(key)
+            spans = [(lease.first, lease.last) for lease in grant.leases]
+            if before is not None:
+                spans = sorted({*before.held.spans, *spans})
+            if spans:
+                held = Held(grant.topic, grant.partition_id, request.token, tuple(spans))
+                until_ms = now_ms + reply.lease_ms
+                self._holdings[key] = _Holding(
+                    request.topic, request.group, request.member, held, reply.lease_ms, until_ms
+                )
+
+    def settled(self, parts: Iterable[Settle]) -> None:
+        for part in parts:
+            key = (part.partition_id, part.token)
+            holding = self._holdings.get(key)
+            if holding is not None:
+                left = _without(holding.held.spans, [(v.first, v.last) for v in part.verdicts])
+                if left:
+                    self._holdings[key] = replace(holding, held=replace(holding.held, spans=left))
+                else:
+                    del self._holdings[key]
+
+    def renewed(self, beats: Iterable[Beat], now_ms: int) -> None:
+        for beat in beats:
+            for held in beat.held:
+                holding = self._holdings.get((held.partition_id, held.token))
+                if holding is not None:
+                    self._holdings[held.partition_id, held.token] = replace(
+                        holding, until_ms=now_ms + holding.lease_ms
+                    )
+
+    def due(self, now_ms: int, before_ms: int) -> list[Ask]:
+        """What is to be asked now. It is forgotten: who is at work holds it anew (`kept`)."""
+        asks: dict[tuple[str, str, str, int], list[Held]] = {}
+        for key, holding in list(self._holdings.items()):
+            if holding.until_ms - min(before_ms, holding.lease_ms // 2) <= now_ms:
+                del self._holdings[key]
+                who = (holding.topic, holding.group, holding.member, holding.lease_ms)
+                asks.setdefault(who, []).append(holding.held)
+        return [Ask(a, b, c, tuple(held), lease_ms) for (a, b, c, lease_ms), held in asks.items()]
+
+    def kept(self, ask: Ask, working: Iterable[Held], now_ms: int) -> None:
+        for held in working:
+            self._holdings.setdefault(
+                (held.partition_id, held.token),
+                _Holding(ask.topic, ask.group, ask.member, held, ask.lease_ms, now_ms + ask.lease_ms),
+            )
+
+
+def _without(spans: Sequence[Span], gone: Iterable[Span]) -> tuple[Span, ...]:
+    left = list(spans)
+    for first, last in gone:
+        left = [
+            piece
+            for a, z in left
+            for piece in ((a, min(z, first - 1)), (max(a, last + 1), z))
+            if piece[0] <= piece[1]
+        ]
+    return tuple(dict.fromkeys(left))

@@ -1,0 +1,116 @@
+"""What an authenticated client may ask, and the asking of it: permissions, then the broker.
+
+Every operation of the table goes through `call`. Decides by `broker.gatekeeper.ACTIONS` which permission it
+needs and on which topics; nothing is done before all of them are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..broker.embedded import Broker
+from ..broker.endpoint import Beat, Held, Settle, Verdict
+from ..broker.gatekeeper import ACTIONS, Gatekeeper
+from ..errors import PenstockError
+from ..model.access import Principal, allows
+from . import messages as m
+from .asking import Holdings
+from .messages import Answer, Ask, Operation, Request
+
+__all__ = ["Session"]
+
+_log = logging.getLogger("penstock.wire")
+
+
+class Session:
+    def __init__(self, broker: Broker, gatekeeper: Gatekeeper, principal: Principal, client: str) -> None:
+        self._broker, self._gatekeeper, self._principal = broker, gatekeeper, principal
+        self._client = client
+        self._holdings = Holdings()
+
+    @property
+    def principal(self) -> Principal:
+        return self._principal
+
+    async def call(self, operation: Operation, request: Request, body: bytes) -> Any:
+        """PermissionDenied, or whatever the broker has against it."""
+        await self._permit(operation, request)
+        named = {field: getattr(request, field) for field in request.__struct_fields__}
+        if operation.body:
+            named[operation.body] = body
+        if operation.name == "beat":  # the only verb that blocks
+            return await self._beat(named["beats"])
+        if operation.name == "settle":
+            self._holdings.settled(named["parts"])
+        reply = await getattr(self._broker, operation.name)(**named)
+        if operation.name == "poll":
+            self._holdings.granted(named["request"], reply, self._now_ms())
+        elif operation.name == "topics":
+            shown = self._gatekeeper.visible(self._principal, (info.name for info in reply))
+            return [info for info in reply if info.name in shown]
+        return reply
+
+    async def _beat(self, beats: Sequence[Beat]) -> Any:
+        self._holdings.renewed(beats, self._now_ms())
+        return await self._broker.in_thread(self._broker.beat, beats)
+
+    # ---- holders that are asked (R19) ----
+
+    def due(self, before_ms: int) -> list[Ask]:
+        """What the client is to be asked about: its lease ends soon."""
+        return self._holdings.due(self._now_ms(), before_ms) if len(self._holdings) else []
+
+    async def answered(self, ask: Ask, answer: Answer) -> None:
+        """At work: extended. Done: settled. What was not answered for is delivered again by and by."""
+        asked = {(held.partition_id, held.token): held.topic for held in ask.held}
+        mine = [held for held in (*answer.working, *answer.done) if _key(held) in asked]
+        working = [held for held in answer.working if held in mine]
+        done = [held for held in answer.done if held in mine]
+        try:
+            if done:
+                parts = [Settle(h.topic, h.partition_id, h.token, _acks(h)) for h in done]
+                await self._broker.settle(ask.topic, ask.group, parts)
+            if working:
+                beat = Beat(ask.topic, ask.group, ask.member, self._client, tuple(working))
+                await self._broker.in_thread(self._broker.beat, [beat])
+                self._holdings.kept(ask, working, self._now_ms())
+        except PenstockError as error:
+            _log.warning("what %s holds could not be kept: %s", ask.member, error)
+
+    def _now_ms(self) -> int:
+        """Of the process: leases are counted from when they were granted here."""
+        return int(time.monotonic() * 1000)
+
+    async def _permit(self, operation: Operation, request: Request) -> None:
+        self._principal = principal = await self._gatekeeper.current(self._principal)
+        need = ACTIONS[operation.name]
+        for topic in _topics(operation, request):
+            self._gatekeeper.check(principal, need, topic)
+        if isinstance(request, m.Append | m.Fetch) and not allows(principal, need, None):
+            await self._gatekeeper.check_partition(request.topic, request.partition_id)
+
+
+def _topics(operation: Operation, request: Any) -> Iterable[str | None]:
+    """The topics that a request is about; None: the whole queue."""
+    if isinstance(request, m.Poll):
+        return (request.request.topic,)
+    if isinstance(request, m.SettleParts):
+        return {request.topic, *(part.topic for part in request.parts)}
+    if isinstance(request, m.Beats):
+        held = {held.topic for beat in request.beats for held in beat.held}
+        return {beat.topic for beat in request.beats} | held
+    if operation.name in ("topics", "shards", "drain_shard", "open_shard"):
+        return (None,)
+    topic = getattr(request, "topic", None)
+    return (request.name if topic is None else topic,)
+
+
+def _key(held: Held) -> tuple[int, int]:
+    return (held.partition_id, held.token)
+
+
+def _acks(held: Held) -> tuple[Verdict, ...]:
+    return tuple(Verdict("ack", first, last) for first, last in held.spans)
