@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import select
 import socket
 import time
@@ -192,6 +193,17 @@ def test_closing_ends_everything_also_while_deaf(proxy: Proxy, ends: Ends) -> No
             end.recv(1)
     with pytest.raises(ConnectionRefusedError):
         dial(proxy)
+
+
+def test_closing_while_clients_connect_leaves_none_of_them_behind(target: socket.socket) -> None:
+    """Whatever the proxy was doing with them: one that it lost track of would not see a reset."""
+    for count in range(20):
+        with Proxy(target.getsockname()[1]) as proxy:
+            clients = [dial(proxy) for _ in range(count)]
+        for client in clients:
+            with client, pytest.raises(ConnectionResetError):
+                client.recv(1)
+    gc.collect()  # one that was lost, on either side, is told of here
 
 
 # --- in front of real servers --------------------------------------------------------------------------

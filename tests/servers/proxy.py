@@ -8,6 +8,10 @@
 `deaf("answers")` lets requests through and holds the answers back. With a `cut()` after it the server has
 done what it was asked, and the client cannot know: the fate of a COMMIT is open (I2, R34).
 The proxy runs in a thread of its own; each call returns when its effect is there.
+
+It owns every socket from accept() to its end, so that none is left open, whenever it is cut or closed: a
+server of asyncio would not do, because it accepts in a task of its own, and a connection whose task has not
+run yet is known to nobody.
 """
 
 from __future__ import annotations
@@ -16,7 +20,6 @@ import asyncio
 import socket
 import struct
 import threading
-from asyncio.trsock import TransportSocket
 from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Literal, Self, TypeVar
@@ -37,7 +40,7 @@ class Proxy:
         self._loop = asyncio.new_event_loop()
         self._requests, self._answers = _Gate(), _Gate()
         self._carriers: set[asyncio.Task[None]] = set()
-        self._server: asyncio.Server | None = None
+        self._listening: socket.socket | None = None
         self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
         self._thread.start()
         self.heal()
@@ -68,7 +71,6 @@ class Proxy:
         """May be called twice."""
         if self._thread.is_alive():
             self._wait_for(self._end())
-            self._wait_for(self._leave_nothing())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -94,23 +96,19 @@ class Proxy:
 
     # --- in the proxy's thread ------------------------------------------------------------------------
 
-    async def _leave_nothing(self) -> None:
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-        await asyncio.sleep(0.01)  # transports close in a later turn of the loop
-
     async def _mend(self) -> None:
         self._requests.open()
         self._answers.open()
-        if self._server is None:
-            self._server = await asyncio.start_server(self._accept, HOST, self.port, limit=_CHUNK)
+        if self._listening is None:
+            self._listening = socket.create_server((HOST, self.port), backlog=100)
+            self._listening.setblocking(False)
+            self._loop.add_reader(self._listening, self._accept, self._listening)
 
     async def _stop_listening(self) -> None:
-        if self._server is not None:
-            self._server.close()
-            self._server = None
+        if self._listening is not None:
+            self._loop.remove_reader(self._listening)
+            self._listening.close()
+            self._listening = None
 
     async def _reset_all(self) -> None:
         carriers = list(self._carriers)
@@ -122,33 +120,45 @@ class Proxy:
         await self._stop_listening()
         await self._reset_all()
 
-    def _accept(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        """A carrier that is cancelled before its first step leaves no connection open either."""
+    def _accept(self, listening: socket.socket) -> None:
+        try:
+            client, _ = listening.accept()
+        except OSError:  # it has gone again
+            return
 
         def ended(task: asyncio.Task[None]) -> None:
             self._carriers.discard(task)
-            if not to_client.transport.is_closing():
-                _reset(to_client)
+            client.close()  # it is open only if the task was cancelled before its first step
 
-        carrier = self._loop.create_task(self._carry(from_client, to_client))
+        client.setblocking(False)
+        _set_reset_on_close(client, True)
+        carrier = self._loop.create_task(self._carry(client))
         self._carriers.add(carrier)
         carrier.add_done_callback(ended)
 
-    async def _carry(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
-        """One client's connection, from start to end."""
-        writers = [to_client]
+    async def _carry(self, client: socket.socket) -> None:
+        """One client's connection, from start to end: a reset, unless both ends have hung up in order."""
+        server = socket.socket()
+        server.setblocking(False)
+        _set_reset_on_close(server, True)
+        writers: list[asyncio.StreamWriter] = []
         try:
-            from_server, to_server = await _dial(self._target_port)
-            writers.append(to_server)
+            from_client, to_client = await _streams(client, writers)
+            await self._loop.sock_connect(server, (HOST, self._target_port))
+            from_server, to_server = await _streams(server, writers)
             await _both(
                 _pump(from_client, to_server, self._requests), _pump(from_server, to_client, self._answers)
             )
-            for writer in writers:
+            for end, writer in ((client, to_client), (server, to_server)):
+                _set_reset_on_close(end, False)
                 writer.close()
                 await writer.wait_closed()
         except (OSError, asyncio.CancelledError):  # an end broke off, the target is down, or cut()
+            pass
+        finally:
             for writer in writers:
-                _reset(writer)
+                writer.transport.abort()
+            server.close()
 
 
 class _Gate:
@@ -167,18 +177,16 @@ class _Gate:
         await self._open.wait()
 
 
-async def _dial(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """A connection that ends with a reset if we are cut off while it is being made."""
-    dialling = socket.socket()
+async def _streams(
+    end: socket.socket, writers: list[asyncio.StreamWriter]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """The writer is noted in `writers`: from then on the socket is its to close."""
     try:
-        dialling.setblocking(False)
-        _set_reset_on_close(dialling, True)
-        await asyncio.get_running_loop().sock_connect(dialling, (HOST, port))
-        reader, writer = await asyncio.open_connection(sock=dialling, limit=_CHUNK)
+        reader, writer = await asyncio.open_connection(sock=end, limit=_CHUNK)
     except BaseException:
-        dialling.close()
+        end.close()
         raise
-    _set_reset_on_close(dialling, False)
+    writers.append(writer)
     return reader, writer
 
 
@@ -190,6 +198,7 @@ async def _both(*pumps: Coroutine[None, None, None]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate: _Gate) -> None:
@@ -201,11 +210,5 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, gate
     writer.write_eof()
 
 
-def _reset(writer: asyncio.StreamWriter) -> None:
-    if not writer.transport.is_closing():
-        _set_reset_on_close(writer.get_extra_info("socket"), True)
-    writer.transport.abort()
-
-
-def _set_reset_on_close(end: socket.socket | TransportSocket, on: bool) -> None:
+def _set_reset_on_close(end: socket.socket, on: bool) -> None:
     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", on, 0))
