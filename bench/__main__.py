@@ -114,8 +114,8 @@ def _tell(line: str) -> None:
 
 
 async def run_peers(seconds: float) -> dict[str, object]:
-    commit = await asyncio.to_thread(latency.bare_commit, seconds * 2)
-    results = await run_contenders(contenders.PEERS, seconds=seconds, told=_tell)
+    found = await run_contenders(contenders.PEERS, seconds=seconds, told=_tell)
+    results, commit = found.results, found.commit
     console.print(table.ways(results), style="dim", markup=False)
     console.print(table.speed_table(results))
     console.print(table.latency_table(results, commit))

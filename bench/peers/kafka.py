@@ -27,7 +27,7 @@ class Kafka(Peer):
     )
     batch = 1000
     at_once = 4
-    acks_at_once = 4
+    acks_at_once = 2
 
     @contextmanager
     def serve(self) -> Iterator[str]:
@@ -38,7 +38,7 @@ class Kafka(Peer):
 
     async def create(self, address: str, queue: str) -> None:
         topic = admin.NewTopic(queue, 1, 1, config={"flush.messages": "1"})
-        client = admin.AdminClient({"bootstrap.servers": address})
+        client = admin.AdminClient({"bootstrap.servers": address, "log_level": 3})
         for made in client.create_topics([topic], operation_timeout=20).values():
             await asyncio.to_thread(made.result, 20)
 
@@ -87,7 +87,9 @@ class _Publisher:
 class _Taker:
     def __init__(self, address: str, queue: str) -> None:
         settings = {"bootstrap.servers": address, "group.id": "bench", "auto.offset.reset": "earliest"}
-        self._consumer = confluent_kafka.Consumer(settings | {"enable.auto.commit": False})
+        # By default it rests for a second whenever 100,000 messages are fetched ahead.
+        fast = {"fetch.queue.backoff.ms": 5, "enable.auto.commit": False}
+        self._consumer = confluent_kafka.Consumer(settings | fast)
         self._consumer.subscribe([queue])
         self._first: list[Any] = []
 

@@ -24,6 +24,7 @@ HOMES = (
     "/usr/sbin",
     "/usr/local/sbin",
 )  # Debian's first: the one in sbin wants its user
+PERSISTENT = 2  # of AMQP's delivery modes
 HOW = "apt-get install rabbitmq-server (or, as root: make peers)"
 
 
@@ -66,8 +67,7 @@ class RabbitMQ(Peer):
 
 def _settings(folder: Path, port: int, names_port: int) -> dict[str, str]:
     """All it writes goes into `folder`, none of the system's settings is read, and it replaces its shell."""
-    plugins = folder / "plugins"
-    plugins.write_text("[].")
+    (plugins := folder / "plugins").write_text("[].")
     return {
         "HOME": str(folder),
         "RABBITMQ_NODENAME": f"bench{port}@localhost",
@@ -91,8 +91,7 @@ class _Publisher:
         self._connection, self._exchange, self._queue = connection, channel.default_exchange, queue
 
     async def publish(self, values: list[bytes]) -> int:
-        persistent = aio_pika.DeliveryMode.PERSISTENT
-        messages = (aio_pika.Message(value, delivery_mode=persistent) for value in values)
+        messages = (aio_pika.Message(value, delivery_mode=PERSISTENT) for value in values)
         return len(await asyncio.gather(*(self._exchange.publish(m, self._queue) for m in messages)))
 
     async def close(self) -> None:

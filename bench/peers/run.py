@@ -16,12 +16,12 @@ from typing import Literal
 
 import msgspec
 
-from ..latency import RATE
+from ..latency import RATE, bare_commit
 from ..measure import Latency
 from .peer import NotInstalled, Peer
 from .worker import WARMING, Figures, Task
 
-__all__ = ["SIZES", "Result", "Speed", "run"]
+__all__ = ["SIZES", "Result", "Run", "Speed", "run"]
 
 SIZES = (100, 1000)
 GRACE_S = 30.0  # beyond a task's own time: to connect, to end, and what a busy machine takes
@@ -57,6 +57,12 @@ class Result:
         return asdict(self) | {"speeds": [asdict(s) | {"per_s": s.per_s} for s in self.speeds]}
 
 
+@dataclass(frozen=True)
+class Run:
+    results: list[Result]
+    commit: Latency  # one flushed SQLite commit at the same pace, right before the steady runs
+
+
 Step = Callable[[Peer, str, Result], Awaitable[str]]
 
 
@@ -66,7 +72,7 @@ async def run(
     seconds: float,
     sizes: Iterable[int] = SIZES,
     told: Callable[[str], None] = lambda _: None,
-) -> list[Result]:
+) -> Run:
     """All servers run throughout; contenders take turns step by step, so that a slow moment hits all."""
     results: list[Result] = []
     with ExitStack() as servers:
@@ -76,12 +82,18 @@ async def run(
             with _reason_kept(result, told):
                 told(f"{peer.name}: starting")
                 running.append((peer, servers.enter_context(peer.serve()), result))
-        for step in _steps(sizes, seconds):
-            for peer, address, result in running:
-                if not result.reason:
-                    with _reason_kept(result, told):
-                        told(f"{peer.name}: {await step(peer, address, result)}")
-    return results
+        for step in _speed_steps(sizes, seconds):
+            await _turns(step, running, told)
+        commit = await asyncio.to_thread(bare_commit, seconds * 2)
+        await _turns(partial(_steady_step, seconds * 2), running, told)
+    return Run(results, commit)
+
+
+async def _turns(step: Step, running: list[tuple[Peer, str, Result]], told: Callable[[str], None]) -> None:
+    for peer, address, result in running:
+        if not result.reason:
+            with _reason_kept(result, told):
+                told(f"{peer.name}: {await step(peer, address, result)}")
 
 
 @contextmanager
@@ -97,11 +109,10 @@ def _reason_kept(result: Result, told: Callable[[str], None]) -> Iterator[None]:
         told(f"{result.contender}: {result.reason}")
 
 
-def _steps(sizes: Iterable[int], seconds: float) -> Iterator[Step]:
+def _speed_steps(sizes: Iterable[int], seconds: float) -> Iterator[Step]:
     for size in sizes:
         for measured in (_alone, _both):
             yield partial(_speed_step, measured, size, seconds)
-    yield partial(_steady_step, seconds * 2)
 
 
 async def _speed_step(

@@ -37,7 +37,8 @@ class Broken(PenstockEmbedded):
 
 
 async def test_every_figure_of_a_contender_is_there_and_trouble_of_others_is_a_reason() -> None:
-    missing, broken, ours = await run([Missing, Broken, PenstockEmbedded], seconds=0.3, sizes=(100,))
+    found = await run([Missing, Broken, PenstockEmbedded], seconds=0.3, sizes=(100,))
+    missing, broken, ours = found.results
     assert ours.reason == ""
     assert [speed.what for speed in ours.speeds] == WHATS
     published, drained, _, beside = ours.speeds
@@ -46,12 +47,13 @@ async def test_every_figure_of_a_contender_is_there_and_trouble_of_others_is_a_r
     assert beside.messages > 0 and all(speed.cpu_s > 0 for speed in ours.speeds)
     assert ours.latency is not None and ours.latency.samples == 540  # 0.6 s without the first tenth
     assert 0 < ours.latency.p50_ms <= ours.latency.p99_ms <= ours.latency.max_ms
+    assert found.commit.samples == 600
     assert missing.reason == "not installed: make peers" and not missing.speeds
     assert broken.reason == "failed: ValueError('[no] queue')" and not broken.speeds
 
 
 async def test_a_peer_that_is_installed_runs_in_the_same_harness() -> None:
-    (found,) = await run([RedisStreams], seconds=0.2, sizes=(100,))
+    (found,) = (await run([RedisStreams], seconds=0.2, sizes=(100,))).results
     if found.reason.startswith("not installed"):
         pytest.skip(found.reason)  # in CI too: peers are for the benchmark
     assert found.reason == ""
