@@ -50,6 +50,7 @@ class Limits:
 
     # broker
     writer_queue_bytes: int = 64 * 1024 * 1024
+    writer_line_bytes: int = 16 * 1024 * 1024  # of that, what one producer may fill (R41)
     commit_bytes: int = 4 * 1024 * 1024  # appends merged into one commit
     commit_batches: int = 256
     tail_cache_bytes: int = 64 * 1024 * 1024

@@ -17,7 +17,7 @@ from .schedule import ScheduleMover
 from .schedule_thread import ScheduleThread
 from .tail import TailCache
 from .waiters import WatcherThread
-from .writer import Writer
+from .writer import LineKey, Writer
 
 __all__ = ["ShardWork"]
 
@@ -54,12 +54,12 @@ class ShardWork:
             self._watchers.append(watcher)
             self._schedules.append(schedule)
 
-    async def append(self, append: Append) -> Appended:
+    async def append(self, append: Append, line: LineKey | None = None) -> Appended:
         name = self._store.known_shard(append.partition_id)
         if name is None:
             name = await self._in_thread(self._store.shard_of, append.partition_id)
         writer = self._writers.get(name) or self._writers[""]  # which says what is wrong
-        return await writer.append(append)
+        return await writer.append(append, line)
 
     # ---- waiting ----
 

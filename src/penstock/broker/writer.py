@@ -3,30 +3,49 @@
 Appends that arrive while a commit is under way go into the next one together, so the cost of a flush is
 shared by all that wait for it. If the transaction fails, each append is run again by itself, in order:
 one that fails does not take its neighbours with it (I2), and one that was stored after all is recognised
-by its sequence (I3). If the store cannot be reached, all fail alike, and their senders repeat them. The
-queue is bounded in bytes: a full one slows its callers, it drops nothing (I17).
+by its sequence (I3). If the store cannot be reached, all fail alike, and their senders repeat them.
+
+What is more than one commit takes turns: topics, and in a topic its producers (`model.turns`, R41). The queue
+is bounded in bytes, in whole and for each of those lines: a full one slows its own callers, in their order, and
+drops nothing (I17). A line of which nothing waits always takes one batch, whatever others have filled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 
 from ..config import Limits
 from ..errors import ClosedError, PenstockError, StoreBusy, StoreError, StoreUnavailable
 from ..model.batch import read_header, with_base_offset
+from ..model.turns import Turns
 from ..store.contract import Append, Appended, Log, StoredBatch
 from .tail import TailCache
 
-__all__ = ["Writer"]
+__all__ = ["LineKey", "Writer"]
+
+
+LineKey = tuple[int, int]
+"""A topic, and a producer of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Used in the event loop only, but for its key."""
+
+    key: LineKey
+    bytes: int = 0  # in the queue, or being stored
+    callers: deque[_Waiting] = field(default_factory=deque)  # not in the queue yet
 
 
 @dataclass(slots=True)
 class _Waiting:
     append: Append
+    line: _Line
     done: asyncio.Future[Appended]
 
 
@@ -46,59 +65,80 @@ class Writer:
         self.scheduled: Callable[[int], None] = lambda due_at: None
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._lines: dict[LineKey, _Line] = {}
+        self._crowded: dict[LineKey, _Line] = {}  # those with callers that are not let in
         self._pending_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
         self._closed = False
+        self._turns: Turns[_Waiting] = Turns()  # the writer's thread: what did not fit into a commit
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-writer", daemon=True)
         self._thread.start()
 
-    async def append(self, append: Append) -> Appended:
-        while self._pending_bytes > self._limits.writer_queue_bytes:
-            self._room.clear()
-            await self._room.wait()
+    async def append(self, append: Append, line: LineKey | None = None) -> Appended:
+        """`line`: whose turns it counts against; without one, those of its partition."""
         if self._closed:
-            raise ClosedError("this connection is closed; call penstock.connect again")
-        waiting = _Waiting(append, self._loop.create_future())
-        self._pending_bytes += len(append.batch)
-        self._queue.put(waiting)
+            raise _closed()
+        key = line or (-append.partition_id, 0)
+        mine = self._lines.get(key)
+        if mine is None:
+            mine = self._lines[key] = _Line(key)
+        waiting = _Waiting(append, mine, self._loop.create_future())
+        if mine.callers or self._is_full(mine):
+            mine.callers.append(waiting)
+            self._crowded[key] = mine
+        else:
+            self._let_in(waiting)
         return await waiting.done
 
+    def _is_full(self, line: _Line) -> bool:
+        if not line.bytes:
+            return False
+        limits = self._limits
+        return line.bytes > limits.writer_line_bytes or self._pending_bytes > limits.writer_queue_bytes
+
+    def _let_in(self, waiting: _Waiting) -> None:
+        size = len(waiting.append.batch)
+        waiting.line.bytes += size
+        self._pending_bytes += size
+        self._queue.put(waiting)
+
     async def close(self) -> None:
-        """Store what waits, then end."""
+        """Store what waits in the queue, then end."""
         if not self._closed:
             self._closed = True
-            self._room.set()
+            for line in self._crowded.values():
+                for waiting in line.callers:
+                    if not waiting.done.done():
+                        waiting.done.set_exception(_closed())
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
     # ---- in the writer's thread ----
 
     def _run(self) -> None:
-        ended = False
-        while not ended:
-            group, ended = self._gather()
+        while not self._ended or self._turns:
+            group = self._gather()
             if group:
                 results = self._store([w.append for w in group])
                 stored = self._remember(group, results)
                 self._loop.call_soon_threadsafe(self._answer, group, results, stored)
 
-    def _gather(self) -> tuple[list[_Waiting], bool]:
-        """Wait for one, then take what is there already, up to the limits of a commit."""
-        group: list[_Waiting] = []
-        size = 0
-        waiting = self._queue.get()
-        while waiting is not None:
-            group.append(waiting)
-            size += len(waiting.append.batch)
-            if (
-                self._queue.empty()
-                or size >= self._limits.commit_bytes
-                or len(group) >= self._limits.commit_batches
-            ):
-                return group, False
+    def _gather(self) -> list[_Waiting]:
+        """Wait for one, then take what is there already; in turn, if that is more than one commit."""
+        arrived: list[_Waiting] = []
+        size, limits = 0, self._limits
+        while not self._ended and not (self._queue.empty() and (arrived or self._turns)):
             waiting = self._queue.get()
-        return group, True
+            if waiting is None:
+                self._ended = True
+            else:
+                arrived.append(waiting)
+                size += len(waiting.append.batch)
+        if not self._turns and size <= limits.commit_bytes and len(arrived) <= limits.commit_batches:
+            return arrived
+        for waiting in arrived:
+            self._turns.add(waiting.line.key, len(waiting.append.batch), waiting)
+        return self._turns.take(size=limits.commit_bytes, count=limits.commit_batches)
 
     def _store(self, appends: Sequence[Append]) -> list[Appended | PenstockError]:
         try:
@@ -143,17 +183,37 @@ class Writer:
         self, group: list[_Waiting], results: list[Appended | PenstockError], stored: dict[int, int]
     ) -> None:
         for waiting, result in zip(group, results, strict=True):
-            self._pending_bytes -= len(waiting.append.batch)
+            size, line = len(waiting.append.batch), waiting.line
+            self._pending_bytes -= size
+            line.bytes -= size
+            if not line.bytes and not line.callers:
+                del self._lines[line.key]
             if waiting.done.done():
                 continue
             if isinstance(result, Appended):
                 waiting.done.set_result(result)
             else:
                 waiting.done.set_exception(result)
-        if self._pending_bytes <= self._limits.writer_queue_bytes:
-            self._room.set()
+        if self._crowded and not self._closed:
+            self._make_room()
         if stored:
             self._appended(stored)
+
+    def _make_room(self) -> None:
+        """Let in whom there is room for now, each line in its order."""
+        for line in tuple(self._crowded.values()):
+            while line.callers and not self._is_full(line):
+                waiting = line.callers.popleft()
+                if not waiting.done.done():  # else its caller was cancelled
+                    self._let_in(waiting)
+            if not line.callers:
+                del self._crowded[line.key]
+                if not line.bytes:
+                    del self._lines[line.key]
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this connection is closed; call penstock.connect again")
 
 
 def _unexpected(error: Exception) -> StoreError:
