@@ -14,7 +14,7 @@ import logging
 import socket
 from collections.abc import Coroutine
 from ipaddress import ip_address
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from ..errors import BrokerUnavailable, PenstockError, ProtocolError
 from .failures import failure_of
@@ -84,9 +84,8 @@ class Connection(asyncio.Protocol):
     # ---- the transport's side ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=1 << 20)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
+        self._transport.set_write_buffer_limits(high=1 << 20)
         if (raw := transport.get_extra_info("socket")) is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._host.joined(self)

@@ -13,7 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 from ..errors import BrokerUnavailable, PenstockError, ProtocolError
 from .failures import raised
@@ -175,9 +175,8 @@ class Link(asyncio.Protocol):
     # ---- the transport's side ----
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        transport.set_write_buffer_limits(high=1 << 20)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
+        self._transport.set_write_buffer_limits(high=1 << 20)
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._loop.time()

@@ -20,6 +20,7 @@ from ..broker.endpoint import (
     Held,
     Lag,
     PollRequest,
+    RateInfo,
     Settle,
     SettleReply,
     ShardInfo,
@@ -27,6 +28,7 @@ from ..broker.endpoint import (
 )
 from ..errors import ProtocolError
 from ..model.delivery import Span
+from ..model.flow import Rate
 from ..model.route import Change, Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store.contract import Appended
@@ -195,6 +197,7 @@ class Append(Request):
     partition_id: int
     due_at: int = 0
     ids: bytes = b""
+    producer: str = ""  # whose rate it counts towards (R40), if the broker does not know it better
 
 
 class CancelDelayed(Request):
@@ -294,6 +297,10 @@ class Spots(Request):
     spots: tuple[tuple[int, int], ...] | None = None
 
 
+class SetRate(Request):
+    rate: Rate
+
+
 # ---- the table ----
 
 Packed = tuple[Any, Sequence[bytes]]
@@ -368,6 +375,9 @@ _TABLE = (
     ),
     _once(61, "redrive", Spots, int),
     _once(62, "discard", Spots, int),
+    # rates
+    Operation(70, "set_rate", SetRate, None),
+    Operation(71, "rates", Nothing, list[RateInfo]),
 )  # fmt: skip
 
 OPERATIONS = {operation.name: operation for operation in _TABLE}

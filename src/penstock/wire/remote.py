@@ -156,12 +156,22 @@ class RemoteEndpoint:
     redrive = _asked("redrive")
     discard = _asked("discard")
 
+    set_rate = _asked("set_rate")
+    rates = _asked("rates")
+
     # ---- the log ----
 
     async def append(
-        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
     ) -> Appended:
-        request = m.Append(topic, partition_id, due_at, ids)
+        request = m.Append(topic, partition_id, due_at, ids, producer)
         answer = await self.pool.call(m.OPERATIONS["append"], request, (batch,), key=f"p{partition_id}")
         assert isinstance(answer, Appended)
         return answer

@@ -15,7 +15,7 @@ from ..broker.embedded import Broker
 from ..broker.endpoint import Beat, Held, Settle, Verdict
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
 from ..errors import PenstockError
-from ..model.access import Principal, allows
+from ..model.access import ANONYMOUS, Principal, allows
 from . import messages as m
 from .asking import Holdings
 from .messages import Answer, Ask, Operation, Request
@@ -43,6 +43,8 @@ class Session:
             named[operation.body] = body
         if operation.name == "beat":  # the only verb that blocks
             return await self._beat(named["beats"])
+        if operation.name == "append" and self._principal is not ANONYMOUS:
+            named["producer"] = self._principal.name
         if operation.name == "settle":
             self._holdings.settled(named["parts"])
         reply = await getattr(self._broker, operation.name)(**named)
@@ -102,7 +104,9 @@ def _topics(operation: Operation, request: Any) -> Iterable[str | None]:
     if isinstance(request, m.Beats):
         held = {held.topic for beat in request.beats for held in beat.held}
         return {beat.topic for beat in request.beats} | held
-    if operation.name in ("topics", "shards", "drain_shard", "open_shard"):
+    if isinstance(request, m.SetRate):
+        return (request.rate.subject[0] or None,)
+    if operation.name in ("topics", "shards", "drain_shard", "open_shard", "rates"):
         return (None,)
     topic = getattr(request, "topic", None)
     return (request.name if topic is None else topic,)
