@@ -56,8 +56,8 @@ class PenstockServed(PenstockEmbedded):
         with ServerProcess("served") as server:
             port = free_port()
             store = f"sqlite:///{Path(server.folder, 'bench.db')}"
-            options = ["--dev", "--host", HOST, "--port", str(port), "--store", store]
-            server.start([*SERVE, *options], port)
+            options = ["--dev", "--host", HOST, "--port", str(port), "--http-port", "0"]
+            server.start([*SERVE, store, *options], port)
             yield f"penstock://{HOST}:{port}"
 
 
