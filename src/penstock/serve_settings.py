@@ -10,7 +10,6 @@ Must never ignore what it does not understand, and never show an address: there 
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
@@ -24,49 +23,55 @@ from .units import duration_ms, size_bytes
 __all__ = ["ServeSettings", "is_loopback", "key_of", "read_settings"]
 
 _ENVIRONMENT = "PENSTOCK_SERVE_"
-_HOST_FREE = ("0.0.0.0", "::", "")
 _FRAME_ROOM = 1 << 20  # what comes with a batch in a frame
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-def _setting(default: Any, kind: str, **more: Any) -> Any:
-    shown = not kind.startswith("secret")
+def _setting(default: Any, kind: str, help: str, **more: Any) -> Any:
+    facts = {"kind": kind.removeprefix("secret "), "help": help, **more}
+    shown = not kind.startswith("secret ")
     if isinstance(default, dict):
-        return field(default_factory=lambda: dict(default), repr=shown, metadata={"kind": kind, **more})
-    return field(default=default, repr=shown, metadata={"kind": kind, **more})
+        return field(default_factory=lambda: dict(default), repr=shown, metadata=facts)
+    return field(default=default, repr=shown, metadata=facts)
 
 
 @dataclass(frozen=True, slots=True)
 class ServeSettings:
     # the store
-    url: str = _setting("sqlite:///penstock.db", "secret text")
-    shards: Mapping[str, str] = _setting({}, "secret table")  # addresses of further shards, by name
-    migrate: bool = _setting(False, "flag")  # make or change tables on a database server at the start
+    url: str = _setting("sqlite:///penstock.db", "secret text", "The queue's database.")
+    shards: Mapping[str, str] = _setting({}, "secret table", "Further databases of the queue, by name.")
+    migrate: bool = _setting(False, "flag", "Make or change the tables of a database server at the start.")
 
     # where it listens
-    host: str = _setting("127.0.0.1", "text")
-    port: int = _setting(7070, "port")  # 0: any that is free
-    http_host: str = _setting("127.0.0.1", "text")
-    http_port: int = _setting(7071, "port")  # 0: no HTTP
-    advertise: str = _setting("", "text")  # host:port that clients are told; "": host and port
-    zone: str = _setting("", "text")  # clients prefer brokers of theirs
-    dev: bool = _setting(False, "flag")  # from this machine nobody needs a token
+    host: str = _setting("127.0.0.1", "text", "Where to listen; 0.0.0.0 is every address of this machine.")
+    port: int = _setting(7070, "port", "For clients; 0 is any that is free.")
+    http_host: str = _setting("127.0.0.1", "text", "Where to listen for HTTP.")
+    http_port: int = _setting(7071, "port", "For HTTP, if the extra server is installed; 0 is none.")
+    advertise: str = _setting("", "text", "HOST:PORT that clients are told, if it is not host and port.")
+    zone: str = _setting("", "text", "Where it is; clients prefer brokers of their own zone.")
+    dev: bool = _setting(False, "flag", "Nobody on this machine needs a token; other hosts are refused.")
 
     # TLS: paths of PEM files; "": none
-    tls_cert: str = _setting("", "text")
-    tls_key: str = _setting("", "text")
-    tls_client_ca: str = _setting("", "text")  # clients may, instead of a token, show a certificate of these
+    tls_cert: str = _setting("", "text", "The broker's certificate, a PEM file: speak TLS.")
+    tls_key: str = _setting("", "text", "The certificate's key, a PEM file without a password.")
+    tls_client_ca: str = _setting(
+        "", "text", "Authorities (PEM) whose certificates clients may show instead of a token."
+    )
 
     # limits
-    max_connections: int = _setting(10_000, "count")
-    max_frame_bytes: int = _setting(64 << 20, "size")
-    unauthenticated_ms: int = _setting(10_000, "duration")  # who has not said by then who they are is cut off
-    idle_ms: int = _setting(60_000, "duration")  # who is silent for longer; clients say something every 10 s
-    grace_ms: int = _setting(10_000, "duration")  # at a stop requests may take so long to end
+    max_connections: int = _setting(10_000, "count", "Connections at once.")
+    max_frame_bytes: int = _setting(64 << 20, "size", "The longest request.")
+    unauthenticated_ms: int = _setting(10_000, "duration", "A connection says within this who it is.")
+    idle_ms: int = _setting(
+        60_000, "duration", "A connection that is silent for so long is closed; clients are for 10s at most."
+    )
+    grace_ms: int = _setting(10_000, "duration", "At a stop, requests under way may take so long to end.")
 
     # logs, on stderr
-    log_format: str = _setting("text", "choice", choices=("text", "json"))
-    log_level: str = _setting("info", "choice", choices=("debug", "info", "warning", "error"))
+    log_format: str = _setting("text", "choice", "Of the lines on stderr.", choices=("text", "json"))
+    log_level: str = _setting(
+        "info", "choice", "What is logged.", choices=("debug", "info", "warning", "error")
+    )
 
     def __post_init__(self) -> None:
         for keys, sentence in _contradictions(self):
@@ -81,20 +86,11 @@ class ServeSettings:
         """Whether other machines reach it, with nothing that hides their tokens on the way."""
         return not self.tls and not is_loopback(self.host)
 
-    def address(self, port: int) -> str:
-        """host:port that clients are told, if it listens on that port."""
-        if self.advertise:
-            return self.advertise
-        host = self.host
-        if host in _HOST_FREE:
-            import socket
-
-            host = socket.gethostname()
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
 
 def is_loopback(host: str) -> bool:
     """Whether this is an address, or the name, of the machine itself."""
+    import ipaddress
+
     if host == "localhost":
         return True
     try:
@@ -158,13 +154,13 @@ _FIELDS: dict[str, Field[Any]] = {key_of(one.name): one for one in fields(ServeS
 def read_settings(
     options: Mapping[str, Any], environment: Mapping[str, str], config: str | Path | None = None
 ) -> ServeSettings:
-    """`options` by field name, those that were given; `config` is the file, else PENSTOCK_CONFIG names it."""
+    """`options` by field name, as they were written; `config` is the file, else PENSTOCK_CONFIG names it."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for name, value, origin in (
         *_from_file(config or environment.get("PENSTOCK_CONFIG")),
         *_from_environment(environment),
-        *((name, value, "the command line") for name, value in options.items()),
+        *_from_options(options),
     ):
         before = values.get(name)
         values[name] = {**before, **value} if isinstance(before, dict) else value
@@ -190,7 +186,7 @@ def _from_file(path: str | Path | None) -> list[tuple[str, Any, str]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidSetting(f"{path} is not TOML: {error}") from None
     return [
-        (one.name, _CONVERT[_kind(one)](value, f"{path}: {key}", one), str(path))
+        (one.name, _CONVERT[one.metadata["kind"]](value, f"{path}: {key}", one), str(path))
         for key, value in found.items()
         for one in [_field(key, list(_FIELDS), f"{path}: {key!r}", lambda known: known)]
     ]
@@ -206,8 +202,16 @@ def _from_environment(environment: Mapping[str, str]) -> list[tuple[str, Any, st
             continue
         key = variable.removeprefix(_ENVIRONMENT).lower()
         one = _field(key, keys, variable, lambda known: f"{_ENVIRONMENT}{known.upper()}")
-        value = _CONVERT[_kind(one)](_untyped(text, one, variable), variable, one)
+        value = _CONVERT[one.metadata["kind"]](_untyped(text, one, variable), variable, one)
         found.append((one.name, value, variable))
+    return found
+
+
+def _from_options(options: Mapping[str, Any]) -> list[tuple[str, Any, str]]:
+    found = []
+    for name, value in options.items():
+        one, option = _FIELDS[key_of(name)], f"--{key_of(name).replace('_', '-')}"
+        found.append((name, _CONVERT[one.metadata["kind"]](value, option, one), option))
     return found
 
 
@@ -220,13 +224,9 @@ def _field(key: str, known: list[str], where: str, written: Callable[[str], str]
     raise InvalidSetting(f"{where} is no setting: {hint}")
 
 
-def _kind(one: Field[Any]) -> str:
-    return str(one.metadata["kind"]).removeprefix("secret ")
-
-
 def _untyped(text: str, one: Field[Any], variable: str) -> Any:
     """Text of the environment as TOML would have it."""
-    kind = _kind(one)
+    kind = one.metadata["kind"]
     if kind == "flag":
         if text.lower() not in _TRUE + _FALSE:
             raise InvalidSetting(f"{variable}={text!r} is neither 1 nor 0")

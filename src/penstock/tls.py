@@ -7,6 +7,7 @@ clients without one, who then need a token; the name of a client with one is the
 
 from __future__ import annotations
 
+import re
 import ssl
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from .errors import InvalidSetting
 from .serve_settings import ServeSettings
 
 __all__ = ["certificate_name", "client_context", "server_context"]
+
+_PLACE = re.compile(r"\s*\(_ssl\.c:\d+\)")
 
 
 def server_context(settings: ServeSettings) -> ssl.SSLContext | None:
@@ -97,5 +100,5 @@ def _no_password() -> str:
 
 def _why(error: OSError) -> str:
     if isinstance(error, ssl.SSLError):
-        return str(error.reason or error).replace("_", " ").lower()
+        return _PLACE.sub("", str(error.reason or error)).replace("_", " ").lower()
     return error.strerror or str(error)

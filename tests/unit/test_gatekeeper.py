@@ -248,7 +248,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
         ("append", "invoices", "send:invoices"),
         ("append", "orders.billing.dead", "manage:orders"),
         ("dead_letters", "orders.billing.dead", "consume:orders"),
-        ("topic", "invoices", "consume:invoices"),
+        ("topic", "invoices", "send:invoices"),
         ("shards", None, "manage:*"),
     ],
 )

@@ -29,13 +29,13 @@ from ..errors import NotAuthenticated, PermissionDenied, StoreError, UnknownPart
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
 from ..store.contract import Store
 
-__all__ = ["ACTIONS", "REMEMBER_MS", "Gatekeeper", "new_token"]
+__all__ = ["ACTIONS", "REMEMBER_MS", "Gatekeeper", "InThread", "new_token"]
 
 T = TypeVar("T")
 
 log = logging.getLogger("penstock.access")
 
-REMEMBER_MS = 5_000
+REMEMBER_MS = 2_000
 """A token that was removed, rotated or lost a permission is used no longer than this."""
 
 _WRONG_PER_S = 10  # wrong tokens a second that are answered at once
@@ -78,6 +78,8 @@ ACTIONS: dict[str, Need] = {
     "dead_letters": "consume",
     "redrive": "consume",
     "discard": "manage",
+    "set_rate": "manage",  # on the whole queue, if it is about a producer
+    "rates": "manage",
     "now_ms": "none",
     "close": "none",
 }
@@ -218,14 +220,13 @@ class Gatekeeper:
         if allows(principal, need, topic):
             return
         wanted, base = ("manage", "*") if topic is None else needed(need, topic)
+        about = "the queue as a whole" if topic is None else f"topic {base!r}"
+        what, grant, other = f"may not {wanted} {about}", f"{wanted}:{base}", ""
         if wanted == "any":
-            what, grant = f"has no permission on topic {base!r}", f"consume:{base}"
-        else:
-            about = "the queue as a whole" if topic is None else f"topic {base!r}"
-            what, grant = f"may not {wanted} {about}", f"{wanted}:{base}"
+            what, grant, other = f"has no permission on {about}", f"send:{base}", f", or consume:{base},"
         name = principal.name
         raise PermissionDenied(
-            f"principal {name!r} {what}: `penstock access grant {name} {grant}` allows it",
+            f"principal {name!r} {what}: `penstock access grant {name} {grant}`{other} allows it",
             principal=name,
             permission=grant,
         )

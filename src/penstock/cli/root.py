@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from . import (
+    access,
     consume,
     dead,
     demo,
@@ -22,6 +23,7 @@ from . import (
     read,
     route,
     send,
+    serve,
     shard,
     topics,
     worker,
@@ -46,11 +48,11 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for family in (topics.app, groups.app, route.app, shard.app, dead.app):
+for family in (topics.app, groups.app, route.app, shard.app, dead.app, access.app):
     app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
 for register in (
     send.register, consume.register, read.register, lag.register,
-    worker.register, migrate.register, doctor.register, demo.register,
+    serve.register, worker.register, migrate.register, doctor.register, demo.register,
 ):  # fmt: skip
     register(app)
 

@@ -1,0 +1,167 @@
+"""`penstock serve` as a process: the first token, the log, signals, and what stops it from starting."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.model.access import hash_of, is_token
+from penstock.store import open_sqlite
+from tests.contract.cli_runner import Answer, Cli
+
+SECONDS = 60
+
+
+class Served:
+    """Brokers as processes on one queue; whatever is left of them is killed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.cli = Cli(folder)
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, *words: str) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
+        """A broker that is ready, and what it logged then."""
+        process = self.cli.start("serve", "--port", "0", "--http-port", "0", "--log-format", "json", *words)
+        self.processes.append(process)
+        return process, logged(process, "serving")
+
+    def end(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> Answer:
+        process.send_signal(number)
+        out, err = process.communicate(timeout=SECONDS)
+        return Answer(process.returncode, out.decode(), err.decode())
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    made = Served(tmp_path)
+    yield made
+    for process in made.processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def logged(process: subprocess.Popen[bytes], message: str) -> dict[str, Any]:
+    """The next line of the log that says so."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(b"{") and json.loads(line)["message"] == message:
+            found: dict[str, Any] = json.loads(line)
+            return found
+    raise AssertionError(f"{message!r} was never logged; exit code {process.wait(SECONDS)}")
+
+
+def brokers(folder: Path) -> list[str]:
+    with closing(open_sqlite(folder / "queue.db")) as store:
+        return [broker.address for broker in store.brokers.live()]
+
+
+def test_the_first_start_shows_a_token_once(served: Served, tmp_path: Path) -> None:
+    process, line = served.start()
+    assert process.stdout is not None
+    text = b"".join(process.stdout.readline() for _ in range(5)).decode()
+    (token,) = re.findall(r"PENSTOCK_TOKEN=(\S+)", text)
+    assert is_token(token) and f"PENSTOCK_URL={line['url']}\n" in text
+    answer = served.end(process)
+    assert answer.code == 0 and "pst_" not in answer.err and answer.out.strip() == ""
+    with closing(open_sqlite(tmp_path / "queue.db")) as store:
+        admin = store.access.by_secret(hash_of(token))
+    assert admin is not None and admin.name == "admin" and len(admin.permissions) == 3
+    again, _ = served.start()
+    second = served.end(again)
+    assert (second.code, second.out) == (0, "") and "pst_" not in second.err
+
+
+def test_the_first_token_as_json(served: Served) -> None:
+    process, line = served.start("--json")
+    assert process.stdout is not None
+    shown = json.loads(process.stdout.readline())
+    assert (shown["principal"], shown["url"]) == ("admin", line["url"]) and is_token(shown["token"])
+    assert served.end(process).code == 0
+
+
+def test_dev_makes_no_principal(served: Served, tmp_path: Path) -> None:
+    process, line = served.start("--dev")
+    assert line["dev"] is True
+    answer = served.end(process)
+    assert (answer.code, answer.out) == (0, "") and "without a token" in answer.err
+    with closing(open_sqlite(tmp_path / "queue.db")) as store:
+        assert store.access.principals() == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_and_it_leaves_the_list(served: Served, tmp_path: Path, number: int) -> None:
+    process, line = served.start("--zone", "eu-1")
+    assert line["zone"] == "eu-1" and brokers(tmp_path) == [line["url"].removeprefix("penstock://")]
+    answer = served.end(process, number)
+    messages = [json.loads(text)["message"] for text in answer.err.splitlines()]
+    assert answer.code == 0 and messages[-2:] == ["stopping", "stopped"] and "Traceback" not in answer.err
+    assert brokers(tmp_path) == []
+
+
+def test_a_second_signal_ends_it_at_once(served: Served) -> None:
+    process, _ = served.start("--grace", "10m")
+    process.send_signal(signal.SIGSTOP)  # both signals are there before it does anything about the first
+    process.send_signal(signal.SIGTERM)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    assert process.wait(SECONDS) == 130
+
+
+def test_a_port_that_is_taken(served: Served, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        answer = served.cli.process("serve", "--port", port, "--http-port", "0", "--json")
+    assert answer.code == 2 and answer.out == ""
+    assert f"cannot listen on 127.0.0.1:{port}" in answer.error["message"]
+    with closing(open_sqlite(tmp_path / "queue.db")) as store:
+        assert store.access.principals() == []  # a token was neither made nor lost
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--dev", "--host", "0.0.0.0"], "dev lets everybody in"),
+        (["--config", "nothing.toml"], "cannot be read"),
+        (["--config", "bad.toml"], "bad.toml: 'prot' is no setting: did you mean port?"),
+        (["--tls-cert", "a.pem"], "tls_cert is nothing without tls_key"),
+        (["--tls-cert", "bad.toml", "--tls-key", "bad.toml"], "tls_cert and tls_key cannot be used"),
+        (["--grace", "soon"], "--grace must be a duration"),
+        (["--url", "penstock://127.0.0.1:7070"], "not on another broker"),
+        (["sqlite:///a.db", "--url", "sqlite:///b.db"], "named twice"),
+        (["nonsense://x"], "there is no scheme"),
+        (["--port", "x"], "--port"),
+    ],
+)
+def test_what_it_does_not_start_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.toml").write_text("prot = 1")
+    answer = Cli(tmp_path)("serve", "--http-port", "0", "--port", "0", *words)
+    assert answer.code == 2 and says in answer.err and not (tmp_path / "queue.db").exists()
+
+
+def test_a_file_of_settings(served: Served, tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text('url = "sqlite:///other.db"\nzone = "from-file"\n')
+    process, line = served.start("--config", "penstock.toml")
+    assert line["zone"] == "from-file"
+    assert line["store"].endswith("queue.db")  # PENSTOCK_URL beats the file
+    served.end(process)
+
+
+def test_a_broker_that_others_can_reach_warns(served: Served) -> None:
+    process, _ = served.start("--host", "0.0.0.0", "--advertise", "127.0.0.1:1")
+    warned = logged(process, "tokens and messages cross the network for everybody to read: set tls_cert and "
+                             "tls_key, or listen on 127.0.0.1 only")  # fmt: skip
+    assert (warned["level"], warned["host"]) == ("warning", "0.0.0.0")
+    served.end(process)

@@ -1,0 +1,96 @@
+"""Lines of a served broker's log: one an event, with fields, and never a token."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from typing import Any
+
+import pytest
+
+from penstock.cli.serve_logging import JsonLines, TextLines, fields, log_to_stderr
+from penstock.serve_settings import ServeSettings
+
+TOKEN = "pst_" + "S3cret-_" * 5 + "abc"
+
+
+def record(message: str, *args: Any, error: BaseException | None = None, **facts: Any) -> logging.LogRecord:
+    info = (type(error), error, error.__traceback__) if error else None
+    made = logging.LogRecord("penstock.serve", logging.INFO, "f", 1, message, args, info)
+    made.created = 1_700_000_000.5
+    made.__dict__.update(fields(**facts))
+    return made
+
+
+def test_text_for_people() -> None:
+    line = TextLines().format(record("a %s\nevent", "small", port=7070, tls=False, why='say "no"', zone=""))
+    assert line == (
+        "2023-11-14T22:13:20.500Z INFO penstock.serve a small event "
+        r'port=7070 tls=false why="say \"no\"" zone=""'
+    )
+
+
+def test_json_for_machines() -> None:
+    line = JsonLines().format(record("a %s\nevent", "small", port=7070, tls=False))
+    assert "\n" not in line
+    assert json.loads(line) == {
+        "time": "2023-11-14T22:13:20.500Z",
+        "level": "info",
+        "logger": "penstock.serve",
+        "message": "a small\nevent",
+        "port": 7070,
+        "tls": False,
+    }
+
+
+@pytest.mark.parametrize("kind", [JsonLines, TextLines])
+def test_a_token_is_cut_out_wherever_it_stands(kind: type[logging.Formatter]) -> None:
+    try:
+        raise ValueError(f"wrong: {TOKEN}")
+    except ValueError as error:
+        line = kind().format(record("from %s", TOKEN, error=error, header=f"Bearer {TOKEN}"))
+    assert TOKEN not in line and TOKEN[8:] not in line and line.count("pst_…") == 3
+    assert "ValueError" in line
+
+
+def test_it_goes_to_stderr_at_the_level_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = logging.getLogger()
+    before = (root.handlers[:], root.level, logging.getLogger("penstock").level)
+    try:
+        log_to_stderr("text", "warning").setStream(sys.stderr)  # type: ignore[attr-defined]
+        logging.getLogger("penstock.wire").info("quiet")
+        logging.getLogger("penstock.wire").warning("loud")
+        logging.getLogger("uvicorn.error").info("chatter")
+    finally:
+        root.handlers[:], level, ours = before[0], before[1], before[2]
+        root.setLevel(level)
+        logging.getLogger("penstock").setLevel(ours)
+        for name in ("uvicorn", "asyncio"):
+            logging.getLogger(name).setLevel(logging.NOTSET)
+    captured = capsys.readouterr()
+    assert captured.out == "" and "loud" in captured.err
+    assert "quiet" not in captured.err and "chatter" not in captured.err
+
+
+def test_listening_has_the_defaults_of_the_settings() -> None:
+    """The server's own defaults are for programs that make one by hand; they must not differ."""
+    from penstock.cli.serve import listening
+    from penstock.wire.listening import Listening
+
+    assert listening(ServeSettings()) == Listening()
+
+
+def test_every_setting_reaches_the_server() -> None:
+    from penstock.cli.serve import listening
+
+    settings = ServeSettings(
+        host="::1", port=1, zone="z", advertise="a:1", max_connections=2, max_frame_bytes=10 << 20,
+        unauthenticated_ms=3, idle_ms=4,
+    )  # fmt: skip
+    found = listening(settings)
+    assert (found.host, found.port, found.zone, found.advertise) == ("::1", 1, "z", "a:1")
+    assert (found.max_connections, found.max_frame_bytes) == (2, 10 << 20)
+    assert (found.unauthenticated_ms, found.silent_ms) == (3, 4)
