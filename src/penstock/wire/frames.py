@@ -23,7 +23,8 @@ __all__ = ["ERROR", "MORE", "PREFIX_BYTES", "REPLY", "Frame", "FrameParser", "en
 
 _PREFIX = Struct(">IIIBBH")
 PREFIX_BYTES = _PREFIX.size
-_AFTER_LENGTH = PREFIX_BYTES - 4
+_LENGTH_BYTES = 4
+_AFTER_LENGTH = PREFIX_BYTES - _LENGTH_BYTES
 
 # flags
 REPLY = 1  # an answer
@@ -58,7 +59,8 @@ class FrameParser:
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes  # of a frame; may be raised once a peer is trusted
         self._buffer = bytearray()
-        self._needed = PREFIX_BYTES
+        self._needed = _LENGTH_BYTES  # enough to know a stranger by
+        self._fault: ProtocolError | None = None
 
     @property
     def waiting(self) -> int:
@@ -67,6 +69,8 @@ class FrameParser:
 
     def feed(self, data: bytes) -> Iterator[Frame]:
         """The frames that are whole now."""
+        if self._fault is not None:
+            raise self._fault
         buffer = self._buffer
         buffer += data
         if len(buffer) < self._needed:
@@ -77,30 +81,33 @@ class FrameParser:
                 while (frame := self._next(view, start)) is not None:
                     start += PREFIX_BYTES + len(frame.header) + len(frame.body)
                     yield frame
+        except ProtocolError as error:
+            self._fault = error
+            start = len(buffer)
+            raise
         finally:
             del buffer[:start]
 
     def _next(self, view: memoryview, start: int) -> Frame | None:
         left = len(view) - start
+        if left >= _LENGTH_BYTES:
+            self._check_length(view, start)
         if left < PREFIX_BYTES:
-            if left >= 4:  # already enough to know a stranger by
-                self._checked(view, start)
-            self._needed = PREFIX_BYTES
+            self._needed = PREFIX_BYTES if left >= _LENGTH_BYTES else _LENGTH_BYTES
             return None
         size, id, header_size, kind, flags, reserved = _PREFIX.unpack_from(view, start)
-        self._checked(view, start)
         if size < _AFTER_LENGTH or header_size > size - _AFTER_LENGTH or flags & ~_FLAGS or reserved:
             raise ProtocolError("this is no frame of Penstock's protocol: its lengths or flags are wrong")
-        end = start + 4 + size
+        end = start + _LENGTH_BYTES + size
         if len(view) < end:
-            self._needed = 4 + size
+            self._needed = _LENGTH_BYTES + size
             return None
         header_start = start + PREFIX_BYTES
         body_start = header_start + header_size
         return Frame(kind, flags, id, bytes(view[header_start:body_start]), bytes(view[body_start:end]))
 
-    def _checked(self, view: memoryview, start: int) -> None:
-        first = bytes(view[start : start + 4])
+    def _check_length(self, view: memoryview, start: int) -> None:
+        first = bytes(view[start : start + _LENGTH_BYTES])
         size = int.from_bytes(first)
         if size <= self.max_bytes:
             return

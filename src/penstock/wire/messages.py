@@ -403,5 +403,5 @@ def decode(header: bytes, kind: Any) -> Any:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
         return decoder.decode(header)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"the header of a frame cannot be read: {error}") from error
