@@ -201,7 +201,7 @@ class DutyRunner:
         self._holder = holder
         self._limits = limits
         self._in_thread = in_thread
-        self._held: set[str] = set()
+        self.held: set[str] = set()  # whose lease this process had when they were last due
         self._stopping = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
@@ -226,8 +226,9 @@ class DutyRunner:
         """Run a duty if its lease can be had; True if it ran."""
         try:
             if not self._store.duties.acquire(duty.name, self._holder, self._limits.duty_lease_ms):
+                self.held.discard(duty.name)
                 return False
-            self._held.add(duty.name)
+            self.held.add(duty.name)
             duty.run_once()
         except PenstockError as error:
             _log.warning("duty %s waits: %s", duty.name, error)
@@ -244,7 +245,7 @@ class DutyRunner:
         await self._in_thread(self._release)
 
     def _release(self) -> None:
-        for name in tuple(self._held):
+        for name in tuple(self.held):
             try:
                 self._store.duties.release(name, self._holder)
             except PenstockError as error:

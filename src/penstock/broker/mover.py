@@ -43,6 +43,7 @@ class Mover:
         self._read = read  # (partition id, first, last) → the batches that hold these offsets
         self._append = append
         self._in_thread = in_thread
+        self.died: Callable[[str, str, int], None] = lambda topic, group, messages: None  # is told
 
     async def move(
         self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
@@ -88,6 +89,8 @@ class Mover:
             assert delivery.stamp is not None, "it was stamped again"
         ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
         await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
+        if dead and not (delivery.stamp and delivery.stamp.due_at):
+            self.died(group.topic, group.name, builder.count)
         return builder.count
 
     def _restamp(self, group: Group, partition_id: int, delivery: Delivery) -> Delivery | None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..config import Limits
 from ..store.contract import Append, Appended, News, Store, StoredBatch
+from .figures import Figures
 from .schedule import ScheduleMover
 from .schedule_thread import ScheduleThread
 from .tail import TailCache
@@ -60,6 +61,11 @@ class ShardWork:
             name = await self._in_thread(self._store.shard_of, append.partition_id)
         writer = self._writers.get(name) or self._writers[""]  # which says what is wrong
         return await writer.append(append, line)
+
+    def watch(self, figures: Figures) -> None:
+        for name, writer in self._writers.items():
+            writer.committed = partial(figures.committed, name)
+            figures.queued[name or "first"] = partial(getattr, writer, "queued_bytes")
 
     # ---- waiting ----
 

@@ -5,15 +5,16 @@ shared by all that wait for it. If the transaction fails, each append is run aga
 one that fails does not take its neighbours with it (I2), and one that was stored after all is recognised
 by its sequence (I3). If the store cannot be reached, all fail alike, and their senders repeat them.
 
-What is more than one commit takes turns: topics, and in a topic its producers (`model.turns`, R41). The queue
-is bounded in bytes, in whole and for each of those lines: a full one slows its own callers, in their order, and
-drops nothing (I17). A line of which nothing waits always takes one batch, whatever others have filled.
+What is more than one commit takes turns: topics, and in a topic its producers (`model.turns`, R41). The
+queue is bounded in bytes, in whole and for each of those lines: a full one slows its own callers, in their
+order, and drops nothing (I17). A line of which nothing waits takes one batch, whatever others have filled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,7 @@ class Writer:
         self._limits = limits
         self._appended = appended
         self.scheduled: Callable[[int], None] = lambda due_at: None
+        self.committed: Callable[[int, int, float], None] = lambda batches, size, seconds: None  # likewise
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
         self._lines: dict[LineKey, _Line] = {}
@@ -89,6 +91,10 @@ class Writer:
         else:
             self._let_in(waiting)
         return await waiting.done
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._pending_bytes
 
     def _is_full(self, line: _Line) -> bool:
         if not line.bytes:
@@ -119,7 +125,10 @@ class Writer:
         while not self._ended or self._turns:
             group = self._gather()
             if group:
+                began = time.perf_counter()
                 results = self._store([w.append for w in group])
+                size = sum(len(w.append.batch) for w in group)
+                self.committed(len(group), size, time.perf_counter() - began)
                 stored = self._remember(group, results)
                 self._loop.call_soon_threadsafe(self._answer, group, results, stored)
 
