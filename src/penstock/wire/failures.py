@@ -1,8 +1,8 @@
 """Errors as they travel: a code for machines, a sentence for people, and what a program may want to read.
 
 An error of our tree arrives as the same class. One that the other side does not know arrives as the nearest
-thing it does: a `PenstockError` with its code, and as retriable as it was. What is not of our tree is a fault
-of the broker: it is logged there, and the client is told no more than that.
+thing it does: a `PenstockError` with its code in the details, and as retriable as it was. What is not of our
+tree is a fault of the broker: it is logged there, and the client is told no more than that.
 """
 
 from __future__ import annotations
@@ -43,14 +43,16 @@ def failure_of(error: BaseException) -> Failure:
 def raised(failure: Failure) -> PenstockError:
     """The error to raise for it."""
     kind = _CLASSES.get(failure.code)
-    if kind is not None:
-        return kind(failure.message, **failure.details)
-    found = (_Foreign if failure.retriable else PenstockError)(failure.message, **failure.details)
-    found.details.setdefault("code", failure.code)
+    found = (kind or (_Foreign if failure.retriable else PenstockError))(failure.message)
+    found.details.update(failure.details)  # whatever their names are
+    if kind is None:
+        found.details.setdefault("code", failure.code)
     return found
 
 
 def _travels(value: Any) -> bool:
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
     if isinstance(value, list | tuple):
         return all(map(_travels, value))
     if isinstance(value, dict):

@@ -29,10 +29,10 @@ from ..broker.endpoint import (
 from ..errors import ProtocolError
 from ..model.delivery import Span
 from ..model.flow import Rate
-from ..model.route import Change, Route
+from ..model.route import Change
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store.contract import Appended
-from . import batches
+from . import batches, routes
 
 __all__ = [
     "ASK",
@@ -329,6 +329,12 @@ def _once(kind: int, name: str, request: type[Request], reply: Any) -> Operation
     return Operation(kind, name, request, reply, repeatable=False)
 
 
+def _routed(kind: int, name: str, request: type[Request], *, repeatable: bool) -> Operation:
+    return Operation(
+        kind, name, request, routes.RouteHead, repeatable, pack=routes.pack_route, unpack=routes.route
+    )
+
+
 _TABLE = (
     Operation(BROKERS, "brokers", Brokers, BrokerList),
     # log
@@ -351,12 +357,14 @@ _TABLE = (
     _once(34, "delete_topic", Named, None),
     _once(35, "purge", Named, int),
     # routes and shards
-    Operation(40, "route", OfTopic, Route),
-    Operation(41, "route_history", OfTopic, list[Route]),
+    _routed(40, "route", OfTopic, repeatable=True),
+    Operation(
+        41, "route_history", OfTopic, list[routes.RouteHead], pack=routes.pack_routes, unpack=routes.routes
+    ),
     Operation(42, "route_change", OfTopic, Change | None),
-    _once(43, "split", Split, Route),
-    _once(44, "merge", Merge, Route),
-    _once(45, "move", MoveTo, Route),
+    _routed(43, "split", Split, repeatable=False),
+    _routed(44, "merge", Merge, repeatable=False),
+    _routed(45, "move", MoveTo, repeatable=False),
     Operation(46, "shards", Nothing, list[ShardInfo]),
     Operation(47, "drain_shard", Named, ShardInfo),
     Operation(48, "open_shard", Named, ShardInfo),
