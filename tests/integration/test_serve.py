@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import socket
@@ -24,30 +25,39 @@ SECONDS = 60
 class Served:
     """Brokers as processes on one queue; whatever is left of them is killed."""
 
-    def __init__(self, folder: Path) -> None:
-        self.cli = Cli(folder)
+    def __init__(self, folder: Path, url: str | None = None) -> None:
+        self.cli = Cli(folder, url)
         self.processes: list[subprocess.Popen[bytes]] = []
 
     def start(self, *words: str) -> tuple[subprocess.Popen[bytes], dict[str, Any]]:
         """A broker that is ready, and what it logged then."""
-        process = self.cli.start("serve", "--port", "0", "--http-port", "0", "--log-format", "json", *words)
-        self.processes.append(process)
+        process = self.begin(*words)
         return process, logged(process, "serving")
+
+    def begin(self, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
+        """Without a buffer on our side, so that what was not looked at is there for `end`."""
+        words = ("serve", "--port", "0", "--http-port", "0", "--log-format", "json", *words)
+        process = self.cli.start(*words, bufsize=0, **settings)
+        self.processes.append(process)
+        return process
 
     def end(self, process: subprocess.Popen[bytes], number: int = signal.SIGTERM) -> Answer:
         process.send_signal(number)
         out, err = process.communicate(timeout=SECONDS)
-        return Answer(process.returncode, out.decode(), err.decode())
+        return Answer(process.returncode, (out or b"").decode(), err.decode())
+
+    def kill(self) -> None:
+        for process in self.processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     made = Served(tmp_path)
     yield made
-    for process in made.processes:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+    made.kill()
 
 
 def logged(process: subprocess.Popen[bytes], message: str) -> dict[str, Any]:
@@ -87,6 +97,41 @@ def test_the_first_token_as_json(served: Served) -> None:
     shown = json.loads(process.stdout.readline())
     assert (shown["principal"], shown["url"]) == ("admin", line["url"]) and is_token(shown["token"])
     assert served.end(process).code == 0
+
+
+def test_a_first_token_that_nobody_can_read(served: Served) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    process = served.begin(stdout=writer)
+    os.close(writer)
+    told = logged(process, "the first token could not be shown: `penstock access rotate admin` makes another")
+    assert told["level"] == "error"
+    answer = served.end(process)
+    assert answer.code == 0 and "Traceback" not in answer.err
+
+
+def test_of_brokers_that_start_at_once_one_shows_a_token(served: Served) -> None:
+    processes = [served.begin("--json") for _ in range(3)]
+    for process in processes:
+        logged(process, "serving")
+    answers = [served.end(process) for process in processes]
+    assert [answer.code for answer in answers] == [0, 0, 0]
+    assert sorted(answer.out.count("pst_") for answer in answers) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("server", ["postgres_url", "mysql_url"])
+def test_on_a_database_server(tmp_path: Path, server: str, request: pytest.FixtureRequest) -> None:
+    url = request.getfixturevalue(server)
+    served = Served(tmp_path, url)
+    refused = served.cli.process("serve", "--port", "0", "--http-port", "0", "--json")
+    assert refused.code == 1 and "penstock migrate" in refused.error["message"]
+    process, line = served.start("--migrate", "--json")
+    try:
+        assert process.stdout is not None and b"pst_" in process.stdout.readline()
+        assert "@" in url and line["store"] != url  # there is a password in it
+        assert served.end(process).code == 0
+    finally:
+        served.kill()
 
 
 def test_dev_makes_no_principal(served: Served, tmp_path: Path) -> None:
@@ -149,6 +194,27 @@ def test_what_it_does_not_start_with(
     (tmp_path / "bad.toml").write_text("prot = 1")
     answer = Cli(tmp_path)("serve", "--http-port", "0", "--port", "0", *words)
     assert answer.code == 2 and says in answer.err and not (tmp_path / "queue.db").exists()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["postgresql://ann:hunter2@127.0.0.1:1/q"],
+        ["mysql://ann:hunter2@127.0.0.1:1/q", "--json"],
+        ["mysql://ann:hunter2@127.0.0.1:1/q?nonsense=1"],
+        ["--config", "secret.toml"],
+        ["sqlite:///q.db", "--shard", "b=postgresql://ann:hunter2@127.0.0.1/"],
+    ],
+)
+def test_no_password_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = "postgresql://ann:hunter2@127.0.0.1:1/q"
+    (tmp_path / "secret.toml").write_text(f'url = "{url}"\n[shards]\nb = "{url}"\n')
+    monkeypatch.setenv("PENSTOCK_SHARDS", "")
+    cli = Cli(tmp_path, url if "--config" in words else None)
+    answer = cli("serve", "--http-port", "0", "--port", "0", *words)
+    assert answer.code in (1, 2) and answer.err.count("\n") == 1
+    assert "hunter2" not in answer.out + answer.err
 
 
 def test_a_file_of_settings(served: Served, tmp_path: Path) -> None:

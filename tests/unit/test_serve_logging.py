@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from typing import Any
 
 import pytest
 
-from penstock.cli.serve_logging import JsonLines, TextLines, fields, log_to_stderr
+from penstock.cli.serve_logging import JsonLines, TextLines, fields, logging_to_stderr
 from penstock.serve_settings import ServeSettings
 
 TOKEN = "pst_" + "S3cret-_" * 5 + "abc"
@@ -54,24 +53,17 @@ def test_a_token_is_cut_out_wherever_it_stands(kind: type[logging.Formatter]) ->
     assert "ValueError" in line
 
 
-def test_it_goes_to_stderr_at_the_level_that_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    root = logging.getLogger()
-    before = (root.handlers[:], root.level, logging.getLogger("penstock").level)
-    try:
-        log_to_stderr("text", "warning").setStream(sys.stderr)  # type: ignore[attr-defined]
+def test_it_goes_to_stderr_at_the_level_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    root, ours = logging.getLogger(), logging.getLogger("penstock")
+    before = (root.handlers[:], root.level, ours.level)
+    with logging_to_stderr("text", "warning"):
         logging.getLogger("penstock.wire").info("quiet")
         logging.getLogger("penstock.wire").warning("loud")
         logging.getLogger("uvicorn.error").info("chatter")
-    finally:
-        root.handlers[:], level, ours = before[0], before[1], before[2]
-        root.setLevel(level)
-        logging.getLogger("penstock").setLevel(ours)
-        for name in ("uvicorn", "asyncio"):
-            logging.getLogger(name).setLevel(logging.NOTSET)
+        logging.getLogger("elsewhere").warning("worth a line")
+    assert (root.handlers, root.level, ours.level) == before
     captured = capsys.readouterr()
-    assert captured.out == "" and "loud" in captured.err
+    assert captured.out == "" and "loud" in captured.err and "worth a line" in captured.err
     assert "quiet" not in captured.err and "chatter" not in captured.err
 
 

@@ -10,6 +10,7 @@ The first token goes to stdout, once. Must never log it.
 from __future__ import annotations
 
 import inspect
+import logging
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+log = logging.getLogger("penstock.serve")
+
 _STORES = ("sqlite", "memory", "postgresql", "mysql")
 
 
@@ -46,13 +49,17 @@ def serve(run: Run, queue: str | None, config: Path | None, **options: Any) -> N
     import os
 
     from ..client.app.portal import loop_factory
-    from .serve_logging import log_to_stderr
+    from .serve_logging import logging_to_stderr
 
     settings = read_settings(_options(run, queue, options), os.environ, config)
     _refuse_no_store(settings)
-    log_to_stderr(settings.log_format, "debug" if run.debug else settings.log_level)
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_serve(settings, listening(settings), as_json=run.json))
+    level = "debug" if run.debug else settings.log_level
+    ports = listening(settings)
+    with (
+        logging_to_stderr(settings.log_format, level),
+        asyncio.Runner(loop_factory=loop_factory()) as runner,
+    ):
+        runner.run(_serve(settings, ports, as_json=run.json))
 
 
 # ---- options: one for each setting ----
@@ -118,7 +125,6 @@ def _refuse_no_store(settings: ServeSettings) -> None:
 
 async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool) -> None:
     import asyncio
-    import logging
     import time
 
     from ..broker.gatekeeper import Gatekeeper
@@ -127,9 +133,8 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
     from .serve_http import start_http
     from .serve_logging import fields
 
-    log = logging.getLogger("penstock.serve")
     told = asyncio.Event()
-    _on_signals(lambda: _tell(told, log))
+    _on_signals(lambda: _tell(told))
     broker = await _open(settings)
     http: HttpServer | None = None
     try:
@@ -138,7 +143,7 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
         await server.start()
         try:
             http = await start_http(broker, gatekeeper, settings)
-            _say_serving(log, settings, server.url, http)
+            _say_serving(settings, server.url, http)
             if not settings.dev:
                 await _first_token(broker, server.url, as_json=as_json)
             await _until_told(told, http)
@@ -198,7 +203,7 @@ def _on_signals(tell: Callable[[], None]) -> None:
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(tell))
 
 
-def _tell(told: asyncio.Event, log: Any) -> None:
+def _tell(told: asyncio.Event) -> None:
     if told.is_set():
         import os
 
@@ -222,7 +227,7 @@ async def _until_told(told: asyncio.Event, http: HttpServer | None) -> None:
             http.task.result()
 
 
-def _say_serving(log: Any, settings: ServeSettings, url: str, http: HttpServer | None) -> None:
+def _say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> None:
     from ..address import parse
     from .serve_logging import fields
 
@@ -263,7 +268,11 @@ async def _first_token(broker: Broker, url: str, *, as_json: bool) -> None:
     token = new_token()
     with suppress(PrincipalExists):  # another broker was started in the same moment, and shows its own
         await broker.in_thread(access.add, Principal("admin", ALL), hash_of(token))
-        _show_token(url, token, as_json=as_json)
+        try:
+            _show_token(url, token, as_json=as_json)
+        except OSError:  # nobody reads our stdout
+            exits.leave_closed_pipe()
+            log.error("the first token could not be shown: `penstock access rotate admin` makes another")
 
 
 def _show_token(url: str, token: str, *, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from ..broker.embedded import Broker
@@ -22,7 +23,7 @@ __all__ = ["HttpServer", "start_http"]
 
 log = logging.getLogger("penstock.serve")
 
-_PACKAGES = ("fastapi", "uvicorn", "prometheus_client")
+_PACKAGES = ("fastapi", "starlette", "uvicorn", "prometheus_client", "penstock.http")
 
 
 class HttpServer:
@@ -50,9 +51,9 @@ async def start_http(broker: Broker, gatekeeper: Gatekeeper, settings: ServeSett
     try:
         import uvicorn
 
-        from ..http.app import make_app
+        make_app = import_module("penstock.http.app").make_app
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in _PACKAGES:
+        if not (error.name or "").startswith(_PACKAGES):
             raise
         log.info("no HTTP: penstock[server] is not installed; http_port = 0 says that this is meant")
         return None

@@ -12,15 +12,17 @@ from __future__ import annotations
 import logging
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from . import show
 
-__all__ = ["fields", "log_to_stderr"]
+__all__ = ["fields", "logging_to_stderr"]
 
 _TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{8,}")
 _PLAIN = re.compile(r"[^\s\"=]+")
-_LOUD = ("uvicorn", "asyncio")  # loggers beside ours that have something to say
+_LOUD = ("", "uvicorn", "asyncio")  # loggers beside ours: what they warn of is worth a line
 
 
 def fields(**values: Any) -> dict[str, Any]:
@@ -28,16 +30,24 @@ def fields(**values: Any) -> dict[str, Any]:
     return {"fields": values}
 
 
-def log_to_stderr(format: str, level: str) -> logging.Handler:
-    """From now on. Returns the handler, for whoever wants to end it."""
+@contextmanager
+def logging_to_stderr(format: str, level: str) -> Iterator[None]:
+    """Meanwhile; nothing of it is left afterwards."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
+    levels = {logging.getLogger(name): logging.WARNING for name in _LOUD}
+    levels[logging.getLogger("penstock")] = logging.getLevelNamesMapping()[level.upper()]
+    before = {logger: logger.level for logger in levels}
     root = logging.getLogger()
-    root.handlers[:] = [handler]
-    root.setLevel(logging.WARNING)
-    for name in ("penstock", *_LOUD):
-        logging.getLogger(name).setLevel(level.upper() if name == "penstock" else logging.WARNING)
-    return handler
+    root.addHandler(handler)
+    try:
+        for logger, wanted in levels.items():
+            logger.setLevel(wanted)
+        yield
+    finally:
+        root.removeHandler(handler)
+        for logger, was in before.items():
+            logger.setLevel(was)
 
 
 class _Lines(logging.Formatter):
