@@ -91,14 +91,6 @@ def test_the_first_start_shows_a_token_once(served: Served, tmp_path: Path) -> N
     assert (second.code, second.out) == (0, "") and "pst_" not in second.err
 
 
-def test_the_first_token_as_json(served: Served) -> None:
-    process, line = served.start("--json")
-    assert process.stdout is not None
-    shown = json.loads(process.stdout.readline())
-    assert (shown["principal"], shown["url"]) == ("admin", line["url"]) and is_token(shown["token"])
-    assert served.end(process).code == 0
-
-
 def test_a_first_token_that_nobody_can_read(served: Served) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -111,12 +103,12 @@ def test_a_first_token_that_nobody_can_read(served: Served) -> None:
 
 
 def test_of_brokers_that_start_at_once_one_shows_a_token(served: Served) -> None:
-    processes = [served.begin("--json") for _ in range(3)]
-    for process in processes:
-        logged(process, "serving")
+    processes = [served.begin("--json") for _ in range(2)]
+    urls = [logged(process, "serving")["url"] for process in processes]
     answers = [served.end(process) for process in processes]
-    assert [answer.code for answer in answers] == [0, 0, 0]
-    assert sorted(answer.out.count("pst_") for answer in answers) == [0, 0, 1]
+    assert [answer.code for answer in answers] == [0, 0]
+    (shown,) = (json.loads(answer.out) for answer in answers if answer.out)
+    assert shown["principal"] == "admin" and shown["url"] in urls and is_token(shown["token"])
 
 
 @pytest.mark.parametrize("server", ["postgres_url", "mysql_url"])
@@ -145,8 +137,11 @@ def test_dev_makes_no_principal(served: Served, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_it_leaves_the_list(served: Served, tmp_path: Path, number: int) -> None:
-    process, line = served.start("--zone", "eu-1")
-    assert line["zone"] == "eu-1" and brokers(tmp_path) == [line["url"].removeprefix("penstock://")]
+    (tmp_path / "penstock.toml").write_text('url = "sqlite:///other.db"\nzone = "eu-1"\n')
+    process, line = served.start("--config", "penstock.toml")
+    assert line["zone"] == "eu-1"
+    assert line["store"].endswith("queue.db")  # PENSTOCK_URL beats the file
+    assert brokers(tmp_path) == [line["url"].removeprefix("penstock://")]
     answer = served.end(process, number)
     messages = [json.loads(text)["message"] for text in answer.err.splitlines()]
     assert answer.code == 0 and messages[-2:] == ["stopping", "stopped"] and "Traceback" not in answer.err
@@ -215,19 +210,3 @@ def test_no_password_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
     answer = cli("serve", "--http-port", "0", "--port", "0", *words)
     assert answer.code in (1, 2) and answer.err.count("\n") == 1
     assert "hunter2" not in answer.out + answer.err
-
-
-def test_a_file_of_settings(served: Served, tmp_path: Path) -> None:
-    (tmp_path / "penstock.toml").write_text('url = "sqlite:///other.db"\nzone = "from-file"\n')
-    process, line = served.start("--config", "penstock.toml")
-    assert line["zone"] == "from-file"
-    assert line["store"].endswith("queue.db")  # PENSTOCK_URL beats the file
-    served.end(process)
-
-
-def test_a_broker_that_others_can_reach_warns(served: Served) -> None:
-    process, _ = served.start("--host", "0.0.0.0", "--advertise", "127.0.0.1:1")
-    warned = logged(process, "tokens and messages cross the network for everybody to read: set tls_cert and "
-                             "tls_key, or listen on 127.0.0.1 only")  # fmt: skip
-    assert (warned["level"], warned["host"]) == ("warning", "0.0.0.0")
-    served.end(process)

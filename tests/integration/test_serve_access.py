@@ -18,6 +18,7 @@ from tests.certificates import Authority
 from tests.contract.cli_runner import Cli
 
 SECONDS = 60
+WRONG = "pst_" + "x" * 43
 
 
 class Queue:
@@ -25,9 +26,10 @@ class Queue:
 
     def __init__(self, folder: Path, *words: str) -> None:
         self.cli = Cli(folder)
-        self.admin = self.cli.ok("access", "add", "root", "--allow", "manage:*", "--json").json["token"]
+        self.tokens: list[str] = []
+        self.admin = self.token("root", "manage:*")
         words = ("serve", "--port", "0", "--http-port", "0", "--log-format", "json", *words)
-        self.process = self.cli.start(*words)
+        self.process = self.cli.start(*words, bufsize=0)
         assert self.process.stderr is not None
         for line in self.process.stderr:
             if b'"serving"' in line:
@@ -38,6 +40,7 @@ class Queue:
     def token(self, name: str, *permissions: str) -> str:
         allowed = [word for permission in permissions for word in ("--allow", permission)]
         token: str = self.cli.ok("access", "add", name, *allowed, "--json").json["token"]
+        self.tokens.append(token)
         return token
 
     def end(self) -> str:
@@ -51,28 +54,28 @@ class Queue:
         return (out + err).decode()
 
 
-@pytest.fixture
-def queue(tmp_path: Path) -> Iterator[Queue]:
-    made = Queue(tmp_path)
+@pytest.fixture(scope="module")
+def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
+    made = Queue(tmp_path_factory.mktemp("queue"))
     yield made
-    made.end()
+    said = made.end()
+    assert made.process.returncode == 0 and "was refused" in said
+    assert not any(token in said for token in (*made.tokens, WRONG))
 
 
 @pytest.fixture
 async def admin(queue: Queue) -> AsyncIterator[penstock.Connection]:
     async with penstock.connect(queue.url, token=queue.admin) as mq:
         for topic in ("orders", "secret"):
-            await mq.create_topic(topic, partitions=1)
+            await mq.create_topic(topic, partitions=1, exist_ok=True)
         yield mq
 
 
 async def test_nobody_comes_without_a_token(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
-    for token in (None, "pst_" + "x" * 43, "x"):
+    for token in (None, WRONG, "x"):
         with pytest.raises(penstock.NotAuthenticated, match="token"):
             await penstock.connect(queue.url, token=token)
-    said = queue.end()
-    assert "was refused" in said and "pst_x" not in said and queue.process.returncode == 0
 
 
 async def test_each_does_what_it_may(queue: Queue, admin: penstock.Connection) -> None:
@@ -104,7 +107,7 @@ async def test_a_topic_is_not_reached_by_the_id_of_its_partition(
     queue: Queue, admin: penstock.Connection
 ) -> None:
     hidden = (await admin.route("secret")).ranges[0].partition_id
-    token = queue.token("web", "send:orders", "consume:orders")
+    token = queue.token("both", "send:orders", "consume:orders")
     async with penstock.connect(queue.url, token=token) as mq:
         endpoint: Any = mq._endpoint
         with pytest.raises(penstock.UnknownPartition):
@@ -112,10 +115,10 @@ async def test_a_topic_is_not_reached_by_the_id_of_its_partition(
 
 
 async def test_what_was_revoked_ends_soon(queue: Queue, admin: penstock.Connection) -> None:
-    token = queue.token("web", "send:orders")
+    token = queue.token("shortly", "send:orders")
     async with penstock.connect(queue.url, token=token) as mq:
         await mq.send("orders", b"one")
-        queue.cli.ok("access", "remove", "web", "--yes")
+        queue.cli.ok("access", "remove", "shortly", "--yes")
         with pytest.raises(penstock.NotAuthenticated):
             await asyncio.wait_for(_send_on(mq), 20)  # two seconds, and what the machine takes
         with pytest.raises(penstock.NotAuthenticated):

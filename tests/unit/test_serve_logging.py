@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -65,6 +66,30 @@ def test_it_goes_to_stderr_at_the_level_that_was_asked_for(capsys: pytest.Captur
     captured = capsys.readouterr()
     assert captured.out == "" and "loud" in captured.err and "worth a line" in captured.err
     assert "quiet" not in captured.err and "chatter" not in captured.err
+
+
+@pytest.mark.parametrize(
+    ("settings", "warned"),
+    [
+        (ServeSettings(), []),
+        (ServeSettings(host="0.0.0.0"), ["tokens and messages cross the network"]),
+        (ServeSettings(host="0.0.0.0", tls_cert="a", tls_key="b"), []),
+        (ServeSettings(dev=True), ["dev: whoever is on this machine"]),
+    ],
+)
+def test_what_a_start_warns_of(
+    settings: ServeSettings, warned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    from penstock.cli.serve import say_serving
+
+    caplog.set_level(logging.INFO, "penstock")
+    say_serving(replace(settings, url="postgresql://ann:hunter2@host/q"), "penstock://here:7070", None)
+    first, *others = caplog.records
+    assert [record.levelname for record in others] == ["WARNING"] * len(warned)
+    assert all(record.message.startswith(text) for record, text in zip(others, warned, strict=True))
+    facts = getattr(first, "fields")  # noqa: B009
+    assert (first.message, facts["url"], facts["http"]) == ("serving", "penstock://here:7070", "off")
+    assert "hunter2" not in JsonLines().format(first) and "ann@host" in facts["store"]
 
 
 def test_listening_has_the_defaults_of_the_settings() -> None:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..wire.listening import Listening
     from .serve_http import HttpServer
 
-__all__ = ["register"]
+__all__ = ["listening", "register", "say_serving"]
 
 log = logging.getLogger("penstock.serve")
 
@@ -143,7 +143,7 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
         await server.start()
         try:
             http = await start_http(broker, gatekeeper, settings)
-            _say_serving(settings, server.url, http)
+            say_serving(settings, server.url, http)
             if not settings.dev:
                 await _first_token(broker, server.url, as_json=as_json)
             await _until_told(told, http)
@@ -227,7 +227,7 @@ async def _until_told(told: asyncio.Event, http: HttpServer | None) -> None:
             http.task.result()
 
 
-def _say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> None:
+def say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> None:
     from ..address import parse
     from .serve_logging import fields
 
