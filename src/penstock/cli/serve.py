@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..wire.listening import Listening
     from .serve_http import HttpServer
 
-__all__ = ["listening", "register", "say_serving"]
+__all__ = ["listening", "register", "say_serving", "show_first_token"]
 
 log = logging.getLogger("penstock.serve")
 
@@ -145,7 +145,7 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
             http = await start_http(broker, gatekeeper, settings)
             say_serving(settings, server.url, http)
             if not settings.dev:
-                await _first_token(broker, server.url, as_json=as_json)
+                await show_first_token(broker, server.url, as_json=as_json)
             await _until_told(told, http)
             log.info(
                 "stopping", extra=fields(grace_ms=settings.grace_ms, connections=len(server.connections))
@@ -257,7 +257,7 @@ def say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> N
 # ---- the first token ----
 
 
-async def _first_token(broker: Broker, url: str, *, as_json: bool) -> None:
+async def show_first_token(broker: Broker, url: str, *, as_json: bool) -> None:
     """The very first start makes a principal for whoever started it, and shows its token once."""
     from ..broker.gatekeeper import new_token
     from ..model.access import ALL, Principal, hash_of

@@ -1,0 +1,53 @@
+"""The first token: made once, shown to whoever made it."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from penstock.cli.serve import show_first_token
+from penstock.model.access import ALL, Principal, hash_of
+from penstock.store import open_memory
+from penstock.store.contract import Store
+
+URL = "penstock://here:7070"
+
+
+def broker_on(store: Store, **patched: Any) -> Any:
+    access = SimpleNamespace(principals=store.access.principals, add=store.access.add)
+    vars(access).update(patched)
+    return SimpleNamespace(store=SimpleNamespace(access=access), in_thread=asyncio.to_thread)
+
+
+async def test_it_is_made_once(capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_memory()
+    await show_first_token(broker_on(store), URL, as_json=False)
+    shown = capsys.readouterr().out
+    (token,) = (line.partition("=")[2] for line in shown.splitlines() if "PENSTOCK_TOKEN=" in line)
+    assert f"PENSTOCK_URL={URL}" in shown
+    assert store.access.by_secret(hash_of(token)) == Principal(
+        "admin", ALL, store.access.principals()[0].created_at
+    )
+    await show_first_token(broker_on(store), URL, as_json=False)
+    assert capsys.readouterr().out == ""
+    store.close()
+
+
+async def test_any_principal_is_enough(capsys: pytest.CaptureFixture[str]) -> None:
+    store = open_memory()
+    store.access.add(Principal("shop", ()), "")
+    await show_first_token(broker_on(store), URL, as_json=True)
+    assert capsys.readouterr().out == "" and len(store.access.principals()) == 1
+    store.close()
+
+
+async def test_another_broker_was_started_in_the_same_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    """It had made its principal when we looked already: its token is the one that counts."""
+    store = open_memory()
+    store.access.add(Principal("admin", ALL), "theirs")
+    await show_first_token(broker_on(store, principals=list), URL, as_json=True)
+    assert capsys.readouterr().out == "" and store.access.by_secret("theirs") is not None
+    store.close()
