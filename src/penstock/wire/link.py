@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
-from ..errors import BrokerUnavailable, PenstockError, ProtocolError
+from ..errors import BrokerUnavailable, MessageTooLarge, PenstockError, ProtocolError
 from .failures import raised
-from .frames import ERROR, REPLY, Frame, FrameParser, encode
+from .frames import ERROR, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
 from .messages import (
     ASK,
     CANCEL,
@@ -62,12 +62,14 @@ class Link(asyncio.Protocol):
         self.on_late: Callable[[Any, Any], None] = lambda request, reply: None  # nobody waits for it any more
         self.on_list: Callable[[Link, Any, float], None] = lambda link, answer, sent_at: None
         self.why = ""  # it is gone
+        self.fault: PenstockError | None = None  # what the broker had against us before it closed
         self._loop = asyncio.get_running_loop()
         self._parser = FrameParser(_ANSWER_BYTES)
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._urgent: dict[int, float] = {}  # by the loop's clock, since when requests that are no poll wait
         self._late: dict[int, tuple[Operation, Request]] = {}  # nobody waits for the answers any more
+        self._crossed: dict[int, Frame] = {}  # answers to what was cancelled at that very moment
         self._none_late = asyncio.Event()
         self._none_late.set()
         self._last_id = 0
@@ -91,7 +93,15 @@ class Link(asyncio.Protocol):
     async def call(self, operation: Operation, request: Request, body: Sequence[bytes] = ()) -> Any:
         slow = operation.name in ("poll", "fetch", "drain_shard")
         late = (operation, request) if operation.name == "poll" else None
-        answer = await self._ask(operation.kind, encode_header(request), body, slow=slow, late=late)
+        header = encode_header(request)
+        size, limit = len(header) + sum(map(len, body)) + PREFIX_BYTES, self.welcome.max_frame_bytes
+        if size > limit:
+            raise MessageTooLarge(
+                f"a request of {size:,} bytes is more than the {limit:,} that the broker takes: send smaller "
+                "batches, or raise max_frame_bytes of the broker",
+                max_bytes=limit,
+            )
+        answer = await self._ask(operation.kind, header, body, slow=slow, late=late)
         return _unpacked(operation, answer)
 
     async def _ask(
@@ -107,7 +117,7 @@ class Link(asyncio.Protocol):
             await self._writable.wait()
         if self._transport is None or self.gone:
             raise LinkLost(self.why, sent=False)
-        id = self._last_id = (self._last_id + 1) & 0xFFFFFFFF
+        id = self._next_id()
         answered: asyncio.Future[Frame] = self._loop.create_future()
         self._waiting[id] = answered
         if not slow:
@@ -121,16 +131,28 @@ class Link(asyncio.Protocol):
         finally:
             self._waiting.pop(id, None)
             self._urgent.pop(id, None)
+            self._crossed.pop(id, None)
         if frame.flags & ERROR:
             raise raised(decode(frame.header, Failure))
         return frame
+
+    def _next_id(self) -> int:
+        """One that nobody waits under; 0 is of the connection itself."""
+        while True:
+            self._last_id = self._last_id % 0xFFFFFFFF + 1
+            if self._last_id not in self._waiting and self._last_id not in self._late:
+                return self._last_id
 
     def _cancel(
         self, id: int, late: tuple[Operation, Request] | None, answered: asyncio.Future[Frame]
     ) -> None:
         """Nobody waits for the answer any more; what a poll was given has to be given back."""
-        if late is not None and answered.done() and not answered.cancelled() and not answered.exception():
-            self._came_late(late, answered.result())
+        came = self._crossed.get(id)
+        if answered.done() and not answered.cancelled() and answered.exception() is None:
+            came = answered.result()
+        if came is not None:
+            if late is not None:
+                self._came_late(late, came)
         elif not self.gone and self._transport is not None:
             if late is not None:
                 self._late[id] = late
@@ -139,8 +161,12 @@ class Link(asyncio.Protocol):
 
     def _came_late(self, late: tuple[Operation, Request], frame: Frame) -> None:
         operation, request = late
-        if not frame.flags & ERROR:
+        if frame.flags & ERROR:
+            return
+        try:
             self.on_late(request, _unpacked(operation, frame))
+        except ProtocolError as error:
+            self._end(f"{self.address} answered with something else: {error}")
 
     async def no_more_late(self, timeout_s: float) -> None:
         """Wait for answers that nobody waits for: the broker gives one to every request."""
@@ -156,15 +182,18 @@ class Link(asyncio.Protocol):
             await asyncio.sleep(self._pause())
             if self._pause() > 0:
                 continue
-            sent_at = self._loop.time()
+            sent_at, unsent = self._loop.time(), self._unsent()
             try:
                 async with asyncio.timeout(_SILENCE_S):
                     self.on_list(self, await self.call(OPERATIONS["brokers"], Brokers()), sent_at)
             except TimeoutError:
-                if self._heard_at < sent_at:
+                if self._heard_at < sent_at and self._unsent() >= unsent:  # a long request may be on its way
                     self._end(f"the broker at {self.address} does not answer")
             except (LinkLost, PenstockError):
                 pass  # whoever waits was told; or the broker is busy with something else
+
+    def _unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
 
     def _pause(self) -> float:
         """Seconds until a sign of life is wanted."""
@@ -189,15 +218,18 @@ class Link(asyncio.Protocol):
     def _take(self, frame: Frame) -> None:
         if frame.flags & REPLY:
             answered = self._waiting.get(frame.id)
-            if answered is not None and not answered.done():
+            if answered is not None and answered.done():  # cancelled, and who waited has not come to know it
+                self._crossed[frame.id] = frame
+            elif answered is not None:
                 answered.set_result(frame)
             elif frame.id in self._late:
                 late = self._late.pop(frame.id)
                 if not self._late:
                     self._none_late.set()
                 self._came_late(late, frame)
-            elif not self._waiting and frame.flags & ERROR:  # of the connection itself, before it is closed
-                self._end(decode(frame.header, Failure).message)
+            elif not frame.id and frame.flags & ERROR:  # of the connection itself, before it is closed
+                self.fault = raised(decode(frame.header, Failure))
+                self._end(str(self.fault))
         elif frame.kind == ASK and self._transport is not None:
             answer = self.on_ask(decode(frame.header, Ask))
             self._transport.writelines(encode(ASK, frame.id, encode_header(answer), flags=REPLY))
@@ -242,12 +274,13 @@ def _unpacked(operation: Operation, answer: Frame) -> Any:
 async def connect(address: str, hello: Hello, tls: ssl.SSLContext | None, *, timeout_ms: int) -> Link:
     """A link that was greeted. BrokerUnavailable if nobody is there; what the broker has against us."""
     host, _, port = address.rpartition(":")
+    host = host.strip("[]")
     loop = asyncio.get_running_loop()
     link = Link(address)
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             transport, _ = await loop.create_connection(
-                lambda: link, host.strip("[]"), int(port), ssl=tls, server_hostname=host if tls else None
+                lambda: link, host, int(port), ssl=tls, server_hostname=host if tls else None
             )
             if (raw := transport.get_extra_info("socket")) is not None:
                 raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -259,6 +292,8 @@ async def connect(address: str, hello: Hello, tls: ssl.SSLContext | None, *, tim
             f"no answer from {address} within {timeout_ms} ms: check that a broker runs there"
         ) from None
     except LinkLost as error:
+        if link.fault is not None:
+            raise link.fault from None
         raise BrokerUnavailable(f"{error}: check that a broker runs there") from None
     except ssl.SSLError as error:
         await link.close()

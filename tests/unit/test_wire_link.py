@@ -1,0 +1,238 @@
+"""A link over a transport that only remembers: what is asked, answered, cancelled and lost, at chosen moments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import pytest
+
+from penstock.broker.endpoint import Grant, Lease, PollReply, PollRequest
+from penstock.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
+from penstock.wire import link as module
+from penstock.wire import messages as m
+from penstock.wire.failures import failure_of
+from penstock.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
+from penstock.wire.link import Link, LinkLost
+
+POLL = m.Poll(PollRequest("t", "g", "m", 1, 10, 1000, 5000, True))
+GIVEN = PollReply((Grant("t", 0, 1, (Lease(0, 4, 1, False),), ()),), 30_000)
+
+
+class Transport:
+    def __init__(self) -> None:
+        self.sent: list[Frame] = []
+        self.parser = FrameParser(1 << 30)
+        self.aborted = False
+        self.unsent = self.step = 0
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def writelines(self, pieces: list[bytes]) -> None:
+        self.sent += self.parser.feed(b"".join(pieces))
+
+    def get_write_buffer_size(self) -> int:
+        self.unsent -= self.step
+        return self.unsent
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Peer:
+    """The link, and the broker's end of it."""
+
+    def __init__(self, max_frame_bytes: int = 1 << 20) -> None:
+        self.link = Link("broker:7070")
+        self.transport = Transport()
+        self.late: list[Any] = []
+        self.link.on_late = lambda request, reply: self.late.append((request, reply))
+        self.link.connection_made(cast(asyncio.BaseTransport, self.transport))
+        self.link.welcome = m.Welcome(1, "b", "me", 0, max_frame_bytes)
+
+    async def asked(self, name: str, request: m.Request, body: bytes = b"") -> asyncio.Task[Any]:
+        """Under way: it has been sent."""
+        before = len(self.transport.sent)
+        task = asyncio.ensure_future(self.link.call(m.OPERATIONS[name], request, (body,) if body else ()))
+        while len(self.transport.sent) == before and not task.done():
+            await asyncio.sleep(0)
+        return task
+
+    def answer(self, frame: Frame, reply: Any) -> None:
+        header, body = m.operation(frame.kind).pack(reply)
+        self.give(frame.kind, frame.id, header, body)
+
+    def give(self, kind: int, id: int, header: Any, body: Any = (), flags: int = REPLY) -> None:
+        self.link.data_received(b"".join(encode(kind, id, m.encode_header(header), body, flags)))
+
+    @property
+    def cancelled(self) -> list[int]:
+        return [m.decode(f.header, m.Cancel).id for f in self.transport.sent if f.kind == m.CANCEL]
+
+
+async def ended(task: asyncio.Task[Any]) -> BaseException | None:
+    await asyncio.wait([task])
+    return None if task.cancelled() else task.exception()
+
+
+async def test_answers_come_in_any_order() -> None:
+    peer = Peer()
+    one, two = await peer.asked("topic", m.Named("a")), await peer.asked("purge", m.Named("b"))
+    first, second = peer.transport.sent
+    peer.answer(second, 5)
+    assert await two == 5
+    assert not one.done()
+    peer.give(first.kind, first.id, failure_of(UnknownTopic("no")), flags=REPLY | ERROR)
+    assert isinstance(await ended(one), UnknownTopic)
+
+
+# ---- cancel and answer ----
+
+
+async def _cancel_first(peer: Peer, task: asyncio.Task[Any], answer: Callable[[], None]) -> None:
+    """The asker has come to know that it is cancelled before the answer comes."""
+    task.cancel()
+    await ended(task)
+    answer()
+
+
+async def _cross(peer: Peer, task: asyncio.Task[Any], answer: Callable[[], None]) -> None:
+    """Cancelled, and the answer comes before the asker runs again."""
+    task.cancel()
+    answer()
+
+
+async def _answer_first(peer: Peer, task: asyncio.Task[Any], answer: Callable[[], None]) -> None:
+    """Answered, and cancelled before the asker runs again."""
+    answer()
+    task.cancel()
+
+
+Order = Callable[[Peer, "asyncio.Task[Any]", Callable[[], None]], Awaitable[None]]
+
+
+@pytest.mark.parametrize("order", [_cancel_first, _cross, _answer_first])
+async def test_what_a_cancelled_poll_was_given_is_given_back_once(order: Order) -> None:
+    peer = Peer()
+    task = await peer.asked("poll", POLL)
+    asked = peer.transport.sent[0]
+    await order(peer, task, lambda: peer.answer(asked, GIVEN))
+    assert await ended(task) is None
+    assert task.cancelled()
+    assert peer.late == [(POLL, GIVEN)]
+    await asyncio.wait_for(peer.link.no_more_late(20), 5)
+    assert peer.cancelled == ([asked.id] if order is _cancel_first else [])
+
+
+async def test_a_poll_that_the_broker_ended_gives_nothing_back() -> None:
+    peer = Peer()
+    task = await peer.asked("poll", POLL)
+    task.cancel()
+    await ended(task)
+    asked = peer.transport.sent[0]
+    peer.give(asked.kind, asked.id, failure_of(BrokerUnavailable("cancelled")), flags=REPLY | ERROR)
+    assert peer.late == []
+    await asyncio.wait_for(peer.link.no_more_late(20), 5)
+
+
+async def test_a_late_answer_that_cannot_be_read_ends_the_link_and_not_the_asker() -> None:
+    peer = Peer()
+    task = await peer.asked("poll", POLL)
+    asked = peer.transport.sent[0]
+    task.cancel()
+    peer.give(asked.kind, asked.id, "no answer to a poll")
+    assert await ended(task) is None
+    assert task.cancelled()
+    assert "answered with something else" in peer.link.why
+
+
+async def test_nothing_is_kept_of_what_is_over() -> None:
+    peer = Peer()
+    for order in (_cancel_first, _cross, _answer_first):
+        for name, request, reply in (("poll", POLL, GIVEN), ("purge", m.Named("a"), 1)):
+            task = await peer.asked(name, request)
+            asked = peer.transport.sent[-1]
+            await order(peer, task, lambda asked=asked, reply=reply: peer.answer(asked, reply))  # type: ignore[misc]
+            await ended(task)
+    link = peer.link
+    assert not (link._waiting or link._urgent or link._late or link._crossed)
+
+
+async def test_an_id_is_not_given_twice_when_they_begin_again() -> None:
+    peer = Peer()
+    poll = await peer.asked("poll", POLL)
+    taken = peer.transport.sent[0].id
+    peer.link._last_id = 0xFFFF_FFFF - 1
+    tasks = [await peer.asked("purge", m.Named("a")) for _ in range(3)]
+    ids = [frame.id for frame in peer.transport.sent]
+    assert ids == [taken, 0xFFFF_FFFF, 2, 3]
+    for task in (poll, *tasks):
+        task.cancel()
+        await ended(task)
+
+
+# ---- the end ----
+
+
+async def test_whoever_waits_is_told_when_the_connection_breaks() -> None:
+    peer = Peer()
+    task = await peer.asked("purge", m.Named("a"))
+    peer.link.connection_lost(None)
+    lost = await ended(task)
+    assert isinstance(lost, LinkLost)
+    assert lost.sent
+    with pytest.raises(LinkLost) as caught:
+        await peer.link.call(m.OPERATIONS["purge"], m.Named("a"))
+    assert not caught.value.sent
+
+
+async def test_why_the_broker_closes_is_told_to_those_who_wait() -> None:
+    peer = Peer()
+    task = await peer.asked("purge", m.Named("a"))
+    peer.give(0, 0, failure_of(BrokerUnavailable("it has its 5 connections")), flags=REPLY | ERROR)
+    assert str(await ended(task)) == "it has its 5 connections"
+    assert isinstance(peer.link.fault, BrokerUnavailable)
+    assert peer.transport.aborted
+
+
+async def test_a_request_larger_than_the_broker_takes_is_not_sent() -> None:
+    peer = Peer(max_frame_bytes=1000)
+    with pytest.raises(MessageTooLarge, match="more than the 1,000 that the broker takes"):
+        await peer.link.call(m.OPERATIONS["append"], m.Append("t", 1), (b"x" * 1000,))
+    assert peer.transport.sent == []
+    assert not peer.link.gone
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_LATE_S", 0.01), ("_IDLE_S", 0.02), ("_SILENCE_S", 0.02)):
+        monkeypatch.setattr(module, name, seconds)
+
+
+async def _until(what: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not what():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_broker_that_is_silent_is_gone() -> None:
+    peer = Peer()
+    task = await peer.asked("poll", POLL)
+    watching = asyncio.create_task(peer.link._watch())
+    assert isinstance(await ended(task), LinkLost)
+    assert peer.link.why == "the broker at broker:7070 does not answer"
+    await ended(watching)
+
+
+@pytest.mark.usefixtures("quick")
+async def test_a_long_request_on_its_way_is_no_silence() -> None:
+    peer = Peer()
+    peer.transport.unsent, peer.transport.step = 1000, 1
+    watching = asyncio.create_task(peer.link._watch())
+    await _until(lambda: len(peer.cancelled) == 3 or peer.link.gone)  # three signs of life were not answered
+    assert not peer.link.gone
+    peer.transport.step = 0
+    await _until(lambda: peer.link.gone)
+    await ended(watching)
