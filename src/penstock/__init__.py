@@ -120,6 +120,7 @@ __all__ = [
     "ProducerFenced",
     "ProtocolError",
     "Range",
+    "RateInfo",
     "Receipt",
     "Received",
     "RetryLater",
@@ -149,7 +150,15 @@ __all__ = [
 
 # Imported when they are first asked for: the command line starts three times as fast.
 _HOMES = {
-    "broker.endpoint": ("GroupInfo", "Lag", "MemberInfo", "PartitionLag", "ShardInfo", "TopicInfo"),
+    "broker.endpoint": (
+        "GroupInfo",
+        "Lag",
+        "MemberInfo",
+        "PartitionLag",
+        "RateInfo",
+        "ShardInfo",
+        "TopicInfo",
+    ),
     "client.app.app": ("App",),
     "client.app.handler": ("Dead", "RetryLater"),
     "client.app.subscription": ("Batch",),

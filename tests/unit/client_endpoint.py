@@ -133,7 +133,14 @@ class FakeEndpoint:
         return self.routes[topic]
 
     async def append(
-        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
     ) -> Appended:
         self.calls.append(("append", batch))
         await self._fault(self.on, "append")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ..errors import GroupExists, StoreUnavailable, TopicExists, UnknownGroup, UnknownTopic
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, retry_topic
@@ -95,6 +95,14 @@ class CatalogCache:
         if time.monotonic() - self._looked_at > _FRESH_S:
             return None
         return self._known.get(("sources", topic, group))  # type: ignore[return-value]
+
+    def kept(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
+        """Anything that is read again when the catalog's version has moved."""
+        return self._get(key, read)
+
+    def known(self, key: tuple[str, ...]) -> Any:
+        """The same without asking the store: None if it is not known, or was not looked at of late."""
+        return self._known.get(key) if time.monotonic() - self._looked_at <= _FRESH_S else None
 
     def dead_letters(self, topic: str, group: str) -> Topic | None:
         """The group's dead-letter topic, if it was made already."""

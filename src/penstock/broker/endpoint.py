@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from ..model.delivery import Span
+from ..model.flow import Rate
 from ..model.route import Change, Route
 from ..model.settings import GroupSettings, GroupWish, Start, TopicSettings
 from ..store.contract import Appended, StoredBatch
 
 __all__ = [
+    "NEVER_STORED",
     "Beat",
     "DeadLetters",
     "Endpoint",
@@ -32,6 +34,7 @@ __all__ = [
     "PartitionLag",
     "PollReply",
     "PollRequest",
+    "RateInfo",
     "Settle",
     "SettleReply",
     "ShardInfo",
@@ -85,7 +88,23 @@ class ShardInfo:
     delayed: int  # messages that wait there; 0 if it is away
 
 
+@dataclass(frozen=True, slots=True)
+class RateInfo:
+    """A limit on a topic, a group or a producer (R40); the names that it is not about are empty."""
+
+    kind: str  # "topic", "group" or "producer"
+    topic: str
+    group: str
+    producer: str
+    messages_per_s: float  # 0: no limit
+    bytes_per_s: int
+    debt_ms: int = 0  # whoever comes now waits for so long
+
+
 # ---- reading ----
+
+NEVER_STORED = "never stored"
+"""The first argument of the CancelledError of an append that was cancelled while it waited for its turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,11 +290,27 @@ class Endpoint(Protocol):
     async def open_shard(self, name: str) -> ShardInfo:
         """A shard that was drained takes new partitions again."""
 
+    # limits
+    async def set_rate(self, rate: Rate) -> None:
+        """Make or change a limit; without any amount there is none any more (R40)."""
+
+    async def rates(self) -> list[RateInfo]: ...
+
     # log
     async def append(
-        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
     ) -> Appended:
-        """Store a batch now, or (`due_at`) when it is due. `ids`: 16 bytes a message, if they are known."""
+        """Store a batch now, or (`due_at`) when it is due. `ids`: 16 bytes a message, if they are known.
+
+        Waits for as long as a limit on the topic or the `producer` wants it (R40).
+        """
 
     async def cancel(self, topic: str, id: str) -> bool:
         """Take back a delayed message; False if it is not waiting any more."""

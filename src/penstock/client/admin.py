@@ -24,6 +24,7 @@ from .consuming.reading import Browsed, Position, as_start
 from .expiry import Expiry
 from .guard import Guard
 from .message import DeadLetter, Received
+from .rates import RateLimits
 
 __all__ = ["Admin", "group_wish"]
 
@@ -33,7 +34,7 @@ _EVERY_LETTER = 2**31 - 1
 _DEAD = {name: f"{HEADER_PREFIX}{name}" for name in ("reason", "attempts", "dead-at")}
 
 
-class Admin:
+class Admin(RateLimits):
     """The part of a connection that keeps no state of its own."""
 
     _endpoint: Endpoint

@@ -251,6 +251,7 @@ class Connection(Admin):
             batch_bytes=_within(
                 "batch_bytes", size_bytes(batch_bytes, name="batch_bytes"), DEFAULTS.max_batch_bytes
             ),
+            client=self.client_id,
         )
         producer = Producer(
             self._endpoint,
@@ -268,7 +269,8 @@ class Connection(Admin):
         self._guard.check()
         found = self._shared.get(topic) if isinstance(topic, str) else None
         if found is None:
-            found = Producer(self._endpoint, self._guard, check_topic(topic), self.route, Batching())
+            batching = Batching(client=self.client_id)
+            found = Producer(self._endpoint, self._guard, check_topic(topic), self.route, batching)
             self._shared[topic] = found
         return found
 

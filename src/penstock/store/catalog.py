@@ -66,7 +66,7 @@ _PLANNED = "SELECT plan FROM penstock_changes"
 _RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then never will
 _FORGET_STARTS = """DELETE FROM penstock_starts
                     WHERE group_id IN (SELECT id FROM penstock_groups WHERE topic_id = ?)"""
-_FORGET_RATES = "DELETE FROM penstock_rates WHERE name = ? OR SUBSTR(name, 1, ?) = ?"  # a topic's, its groups'
+_FORGET_RATES = "DELETE FROM penstock_rates WHERE name = ? OR SUBSTR(name, 1, ?) = ?"  # its and its groups'
 
 
 @verbs

@@ -53,6 +53,7 @@ class Batching:
     batch_messages: int = DEFAULTS.batch_messages
     batch_bytes: int = DEFAULTS.batch_bytes
     in_flight_batches: int = DEFAULTS.in_flight_batches
+    client: str = ""  # whose limits the batches count against (R40)
 
 
 class Owner(Protocol):
@@ -212,8 +213,8 @@ class Accumulator:
         self._owner.batch_left(self.where)
 
     def _under_way(self, parcels: list[Parcel], data: bytes, sequence: int) -> InFlight:
-        by_id = self._owner.by_id
-        return InFlight(self._left, self.where, parcels, data, sequence, self._unresolved, by_id)
+        by_id, client = self._owner.by_id, self._batching.client
+        return InFlight(self._left, self.where, parcels, data, sequence, self._unresolved, by_id, client)
 
     def _gather(self) -> tuple[list[Parcel], BatchBuilder]:
         """Parcels off the queue and into a batch, as many as fit and are due together; not those whose caller

@@ -12,7 +12,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ...broker.endpoint import Endpoint
+from ...broker.endpoint import NEVER_STORED, Endpoint
 from ...errors import (
     BacklogFull,
     PartitionSealed,
@@ -53,6 +53,7 @@ class InFlight:
     __slots__ = (
         "away",
         "before",
+        "client",
         "data",
         "deadline",
         "due_at",
@@ -75,7 +76,9 @@ class InFlight:
         sequence: int,
         before: Callable[[InFlight], asyncio.Task[None] | None],
         by_id: bool = False,
+        client: str = "",
     ) -> None:
+        self.client = client  # whose limits it counts against (R40)
         self.where, self.parcels, self.data, self.sequence = where, parcels, data, sequence
         self.due_at = parcels[0].due_at
         self.ids = ids_of(parcels) if self.due_at or by_id else b""  # the topic looks at them
@@ -109,8 +112,8 @@ async def append_until(
         try:
             async with asyncio.timeout_at(batch.deadline):
                 return await append(endpoint, topic, batch)
-        except TimeoutError:
-            return _given_up(batch)
+        except TimeoutError as error:
+            return _given_up(batch, waited_only=_never_stored(error))
         except SequenceGap:
             if batch.before(batch) is None and (first or broken()):
                 batch.uncertain = (
@@ -136,9 +139,14 @@ async def append_until(
 async def append(endpoint: Endpoint, topic: str, batch: InFlight) -> Appended:
     """One try."""
     if not batch.due_at and not batch.ids:
-        return await endpoint.append(topic, batch.where.partition_id, batch.data)
+        return await endpoint.append(topic, batch.where.partition_id, batch.data, producer=batch.client)
     return await endpoint.append(
-        topic, batch.where.partition_id, batch.data, due_at=batch.due_at, ids=batch.ids
+        topic,
+        batch.where.partition_id,
+        batch.data,
+        due_at=batch.due_at,
+        ids=batch.ids,
+        producer=batch.client,
     )
 
 
@@ -193,9 +201,26 @@ def _surprised(batch: InFlight, error: Exception) -> Failed:
     return Failed(failure)
 
 
-def _given_up(batch: InFlight) -> Failed:
-    batch.uncertain = True
+def _never_stored(error: TimeoutError) -> bool:
+    """Whether its time ended while it waited for its turn: nothing had begun."""
+    gone = error.__cause__
+    return isinstance(gone, asyncio.CancelledError) and gone.args[:1] == (NEVER_STORED,)
+
+
+def _given_up(batch: InFlight, *, waited_only: bool = False) -> Failed:
     messages = sum(len(parcel.entries) for parcel in batch.parcels)
+    if waited_only and not batch.uncertain:
+        return Failed(
+            SendTimeout(
+                f"{messages} messages to partition {batch.where.partition} waited for a rate limit until "
+                "their time was over, and were not stored: give them more time (timeout=), or raise the "
+                "limit; mq.rates() lists it",
+                partition=batch.where.partition,
+                messages=messages,
+                stored=False,
+            )
+        )
+    batch.uncertain = True
     return Failed(
         SendTimeout(
             f"no receipt within the time for {messages} messages to partition {batch.where.partition}: it is "
