@@ -8,6 +8,8 @@ import re
 import signal
 import socket
 import subprocess
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -155,6 +157,42 @@ def test_a_second_signal_ends_it_at_once(served: Served) -> None:
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGCONT)
     assert process.wait(SECONDS) == 130
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def test_http_beside_it(served: Served) -> None:
+    pytest.importorskip("fastapi")
+    process, line = served.start("--json", "--http-port", str(free_port()))
+    assert process.stdout is not None
+    token = json.loads(process.stdout.readline())["token"]
+    assert get(f"{line['http']}/health") == 200
+    assert get(f"{line['http']}/api/v1/topics") == 401
+    assert get(f"{line['http']}/api/v1/topics", token) == 200
+    answer = served.end(process)
+    assert answer.code == 0 and token not in answer.err and "Traceback" not in answer.err
+
+
+def get(url: str, token: str | None = None) -> int:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=SECONDS) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code
+
+
+def test_an_http_port_that_is_taken(served: Served, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        answer = served.cli.process("serve", "--port", "0", "--http-port", port, "--json")
+    assert answer.code == 2 and answer.out == "" and "another http_port" in answer.error["message"]
+    assert brokers(tmp_path) == []
 
 
 def test_a_port_that_is_taken(served: Served, tmp_path: Path) -> None:

@@ -29,10 +29,12 @@ if TYPE_CHECKING:
     import asyncio
 
     from ..broker.embedded import Broker
+    from ..broker.gatekeeper import Gatekeeper
+    from ..http.server import HttpServer
     from ..wire.listening import Listening
-    from .serve_http import HttpServer
+    from ..wire.server import WireServer
 
-__all__ = ["listening", "register", "say_serving", "show_first_token"]
+__all__ = ["listening", "register", "say_serving", "show_first_token", "start_http"]
 
 log = logging.getLogger("penstock.serve")
 
@@ -130,19 +132,18 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
     from ..broker.gatekeeper import Gatekeeper
     from ..clock import SystemClock
     from ..wire.server import WireServer
-    from .serve_http import start_http
     from .serve_logging import fields
 
     told = asyncio.Event()
     _on_signals(lambda: _tell(told))
     broker = await _open(settings)
-    http: HttpServer | None = None
     try:
         gatekeeper = Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=settings.dev)
         server = WireServer(broker, listening, gatekeeper)
         await server.start()
+        http: HttpServer | None = None
         try:
-            http = await start_http(broker, gatekeeper, settings)
+            http = await start_http(server, gatekeeper, settings)
             say_serving(settings, server.url, http)
             if not settings.dev:
                 await show_first_token(broker, server.url, as_json=as_json)
@@ -152,14 +153,29 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
             )
         finally:
             began = time.monotonic()
+            stopping = [server.stop(settings.grace_ms)]
             if http is not None:
-                http.stop()
-            await server.stop(settings.grace_ms)
-            if http is not None:
-                await http.ended(settings.grace_ms)
+                stopping.append(http.stop(settings.grace_ms / 1000))
+            await asyncio.gather(*stopping)
     finally:
         await broker.close()
     log.info("stopped", extra=fields(took_ms=round((time.monotonic() - began) * 1000)))
+
+
+async def start_http(
+    server: WireServer, gatekeeper: Gatekeeper, settings: ServeSettings
+) -> HttpServer | None:
+    """None: it is switched off, or not installed."""
+    if not settings.http_port:
+        return None
+    try:
+        from ..http.app import make_app
+        from ..http.server import serve_http
+    except UsageError as missing:
+        log.info("no HTTP: %s; http_port = 0 says that this is meant", missing)
+        return None
+    app = make_app(server.broker, gatekeeper, server=server)
+    return await serve_http(app, settings.http_host, settings.http_port, server.listening.tls)
 
 
 def listening(settings: ServeSettings) -> Listening:
@@ -182,13 +198,14 @@ def listening(settings: ServeSettings) -> Listening:
 async def _open(settings: ServeSettings) -> Broker:
     from ..address import parse, parse_shards
     from ..broker.embedded import open_endpoint
+    from ..broker.measured import measured
 
     address = parse(settings.url)
     missing = address.path is not None and not address.path.exists()
     broker = await open_endpoint(address, migrate=settings.migrate, shards=parse_shards(settings.shards))
     if missing:
         exits.say_note(f"created the queue {address.path}")
-    return broker
+    return measured(broker) if settings.http_port else broker  # /metrics shows what it counts
 
 
 def _on_signals(tell: Callable[[], None]) -> None:
@@ -236,7 +253,7 @@ def say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> N
         "serving",
         extra=fields(
             url=url,
-            http=http.url if http is not None else "off",
+            http=_http_url(settings, http.port) if http is not None else "off",
             store=address.shown or settings.url,
             shards=len(settings.shards) + 1,
             tls=settings.tls,
@@ -252,6 +269,11 @@ def say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> N
         )
     if settings.dev:
         log.warning("dev: whoever is on this machine may do everything, without a token")
+
+
+def _http_url(settings: ServeSettings, port: int) -> str:
+    host = f"[{settings.http_host}]" if ":" in settings.http_host else settings.http_host
+    return f"{'https' if settings.tls else 'http'}://{host}:{port}"
 
 
 # ---- the first token ----

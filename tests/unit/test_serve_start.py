@@ -1,15 +1,17 @@
-"""The first token: made once, shown to whoever made it."""
+"""The start of a broker: the first token, made once and shown to whoever made it; HTTP that is not there."""
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from penstock.cli.serve import show_first_token
+from penstock.cli.serve import show_first_token, start_http
 from penstock.model.access import ALL, Principal, hash_of
+from penstock.serve_settings import ServeSettings
 from penstock.store import open_memory
 from penstock.store.contract import Store
 
@@ -51,3 +53,18 @@ async def test_another_broker_was_started_in_the_same_moment(capsys: pytest.Capt
     await show_first_token(broker_on(store, principals=list), URL, as_json=True)
     assert capsys.readouterr().out == "" and store.access.by_secret("theirs") is not None
     store.close()
+
+
+async def test_without_the_extra_there_is_no_http(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    for name in [name for name in sys.modules if name.startswith(("penstock.http", "uvicorn."))]:
+        monkeypatch.delitem(sys.modules, name)
+    caplog.set_level("INFO", "penstock")
+    nothing: Any = None
+    assert await start_http(nothing, nothing, ServeSettings()) is None
+    assert "pip install 'penstock[server]'" in caplog.text
+    caplog.clear()
+    assert await start_http(nothing, nothing, ServeSettings(http_port=0)) is None
+    assert caplog.text == ""
