@@ -205,6 +205,10 @@ class DutyRunner:
         self._stopping = asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
+    @property
+    def names(self) -> list[str]:
+        return [duty.name for duty in self._duties]
+
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
         due = {duty.name: loop.time() + duty.every_s for duty in self._duties}

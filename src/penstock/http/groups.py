@@ -1,0 +1,117 @@
+"""Groups, how far they are behind, and their dead letters over HTTP: the SDK's calls of the same names."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from ..broker.endpoint import GroupInfo, Lag
+from ..client.consuming.reading import Position
+from ..client.message import DeadLetter
+from .failures import BadRequest
+from .models import AlterGroup, Chosen, CreateGroup, Letter, Reset
+from .service import Who
+from .texts import text_or_base64, texts
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/topics/{topic}/groups", tags=["groups"])
+
+
+@router.get("")
+async def groups(who: Who, topic: str) -> list[GroupInfo]:
+    return await who.mq.groups(topic)
+
+
+@router.post("", status_code=201)
+async def create_group(who: Who, topic: str, wish: CreateGroup) -> GroupInfo:
+    """Made before its first member comes, for instance to fix where it starts."""
+    named = wish.model_dump(exclude={"start"})
+    start = None if wish.start is None else _position(wish.start)
+    return await who.mq.create_group(topic, **named, start=start)
+
+
+@router.patch("/{group}")
+async def alter_group(who: Who, topic: str, group: str, wish: AlterGroup) -> GroupInfo:
+    """Change what is given."""
+    return await who.mq.alter_group(topic, group, **wish.model_dump())
+
+
+@router.delete("/{group}", status_code=204)
+async def delete_group(who: Who, topic: str, group: str, force: bool = False) -> None:
+    """Forget a group and its progress; one with live members only if forced."""
+    await who.mq.delete_group(topic, group, force=force)
+
+
+@router.post("/{group}/pause")
+async def pause(who: Who, topic: str, group: str) -> GroupInfo:
+    """Hand out nothing more until it is resumed."""
+    return await who.mq.pause(topic, group)
+
+
+@router.post("/{group}/resume")
+async def resume(who: Who, topic: str, group: str) -> GroupInfo:
+    return await who.mq.resume(topic, group)
+
+
+@router.post("/{group}/reset")
+async def reset(who: Who, topic: str, group: str, wish: Reset) -> GroupInfo:
+    """Move the group to another place."""
+    return await who.mq.reset(topic, group, to=_position(wish.to), force=wish.force)
+
+
+@router.get("/{group}/lag")
+async def lag(who: Who, topic: str, group: str) -> Lag:
+    return await who.mq.lag(topic, group)
+
+
+def _position(value: str | dict[int, int]) -> Position:
+    if not isinstance(value, str) or value in ("earliest", "latest"):
+        return value
+    try:
+        return datetime.fromisoformat(value)
+    except ValueError:
+        raise BadRequest(
+            f"{value!r} is no place to start: earliest, latest, a moment such as 2026-01-31T12:00:00Z, or "
+            'offsets by partition such as {"0": 120}'
+        ) from None
+
+
+# ---- dead letters ----
+
+
+@router.get("/{group}/dead-letters", tags=["dead letters"])
+async def dead_letters(
+    who: Who, topic: str, group: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> list[Letter]:
+    """Messages that the group gave up on, the oldest first."""
+    return list(map(_letter, await who.mq.dead_letters(topic, group, limit=limit)))
+
+
+@router.post("/{group}/dead-letters/redrive", tags=["dead letters"])
+async def redrive(who: Who, topic: str, group: str, wish: Chosen) -> dict[str, int]:
+    """Hand dead letters back to that group alone."""
+    return {"redriven": await who.mq.redrive(topic, group, ids=_chosen(wish))}
+
+
+@router.post("/{group}/dead-letters/discard", tags=["dead letters"])
+async def discard(who: Who, topic: str, group: str, wish: Chosen) -> dict[str, int]:
+    """Throw dead letters away."""
+    return {"discarded": await who.mq.discard_dead_letters(topic, group, ids=_chosen(wish))}
+
+
+def _chosen(wish: Chosen) -> list[str] | None:
+    if wish.all == (wish.ids is not None):
+        raise BadRequest('say which dead letters: {"ids": [...]}, or {"all": true}')
+    return wish.ids
+
+
+def _letter(letter: DeadLetter) -> Letter:
+    value, value_b64 = text_or_base64(letter.value)
+    key = None if letter.key is None else letter.key.decode(errors="replace")
+    return Letter(
+        letter.id, letter.topic, letter.partition, letter.offset, key, value, value_b64,
+        texts(letter.headers), letter.timestamp, letter.reason, letter.attempts, letter.dead_at,
+    )  # fmt: skip

@@ -1,0 +1,273 @@
+"""What is sent to the API and what comes back, where the broker's own types do not say it already.
+
+Durations are seconds or text such as "10m", sizes are bytes or text such as "1GB", as in the SDK. What is not
+known is refused: a mistyped name must not be ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from ..config import DEFAULTS
+from ..model.route import Range, Route
+from ..model.settings import Exhausted, Keep, Mode, Storage
+
+__all__ = [
+    "AlterGroup",
+    "AlterTopic",
+    "Chosen",
+    "CreateGroup",
+    "CreateTopic",
+    "Handled",
+    "Letter",
+    "Merge",
+    "Move",
+    "OutMessage",
+    "Piece",
+    "Poll",
+    "Polled",
+    "Reset",
+    "RouteShown",
+    "Send",
+    "SendMessage",
+    "Sent",
+    "SentReceipt",
+    "SetRate",
+    "SettleBody",
+    "Settled",
+    "Split",
+    "route_shown",
+]
+
+Duration = Annotated[float | str, Field(examples=["10m", 30])]
+Size = Annotated[int | str, Field(examples=["1GB"])]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=120)]
+
+
+class _In(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+# ---- topics ----
+
+
+class AlterTopic(_In):
+    retention: Duration | None = None
+    retention_bytes: Size | None = None
+    keep: Keep | None = None
+    drop_settled: bool | None = None
+    dedup_window: Duration | None = None
+    max_backlog: int | None = None
+    max_backlog_bytes: Size | None = None
+
+
+class CreateTopic(_In):
+    name: str
+    partitions: int = DEFAULTS.partitions
+    storage: Storage = "durable"
+    retention: Duration | None = "7d"
+    retention_bytes: Size | None = None
+    keep: Keep = "needed"
+    drop_settled: bool = False
+    dedup_window: Duration | None = None
+    max_backlog: int | None = None
+    max_backlog_bytes: Size | None = None
+    exist_ok: bool = False
+
+
+# ---- groups ----
+
+
+class AlterGroup(_In):
+    lease: Duration | None = None
+    max_attempts: int | None = None
+    exhausted: Exhausted | None = None
+    max_hold: Duration | None = None
+    expires: Duration | None = None
+
+
+class CreateGroup(AlterGroup):
+    group: str
+    mode: Mode | None = None
+    order: Literal["key", "partition"] | None = None
+    start: str | dict[int, int] | None = Field(
+        None, description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
+    )
+
+
+class Reset(_In):
+    to: str | dict[int, int] = Field(
+        description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
+    )
+    force: bool = Field(False, description="also while members are at work")
+
+
+# ---- routes ----
+
+
+class Split(_In):
+    partition: int
+    at: int | None = Field(None, description="the first slot of the second half; the middle if left out")
+
+
+class Merge(_In):
+    one: int
+    other: int
+
+
+class Move(_In):
+    partition: int
+    shard: str | None = Field(None, description="the emptiest one if left out")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    partition: int
+    first_slot: int
+    last_slot: int
+    shard: str
+
+
+@dataclass(frozen=True, slots=True)
+class RouteShown:
+    topic: str
+    version: int
+    ranges: list[Piece]
+    sealed: list[Piece]  # to be read to their end
+    change: str | None = None  # the kind of the change that is under way
+
+
+def route_shown(route: Route, change: str | None = None) -> RouteShown:
+    def piece(one: Range) -> Piece:
+        return Piece(one.partition, one.first_slot, one.last_slot, one.shard or "first")
+
+    ranges, sealed = list(map(piece, route.ranges)), list(map(piece, route.sealed))
+    return RouteShown(route.topic, route.version, ranges, sealed, change)
+
+
+# ---- rates ----
+
+
+class SetRate(_In):
+    topic: str | None = None
+    group: str | None = None
+    producer: str | None = None
+    messages_per_s: float | None = None
+    bytes_per_s: Size | None = None
+
+
+# ---- dead letters ----
+
+
+class Chosen(_In):
+    ids: list[str] | None = Field(None, max_length=10_000)
+    all: bool = Field(False, description="every one, in place of `ids`")
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    id: str
+    topic: str
+    partition: int
+    offset: int
+    key: str | None
+    value: str | None  # None: it is no text; then `value_b64` has it
+    value_b64: str | None
+    headers: dict[str, str]
+    timestamp: int
+    reason: str
+    attempts: int
+    dead_at: int
+
+
+# ---- sending ----
+
+
+class _Json(_In):
+    content: Any = Field(alias="json")
+
+
+class SendMessage(_In):
+    value: str | _Json | None = Field(None, description='text, or {"json": …}')
+    value_b64: str | None = None
+    key: str | None = None
+    headers: dict[str, str] | None = None
+    id: str | None = None
+    source: str | None = None
+    delay: Duration | None = None
+    at: str | None = Field(None, description="ISO 8601 with a zone")
+    expires: Duration | None = None
+
+
+class Send(_In):
+    messages: list[SendMessage] = Field(min_length=1, max_length=DEFAULTS.max_batch_messages)
+
+
+@dataclass(frozen=True, slots=True)
+class SentReceipt:
+    partition: int
+    offset: int  # -1: delayed
+    id: str
+    duplicate: bool
+    due: str | None  # when a delayed message is delivered
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    receipts: list[SentReceipt]
+
+
+# ---- polling ----
+
+
+class Poll(_In):
+    max_messages: int = Field(100, ge=1, le=1000)
+    wait_s: float = Field(0, ge=0, le=DEFAULTS.poll_wait_ms / 1000)
+    member: Name | None = Field(None, description="who takes them; one for each worker")
+    base64: bool = Field(False, description="all values as base64, whether text or not")
+
+
+@dataclass(frozen=True, slots=True)
+class OutMessage:
+    handle: str  # what it is settled with
+    topic: str
+    partition: int
+    offset: int
+    id: str
+    key: str | None
+    key_b64: str | None
+    value: str | None  # None: it is no text; then `value_b64` has it
+    value_b64: str | None
+    headers: dict[str, str]
+    timestamp: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    messages: list[OutMessage]
+    lease_s: float  # from now on they are this group's member's, for so long
+
+
+class Handled(_In):
+    handle: str
+    delay_s: float = Field(0, ge=0)
+    reason: str = ""
+
+
+class SettleBody(_In):
+    acks: list[str] = Field(default_factory=list, max_length=10_000)
+    retries: list[Handled] = Field(default_factory=list, max_length=10_000)
+    releases: list[Handled] = Field(default_factory=list, max_length=10_000)
+    dead: list[Handled] = Field(default_factory=list, max_length=10_000)
+    extends: list[str] = Field(default_factory=list, max_length=10_000)
+    member: Name | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    settled: int
+    extended: int

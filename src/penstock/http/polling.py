@@ -1,0 +1,229 @@
+"""Polling and settling over HTTP, for shared groups.
+
+Stateless: what a poll hands out is the member's under the group's lease, and settled by its handle, on any
+broker. Nobody sends heartbeats for an HTTP client: it settles within the lease, or extends. A client that
+goes away while it waits takes nothing. Must never forget an offset it was given: what holds no message for
+the user (control batches, I18; expired messages) is acked at once, and what no batch came for is looked
+after.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fastapi import APIRouter, Request
+
+from ..broker.endpoint import Beat, Endpoint, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
+from ..client.codec import unpack
+from ..client.consuming.reading import Browsed
+from ..client.expiry import Expiry
+from ..client.message import Received
+from ..errors import GroupConflict, LeaseLost, StoreUnavailable
+from ..model.batch import records
+from ..model.settings import GroupWish
+from .failures import BadRequest
+from .handles import Handle, merged, spans_of
+from .models import OutMessage, Poll, Polled, SettleBody, Settled
+from .service import Caller, Who
+from .texts import text_or_base64, texts
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/topics/{topic}/groups/{group}", tags=["messages"])
+
+_POLL_BYTES = 4 << 20  # one message is handed out however large it is (I17)
+
+
+@dataclass(slots=True)
+class _Opened:
+    """What a reply held."""
+
+    messages: list[tuple[Received, Handle]] = field(default_factory=list)
+    empty: list[Handle] = field(default_factory=list)  # offsets that hold nothing for the user
+    missing: list[Handle] = field(default_factory=list)  # offsets for which no batch came
+
+
+# ---- poll ----
+
+
+@router.post("/poll")
+async def poll(who: Who, topic: str, group: str, wish: Poll, request: Request) -> Polled:
+    """Take messages; they are yours for `lease_s`. Settle each by its handle. Makes the group if need be."""
+    await _join(who, topic, group, wish.member or who.member)
+    return await who.service.waiting(request, _poll(who, topic, group, wish))
+
+
+async def _join(who: Caller, topic: str, group: str, member: str) -> None:
+    endpoint = who.broker.endpoint
+    try:
+        await endpoint.subscribe(topic, group, GroupWish(mode="shared"), member, who.mq.client_id)
+    except GroupConflict:
+        raise GroupConflict(
+            f"group {group!r} of topic {topic!r} is not a shared one: over HTTP nobody holds a partition "
+            "from one request to the next, so ordered and broadcast groups are for the SDK",
+            topic=topic,
+            group=group,
+        ) from None
+
+
+async def _poll(who: Caller, topic: str, group: str, wish: Poll) -> Polled:
+    loop, endpoint = asyncio.get_running_loop(), who.broker.endpoint
+    deadline = loop.time() + wish.wait_s
+    while True:
+        token = secrets.randbits(63) | 1
+        wait_ms = max(0, round((deadline - loop.time()) * 1000))
+        reply = await endpoint.poll(
+            PollRequest(
+                topic,
+                group,
+                wish.member or who.member,
+                token,
+                wish.max_messages,
+                _POLL_BYTES,
+                wait_ms,
+                empty_handed=True,
+            )
+        )
+        opened = _open(reply, token, endpoint.now_ms())
+        await _account_for(endpoint, topic, group, opened)
+        if opened.messages or loop.time() >= deadline:
+            shown = [_shown(message, handle, wish.base64) for message, handle in opened.messages]
+            return Polled(shown, reply.lease_ms / 1000)
+
+
+def _open(reply: PollReply, token: int, now_ms: int) -> _Opened:
+    opened, expiry = _Opened(), Expiry(now_ms)
+    for grant in reply.grants:
+        for lease in grant.leases:
+            _open_lease(opened, grant, lease, token, expiry)
+    return opened
+
+
+def _open_lease(opened: _Opened, grant: Grant, lease: Lease, token: int, expiry: Expiry) -> None:
+    delivery = Browsed(grant.topic, grant.partition, grant.partition_id, lease.attempt)
+    left = set(range(lease.first, lease.last + 1))
+    covered: set[int] = set()
+    for batch in grant.batches:
+        here = left.intersection(range(batch.base_offset, batch.last_offset + 1))
+        if here:
+            covered |= here
+            found = unpack([r for r in records(batch.data) if r.offset in here], delivery, expiry)
+            for message in found:
+                handle = Handle(grant.topic, grant.partition_id, token, message._position)
+                opened.messages.append((message, handle))
+                left.discard(message._position)
+    for offset in sorted(left):
+        handle = Handle(grant.topic, grant.partition_id, token, offset)
+        (opened.empty if offset in covered else opened.missing).append(handle)
+
+
+async def _account_for(endpoint: Endpoint, topic: str, group: str, opened: _Opened) -> None:
+    """Done with what holds nothing; of what no batch came for, what the log no longer has is gone."""
+    settling = [(handle, Verdict("ack", handle.offset, handle.offset)) for handle in opened.empty]
+    for handle in opened.missing:
+        fetched = await endpoint.fetch(
+            handle.topic, handle.partition_id, handle.offset, max_messages=1, max_bytes=1, wait_ms=0
+        )
+        gone = handle.offset < fetched.start
+        settling.append((handle, Verdict("ack" if gone else "release", handle.offset, handle.offset)))
+    if settling:
+        await endpoint.settle(topic, group, _parts(settling))
+
+
+def _shown(message: Received, handle: Handle, always_base64: bool) -> OutMessage:
+    value, value_b64 = text_or_base64(message.value, always_base64=always_base64)
+    key, key_b64 = (None, None) if message.key is None else text_or_base64(message.key)
+    return OutMessage(
+        handle.encode(), message.topic, message.partition, message.offset, message.id, key, key_b64, value,
+        value_b64, texts(message.headers), message.timestamp, message.attempt,
+    )  # fmt: skip
+
+
+# ---- settle ----
+
+
+@router.post("/settle")
+async def settle(who: Who, topic: str, group: str, wish: SettleBody) -> Settled:
+    """Ack, retry, release or give up messages, or extend their lease.
+
+    409 `lease_lost` names those that were in other hands by then; the rest is settled.
+    """
+    given = _verdicts(wish)
+    held = [Handle.decode(text) for text in wish.extends]
+    _refuse_twice([*(handle for handle, _ in given), *held])
+    lost = await _settle(who, topic, group, given)
+    lost += await _extend(who, topic, group, held, wish.member or who.member)
+    if lost:
+        raise LeaseLost(
+            f"the lease on {len(lost)} of these messages ended before: somebody else may handle them again, "
+            "so make handling safe to repeat; a longer lease helps, or extending it. The rest is done",
+            lost=[handle.encode() for handle in lost],
+            settled=len(given) + len(held) - len(lost),
+        )
+    return Settled(len(given), len(held))
+
+
+def _verdicts(wish: SettleBody) -> list[tuple[Handle, Verdict]]:
+    found = [(Handle.decode(text), "ack", 0.0, "") for text in wish.acks]
+    found += [(Handle.decode(one.handle), "retry", one.delay_s, one.reason) for one in wish.retries]
+    found += [(Handle.decode(one.handle), "release", one.delay_s, "") for one in wish.releases]
+    found += [(Handle.decode(one.handle), "dead", 0.0, one.reason) for one in wish.dead]
+    return [
+        (handle, Verdict(kind, handle.offset, handle.offset, round(delay * 1000), None, reason))  # type: ignore[arg-type]
+        for handle, kind, delay, reason in found
+    ]
+
+
+def _refuse_twice(handles: list[Handle]) -> None:
+    if len(set(handles)) < len(handles):
+        raise BadRequest("a handle is named twice: say one thing about each message")
+
+
+async def _settle(who: Caller, topic: str, group: str, given: list[tuple[Handle, Verdict]]) -> list[Handle]:
+    """Returns those that were lost."""
+    if not given:
+        return []
+    reply = await who.broker.endpoint.settle(topic, group, _parts(given))
+    if reply.away:
+        away = {(part.topic, part.partition_id, part.token) for part in reply.away}
+        raise StoreUnavailable(
+            "some of these messages are on a shard that is away: settle them again; the rest is settled",
+            away=[handle.encode() for handle, _ in given if handle.place in away],
+        )
+    lost = [((p.topic, p.partition_id, p.token), span) for p, spans in reply.lost for span in spans]
+    return [
+        handle
+        for handle, _ in given
+        if any(place == handle.place and span[0] <= handle.offset <= span[1] for place, span in lost)
+    ]
+
+
+async def _extend(who: Caller, topic: str, group: str, held: list[Handle], member: str) -> list[Handle]:
+    if not held:
+        return []
+    places: dict[tuple[str, int, int], list[int]] = {}
+    for handle in held:
+        places.setdefault(handle.place, []).append(handle.offset)
+    beat = Beat(
+        topic, group, member, who.mq.client_id,
+        tuple(Held(*place, spans_of(offsets)) for place, offsets in places.items()),
+    )  # fmt: skip
+    found = await who.service.broker.in_thread(who.broker.beat, [beat])
+    lost = {((one.topic, one.partition_id, one.token), span) for one, spans in found for span in spans}
+    if any(not spans for _, spans in found):
+        raise StoreUnavailable("their shard is away: some leases were not extended, and last as before")
+    return [
+        handle
+        for handle in held
+        if any(place == handle.place and first <= handle.offset <= last for place, (first, last) in lost)
+    ]
+
+
+def _parts(given: Iterable[tuple[Handle, Verdict]]) -> list[Settle]:
+    found: dict[tuple[str, int, int], list[Verdict]] = {}
+    for handle, verdict in given:
+        found.setdefault(handle.place, []).append(verdict)
+    return [Settle(*place, merged(verdicts)) for place, verdicts in found.items()]
