@@ -1,4 +1,4 @@
-"""A link over a transport that only remembers: what is asked, answered, cancelled and lost, at chosen moments."""
+"""A link over a transport that only remembers: asked, answered, cancelled and lost at chosen moments."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Peer:
         """Under way: it has been sent."""
         before = len(self.transport.sent)
         task = asyncio.ensure_future(self.link.call(m.OPERATIONS[name], request, (body,) if body else ()))
-        while len(self.transport.sent) == before and not task.done():
+        while len(self.transport.sent) == before and not task.done():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         return task
 
@@ -212,7 +212,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def _until(what: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
-        while not what():
+        while not what():  # noqa: ASYNC110 - what is looked at has no event
             await asyncio.sleep(0.001)
 
 
