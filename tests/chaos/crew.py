@@ -6,6 +6,7 @@ Decides nothing about messages. Notices a process that ended by itself: the test
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
@@ -47,8 +48,11 @@ class _Worker:
 class Crew:
     """Use as `with`: nothing is left running. `at_work` are those that live, by process id."""
 
-    def __init__(self, url: str, folder: Path, shards: Mapping[str, str] | None = None) -> None:
-        self._url, self._folder, self._shards = url, folder, dict(shards or {})
+    def __init__(
+        self, url: str, folder: Path, shards: Mapping[str, str] | None = None, *, served: str = ""
+    ) -> None:
+        """`served`: the address of brokers that all but the brokers themselves connect to."""
+        self._url, self._folder, self._shards, self._served = url, folder, dict(shards or {}), served
         self.at_work: dict[int, _Worker] = {}
         self.killed: dict[str, int] = {}
         self.outages: list[Outage] = []
@@ -75,12 +79,18 @@ class Crew:
         """Change its route, again and again."""
         self._start(_Job("changer", topic, name, ()))
 
+    def serve(self, port: int) -> None:
+        """A broker on that port."""
+        self._start(_Job("broker", "-", str(port), (port,)))
+
     def _start(self, job: _Job) -> None:
         self._runs += 1
         worker = _Worker(job, self._runs, 0)
         journal = str(self._folder / f"{worker.title}.journal")
         identity = (job.name, self._runs) if job.role == "producer" else ()
-        arguments = [self._url, self._shards, job.topic, journal, *identity, *job.arguments]
+        served = self._served and job.role != "broker"
+        url, shards = (self._served, {}) if served else (self._url, self._shards)
+        arguments = [url, shards, job.topic, journal, *identity, *job.arguments]
         errors = str(self._folder / f"{worker.title}.errors")
         pid = self._ask("start", job.role, arguments, errors)
         self.at_work[pid] = _Worker(job, self._runs, pid)
@@ -96,8 +106,16 @@ class Crew:
         if again:
             self._start(worker.job)
 
+    def pause(self, pid: int, paused: bool) -> None:
+        """Stop it in its tracks, or let it go on."""
+        os.kill(pid, signal.SIGSTOP if paused else signal.SIGCONT)
+
     def kill_any(self) -> None:
         self.kill(random.choice(list(self.at_work)))
+
+    def of(self, role: str) -> list[int]:
+        """Those of this role that live."""
+        return [worker.pid for worker in self.at_work.values() if worker.job.role == role]
 
     def at(self, role: str, verb: str = "") -> list[int]:
         """Those of this role whose last note is this; without a verb: who have noted anything."""

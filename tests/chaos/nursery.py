@@ -19,6 +19,7 @@ from collections.abc import Callable, Coroutine
 from importlib import import_module
 from typing import Any
 
+from .broker_process import serve
 from .changer_process import change
 from .consumer_process import consume
 from .producer_process import produce
@@ -29,9 +30,10 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "producer": produce,
     "consumer": consume,
     "changer": change,
+    "broker": serve,
 }
 
-_LATE = ("broker.embedded", "client.connection", "store.mysql", "store.postgres", "store.sqlite")
+_LATE = ("broker.embedded", "client.connection", "wire.server", "store.mysql", "store.postgres", "store.sqlite")
 """What Penstock imports only when somebody connects."""
 
 

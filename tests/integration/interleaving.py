@@ -26,7 +26,17 @@ from penstock.store import SqlStore
 from penstock.store.session import Lane
 from tests.ready import Ground
 
-__all__ = ["SECONDS", "Stop", "kill", "lock_waits", "run_all", "soon", "stopped_at_commit", "until"]
+__all__ = [
+    "SECONDS",
+    "Stop",
+    "kill",
+    "lock_waits",
+    "run_all",
+    "soon",
+    "stopped_after_lock",
+    "stopped_at_commit",
+    "until",
+]
 
 SECONDS = 30
 T = TypeVar("T")
@@ -78,6 +88,26 @@ def stopped_at_commit(store: SqlStore, *, times: int = 1) -> Iterator[Stop]:
         original(connection, lane, commit=commit)
 
     with mock.patch.object(dialect, "end", end):
+        try:
+            yield stop
+        finally:
+            stop.go_on.set()
+
+
+@contextmanager
+def stopped_after_lock(store: SqlStore) -> Iterator[Stop]:
+    """The next transaction of this store stops as soon as it has its locks, as it is."""
+    dialect, stop = store.session.dialect, Stop()
+    original = dialect.locked
+
+    def locked(*args: Any) -> Any:
+        found = original(*args)
+        if not stop.reached.is_set():
+            stop.reached.set()
+            assert stop.go_on.wait(SECONDS), "the test forgot a transaction that it had stopped"
+        return found
+
+    with mock.patch.object(dialect, "locked", locked):
         try:
             yield stop
         finally:

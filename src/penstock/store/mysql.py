@@ -151,6 +151,8 @@ class MysqlDialect(ServerDialect):
         cursor.execute(sql, args)
         return cursor
 
+    ask = execute
+
     def _begun(self, connection: Any) -> None:
         if connection.penstock_begin:
             connection.begin()

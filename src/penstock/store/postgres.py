@@ -185,9 +185,20 @@ class PostgresDialect(ServerDialect):
     def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
         return connection.execute(sql, args, binary=True)
 
+    def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+        cursor = connection.execute(sql, args, binary=True)
+        self._await_answers(connection)
+        return cursor
+
+    def _await_answers(self, connection: Any) -> None:
+        """With a Sync behind what was sent: without one a session whose client stands still is "active", not
+        idle in its transaction, and no limit of the server would ever end its locks (I15)."""
+        if connection.pgconn.pipeline_status:
+            connection.penstock_pipeline[1].sync()
+
     def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         cursor = connection.execute(sql, args)
-        connection.penstock_pipeline[1].sync()  # the count comes with the answer
+        self._await_answers(connection)  # the count comes with them
         return int(cursor.rowcount)
 
     def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
@@ -197,16 +208,18 @@ class PostgresDialect(ServerDialect):
             connection.cursor().executemany(sql, rows)
 
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
-        return int(connection.execute(sql + " RETURNING id", args).fetchone()[0])
+        return int(self.ask(connection, sql + " RETURNING id", args).fetchone()[0])
 
     def locked(
         self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
     ) -> tuple[list[Row | None], int]:
         found = [connection.execute(sql, args, binary=True) for args in each]
         if self._clock is not None:
+            self._await_answers(connection)
             return [cursor.fetchone() for cursor in found], self._clock.now_ms()
         began = self._time.begin()
         clock = connection.execute(self.now, binary=True)  # by itself: it runs once the locks are ours
+        self._await_answers(connection)
         rows = [cursor.fetchone() for cursor in found]
         now = int(clock.fetchone()[0])
         self._time.told(now, began)
@@ -229,7 +242,7 @@ class PostgresDialect(ServerDialect):
             return 0
         known: int | None = getattr(connection, "penstock_started", None)
         if known is None or self._bouncer:  # who may have another server behind it by now
-            known = connection.penstock_started = int(connection.execute(_STARTED, binary=True).fetchone()[0])
+            known = connection.penstock_started = int(self.ask(connection, _STARTED, ()).fetchone()[0])
         return known
 
     # ---- schema ----

@@ -63,6 +63,9 @@ class ServerDialect(ABC):
     @abstractmethod
     def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any: ...
 
+    @abstractmethod
+    def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any: ...
+
     @cache  # noqa: B019
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         names = (*key, *columns)
@@ -78,7 +81,7 @@ class ServerDialect(ABC):
         if self._clock is not None:
             return self._clock.now_ms()
         began = self._time.begin()
-        now = int(self.execute(connection, self.now, ()).fetchone()[0])
+        now = int(self.ask(connection, self.now, ()).fetchone()[0])
         self._time.told(now, began)
         return now
 

@@ -76,6 +76,9 @@ class Dialect(Protocol):
     def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
         """A cursor with the result."""
 
+    def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+        """The same for an answer that is read at once."""
+
     def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         """How many rows a statement met."""
 
@@ -151,11 +154,11 @@ class Transaction:
         return self._dialect
 
     def one(self, sql: str, *args: Any) -> Row | None:
-        row: Row | None = self._execute(sql, args).fetchone()
+        row: Row | None = self._ask(sql, args).fetchone()
         return row
 
     def all(self, sql: str, *args: Any) -> list[Row]:
-        return list(self._execute(sql, args).fetchall())
+        return list(self._ask(sql, args).fetchall())
 
     def locked(self, sql: str, *args: Any) -> Row | None:
         """Lock one row, and read the clock after that: `now_ms` answers with it from then on."""
@@ -191,6 +194,9 @@ class Transaction:
     def announce(self, lane: Lane) -> None:
         """Tell those who wait, once this is committed."""
         self.announced.add(lane)
+
+    def _ask(self, sql: str, args: Sequence[Any]) -> Any:
+        return self._dialect.ask(self._connection, self._dialect.sql(sql), args)
 
     def _execute(self, sql: str, args: Sequence[Any]) -> Any:
         return self._dialect.execute(self._connection, self._dialect.sql(sql), args)

@@ -181,6 +181,8 @@ class SqliteDialect:
     def execute(self, connection: _Connection, sql: str, args: Sequence[Any]) -> Any:
         return connection.execute(sql, args)
 
+    ask = execute
+
     def run(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
         return connection.execute(sql, args).rowcount
 
