@@ -198,7 +198,7 @@ def test_failures_of_posts_nobody_looked_at_are_raised_in_the_end(mq: sync.Conne
 
 
 def _break_appends(mq: sync.Connection) -> None:
-    async def broken(*args: Any) -> Any:
+    async def broken(*args: Any, **more: Any) -> Any:
         raise StoreError("broken")
 
     mq._target._endpoint.append = broken

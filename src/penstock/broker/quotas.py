@@ -45,6 +45,7 @@ class Quotas:
         self._places: dict[int, tuple[Gate, Place]] = {}  # of polls, by request
         self._keeping: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
+        self._looking: asyncio.Future[Mapping[str, Rate]] | None = None
 
     async def close(self) -> None:
         if self._keeping is not None:
@@ -78,9 +79,17 @@ class Quotas:
 
     async def _rates(self) -> Mapping[str, Rate]:
         found: Mapping[str, Rate] | None = self._catalog.known(_KEY)
-        if found is None:
-            found = await self._in_thread(self._catalog.kept, _KEY, self._read)
-        return found
+        if found is not None and self._looking is None:
+            return found
+        if self._looking is None:  # one looks for all who come meanwhile, and nobody overtakes
+            self._looking = asyncio.ensure_future(self._in_thread(self._catalog.kept, _KEY, self._read))
+            self._looking.add_done_callback(self._looked)
+        return await asyncio.shield(self._looking)
+
+    def _looked(self, done: asyncio.Future[Mapping[str, Rate]]) -> None:
+        self._looking = None
+        if not done.cancelled():
+            done.exception()  # those who wait are told
 
     def _read(self) -> dict[str, Rate]:
         return {rate.name: rate for rate in self._store.rates.all()}

@@ -20,6 +20,7 @@ from . import (
     groups,
     lag,
     migrate,
+    rate,
     read,
     route,
     send,
@@ -48,7 +49,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for family in (topics.app, groups.app, route.app, shard.app, dead.app, access.app):
+for family in (topics.app, groups.app, route.app, shard.app, dead.app, rate.app, access.app):
     app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
 for register in (
     send.register, consume.register, read.register, lag.register,
