@@ -41,8 +41,8 @@ __all__ = ["Link", "LinkLost", "connect"]
 _log = logging.getLogger("penstock.wire")
 
 _LATE_S = 1.0  # a request that is not answered for so long makes us ask whether the broker lives
-_IDLE_S = 10.0  # and so does silence while polls wait
-_SILENCE_S = 5.0  # it has to answer that within this
+_IDLE_S = 5.0  # and so does silence while polls wait
+_SILENCE_S = 4.0  # it has to answer that within this
 _ANSWER_BYTES = 2**31 - 1  # a broker is trusted: its answers may be as long as what it was asked for
 
 

@@ -25,7 +25,7 @@ _log = logging.getLogger("penstock.wire")
 
 _CONNECT_MS = 3_000
 _LATE_S = 2.0
-_AWAY_S = 1.0  # a broker that could not be reached is left alone for so long
+_AWAY_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # a broker that could not be reached is left alone for so long
 
 
 class Pool:
@@ -35,7 +35,7 @@ class Pool:
         self._links: dict[str, Link] = {}  # by broker's id
         self._known: dict[str, BrokerInfo] = {}  # as told by the last broker that said so
         self._opening: dict[str, asyncio.Task[Link]] = {}  # by address
-        self._away: dict[str, float] = {}  # by address, until when
+        self._away: dict[str, tuple[float, int]] = {}  # by address: until when, after how many tries
         self._closed = False
         self.on_ask: Callable[[Ask], Answer] = lambda ask: Answer()
         self.on_late: Callable[[Any, Any], None] = lambda request, reply: None
@@ -95,13 +95,16 @@ class Pool:
         raise BrokerUnavailable(str(why) if why else "no other broker is there; trying again may help")
 
     async def _try(self, address: str) -> Link | None:
-        if self._away.get(address, 0) > self._loop.time():
+        until, tries = self._away.get(address, (0.0, 0))
+        if until > self._loop.time():
             return None
         try:
             return await self._open(address)
         except BrokerUnavailable as error:
-            self._away[address] = self._loop.time() + _AWAY_S
-            _log.warning("a broker is left alone for a while: %s", error)
+            pause_s = _AWAY_S[min(tries, len(_AWAY_S) - 1)]
+            self._away[address] = (self._loop.time() + pause_s, tries + 1)
+            log = _log.debug if tries else _log.warning
+            log("a broker is left alone for %g s: %s", pause_s, error)
             return None
 
     async def _open(self, address: str) -> Link:
@@ -127,6 +130,7 @@ class Pool:
             await link.close()
             return known
         self._links[link.welcome.broker] = link
+        self._away.pop(address, None)
         self._learn(link, link.welcome.brokers, link.welcome.now_ms, sent_at)
         return link
 
