@@ -72,7 +72,7 @@ class Limits:
     busy_timeout_ms: int = 10_000
     connect_timeout_ms: int = 5_000
     lock_timeout_ms: int = 5_000  # longest wait for a row's lock on a database server (I15)
-    idle_timeout_ms: int = 10_000  # a transaction left open for longer is ended by the server (I15)
+    idle_timeout_ms: int = 5_000  # a transaction left open for longer is ended by the server (I15)
     side_lock_ms: int = 5_000  # longest wait for a turn before the database's own lock is asked
     reader_threads: int = 2  # for polls, settling and reads; more of them only fight over the interpreter
 
