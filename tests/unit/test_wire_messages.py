@@ -245,6 +245,8 @@ BAD = {
     "no UTF-8": b"\x92\xa2\xff\xfe\x01",
     "deep": b"\x96\xa1a\x01\x00\xc4\x00\xa0" + b"\x91" * 100_000,
     "an array of 4 billion": b"\xdd\xff\xff\xff\xff",
+    "a number that no database keeps": m.encode_header(m.Append("orders", 2**63)),
+    "such a number within": m.encode_header(["orders", 1, 0, b"", "", [{"a": (2**64 - 1,)}]]),
     "a text of 4 GB": b"\x92\xdb\xff\xff\xff\xff",
 }
 

@@ -27,6 +27,7 @@ from .messages import (
     HELLO,
     MAX_VERSION,
     MIN_VERSION,
+    OPERATIONS,
     Answer,
     Ask,
     Cancel,
@@ -42,7 +43,11 @@ __all__ = ["Connection", "Host"]
 
 _log = logging.getLogger("penstock.wire")
 
-_WAITING = ("poll", "fetch")  # what may take long without doing anything
+_WAITING = frozenset(
+    OPERATIONS[name].kind for name in ("poll", "fetch")
+)  # may take long without doing anything
+_ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
+_CLOSING_S = 5.0  # whoever was refused may read why for so long
 _STOPPING = "this broker is stopping: ask another"
 
 
@@ -51,6 +56,7 @@ class Host(Protocol):
 
     listening: Listening
     held_bytes: int
+    short_of_room: bool  # somebody waits for requests of others to end
 
     def joined(self, connection: Connection) -> None: ...
     def left(self, connection: Connection) -> None: ...
@@ -69,10 +75,13 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._session: Session | None = None
         self._greeting = False
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # by request, until it is answered
+        self._waiting: set[asyncio.Task[None]] = set()  # of these, polls and the like
         self._held_bytes = 0
         self._reading = True
         self._stopping = False
+        self._refused_at: float | None = None
+        self._gone = asyncio.Event()
         self._writable = asyncio.Event()
         self._writable.set()
         self._made_at = self._heard_at = self._frame_at = self._stuck_at = self._loop.time()
@@ -91,6 +100,8 @@ class Connection(asyncio.Protocol):
         self._host.joined(self)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused_at is not None:
+            return
         self._heard_at = self._loop.time()
         if not self._parser.waiting:
             self._frame_at = self._heard_at
@@ -115,6 +126,7 @@ class Connection(asyncio.Protocol):
         self._transport = None
         for task in self._tasks.values():
             task.cancel()
+        self._gone.set()
         self._host.left(self)
 
     # ---- requests ----
@@ -127,6 +139,8 @@ class Connection(asyncio.Protocol):
             self._begin(frame, self._greet(frame))
         elif frame.flags & REPLY:
             self._answered(frame)
+        elif frame.kind == HELLO:
+            raise ProtocolError("Hello came twice: a connection is of one client")
         elif frame.kind == CANCEL:
             self._cancel(decode(frame.header, Cancel).id)
         elif frame.id in self._tasks:
@@ -141,11 +155,17 @@ class Connection(asyncio.Protocol):
         self._held_bytes += size
         self._host.held_bytes += size
         task = self._tasks[frame.id] = self._loop.create_task(serving)
-        task.add_done_callback(lambda done: self._ended(frame.id, size))
+        if frame.kind in _WAITING:
+            self._waiting.add(task)
+        task.add_done_callback(lambda done: self._ended(frame, size, done))
         self.throttle()
 
-    def _ended(self, id: int, size: int) -> None:
-        del self._tasks[id]
+    def _ended(self, frame: Frame, size: int, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(frame.id) is task:
+            if task.cancelled():  # before its first step
+                self._fail(frame, self._cancelled())
+            self._tasks.pop(frame.id, None)
+        self._waiting.discard(task)
         self._held_bytes -= size
         self._host.held_bytes -= size
         if not self._reading:
@@ -165,10 +185,11 @@ class Connection(asyncio.Protocol):
                 )
             self.client = hello.client[:250]
             session, welcome = await self._host.welcome(hello, self, version)
-        except (PenstockError, asyncio.CancelledError) as error:
-            if isinstance(error, PenstockError):
-                _log.warning("a connection from %s was refused: %s", self.peer, error)
-                self.refuse(error, frame.id)
+        except asyncio.CancelledError:
+            return
+        except Exception as error:
+            _log.warning("a connection from %s was refused: %s", self.peer, error)
+            self.refuse(error, frame.id)
             return
         self._session = session
         self._parser.max_bytes = self._host.listening.max_frame_bytes
@@ -177,20 +198,25 @@ class Connection(asyncio.Protocol):
     async def _serve(self, frame: Frame) -> None:
         try:
             found = operation(frame.kind)
-            request = decode(frame.header, found.request)
+            try:
+                request = decode(frame.header, found.request)
+            except ProtocolError as error:
+                self.refuse(error, frame.id)  # what else it says is not to be trusted either
+                return
             if self._stopping:
                 raise BrokerUnavailable(_STOPPING)
-            if found.name in _WAITING and (task := asyncio.current_task()) is not None:
-                task.set_name("waiting")
             await self._writable.wait()  # no more is fetched for a client that does not read
             assert self._session is not None
             reply = await self._session.call(found, request, frame.body)
             header, body = found.pack(reply)
             self._write(frame, header, body)
         except asyncio.CancelledError:
-            self._fail(frame, BrokerUnavailable(_STOPPING if self._stopping else "the request was cancelled"))
+            self._fail(frame, self._cancelled())
         except Exception as error:
             self._fail(frame, error)
+
+    def _cancelled(self) -> BrokerUnavailable:
+        return BrokerUnavailable(_STOPPING if self._stopping else "the request was cancelled")
 
     def _cancel(self, id: int) -> None:
         task = self._tasks.get(id)
@@ -200,15 +226,19 @@ class Connection(asyncio.Protocol):
     # ---- asking the client (R19) ----
 
     def _ask(self, ask: Ask) -> None:
-        self._asked_id = (self._asked_id + 1) & 0xFFFFFFFF
+        self._asked_id = self._asked_id % 0xFFFFFFFF + 1
         self._asked[self._asked_id] = ask
+        if len(self._asked) > _ASKED_AT_ONCE:
+            del self._asked[next(iter(self._asked))]  # the oldest: its lease is over
         if self._transport is not None:
             self._transport.writelines(encode(ASK, self._asked_id, encode_header(ask)))
 
     def _answered(self, frame: Frame) -> None:
         ask = self._asked.pop(frame.id, None)
-        if ask is None or frame.kind != ASK:
+        if frame.kind != ASK or not 0 < frame.id <= self._asked_id:
             raise ProtocolError("an answer to nothing that was asked")
+        if ask is None or frame.flags & ERROR:  # it took too long, or does not know the question
+            return
         answer = decode(frame.header, Answer)
         assert self._session is not None
         acting = self._loop.create_task(self._session.answered(ask, answer))
@@ -218,19 +248,23 @@ class Connection(asyncio.Protocol):
     # ---- answers ----
 
     def _write(self, frame: Frame, header: Any, body: Any = ()) -> None:
+        pieces = encode(frame.kind, frame.id, encode_header(header), body, REPLY)
+        self._tasks.pop(frame.id, None)  # whoever has the answer may use the id again
         if self._transport is not None:
-            self._transport.writelines(encode(frame.kind, frame.id, encode_header(header), body, REPLY))
+            self._transport.writelines(pieces)
 
     def _fail(self, frame: Frame, error: BaseException) -> None:
+        self._tasks.pop(frame.id, None)
         if self._transport is not None:
             header = encode_header(failure_of(error))
             self._transport.writelines(encode(frame.kind, frame.id, header, (), REPLY | ERROR))
 
-    def refuse(self, error: PenstockError, id: int = 0) -> None:
+    def refuse(self, error: Exception, id: int = 0) -> None:
         """Say why, and close."""
-        if self._transport is None:
+        if self._transport is None or self._refused_at is not None:
             return
-        if error.details.get("spoke") == "HTTP":
+        self._refused_at = self._loop.time()
+        if isinstance(error, PenstockError) and error.details.get("spoke") == "HTTP":
             text = f"{error}; its HTTP interface is on another port, see the broker's log.\r\n".encode()
             head = b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\nContent-Type: text/plain\r\n"
             self._transport.write(head + b"Content-Length: %d\r\n\r\n" % len(text) + text)
@@ -247,11 +281,14 @@ class Connection(asyncio.Protocol):
             return
         limits = self._host.listening
         room = (
-            len(self._tasks) < limits.requests_at_once
+            len(self._tasks) - len(self._waiting) < limits.requests_at_once
+            and len(self._waiting) < limits.polls_at_once
             and self._held_bytes < limits.request_bytes
             and self._host.held_bytes < limits.all_request_bytes
             and self._writable.is_set()
         )
+        if self._host.held_bytes >= limits.all_request_bytes:
+            self._host.short_of_room = True
         if room and not self._reading:
             self._reading = True
             self._heard_at = self._frame_at = self._loop.time()
@@ -263,6 +300,10 @@ class Connection(asyncio.Protocol):
     def tick(self, now: float) -> None:
         """Whether its time is up for something; called about once a second."""
         limits = self._host.listening
+        if self._refused_at is not None:
+            if now - self._refused_at > _CLOSING_S:
+                self.abort()
+            return
         if self._session is not None:
             for ask in self._session.due(limits.ask_before_ms):
                 self._ask(ask)
@@ -302,12 +343,12 @@ class Connection(asyncio.Protocol):
     async def stop(self) -> None:
         """Polls end at once, other requests when they are done; nothing new is begun."""
         self._stopping = True
-        for task in [*self._tasks.values()]:
-            if task.get_name() == "waiting":
-                task.cancel()
+        for task in self._waiting:
+            task.cancel()
         await asyncio.gather(*self._tasks.values(), *self._acting, return_exceptions=True)
         if self._transport is not None:
             self._transport.close()
+            await self._gone.wait()  # its last answers are sent
 
     def abort(self) -> None:
         if self._transport is not None:

@@ -22,6 +22,8 @@ class Listening:
     frame_ms: int = 30_000  # a frame that has begun has to be whole within this
     silent_ms: int = 60_000  # a connection on which nothing came for so long is closed
     requests_at_once: int = 512  # of one connection; more of them wait in its socket
+    polls_at_once: int = 8192  # the same for those that wait for messages
     request_bytes: int = 64 * 1024 * 1024  # of one connection, under way
+    answer_bytes: int = 256 * 1024 * 1024  # that the polls of one connection may bring together
     all_request_bytes: int = 512 * 1024 * 1024  # of all connections, under way
     ask_before_ms: int = 3_000  # before a lease ends its holder is asked (R19)

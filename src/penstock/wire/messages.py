@@ -8,6 +8,7 @@ Batches are never in a header: it has their sizes, and they follow in the body (
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -410,6 +411,21 @@ def decode(header: bytes, kind: Any) -> Any:
     if decoder is None:
         decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
     try:
-        return decoder.decode(header)
+        found = decoder.decode(header)
+        if _HUGE.search(header) and _is_huge(msgspec.msgpack.decode(header)):
+            raise ProtocolError("the header of a frame cannot be read: a number of it is not below 2**63")
+        return found
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ProtocolError(f"the header of a frame cannot be read: {error}") from error
+
+
+_HUGE = re.compile(rb"\xcf[\x80-\xff]")  # how such a number looks; so may other things
+
+
+def _is_huge(value: Any) -> bool:
+    """Whether there is a number in it that no database can keep."""
+    if isinstance(value, dict):
+        return any(map(_is_huge, value)) or any(map(_is_huge, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_is_huge, value))
+    return isinstance(value, int) and value >= 2**63

@@ -39,7 +39,7 @@ class WireServer:
         self._brokers: tuple[BrokerInfo, ...] = ()
         self._server: asyncio.Server | None = None
         self._duties: list[asyncio.Task[None]] = []
-        self._short_of_room = False
+        self.short_of_room = False
         self._started_at = time.time_ns() // 1_000_000
 
     # ---- life ----
@@ -145,7 +145,9 @@ class WireServer:
             peer_is_loopback=connection.is_loopback,
             certificate_name=connection.certificate_name,
         )
-        session = Session(self.broker, self._gatekeeper, principal, connection.client)
+        session = Session(
+            self.broker, self._gatekeeper, principal, connection.client, self.listening.answer_bytes
+        )
         return session, Welcome(
             version, self.id, principal.name, self.broker.now_ms(), self.listening.max_frame_bytes,
             self._brokers, "penstock",
@@ -153,11 +155,8 @@ class WireServer:
 
     def freed(self) -> None:
         """A request ended: whoever was not read for want of room may be read again."""
-        limit = self.listening.all_request_bytes
-        if self.held_bytes >= limit:
-            self._short_of_room = True
-        elif self._short_of_room:
-            self._short_of_room = False
+        if self.short_of_room and self.held_bytes < self.listening.all_request_bytes:
+            self.short_of_room = False
             for connection in list(self.connections):
                 connection.throttle()
 
@@ -166,7 +165,11 @@ class WireServer:
             await asyncio.sleep(_TICK_S)
             now = asyncio.get_running_loop().time()
             for connection in list(self.connections):
-                connection.tick(now)
+                try:
+                    connection.tick(now)
+                except Exception:  # its fault, and nobody else's
+                    _log.exception("the connection of %s is closed", connection.client)
+                    connection.abort()
 
 
 def _is_any(host: str) -> bool:

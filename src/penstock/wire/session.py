@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..broker.embedded import Broker
@@ -25,11 +26,19 @@ __all__ = ["Session"]
 _log = logging.getLogger("penstock.wire")
 
 
+_LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
+
+
 class Session:
-    def __init__(self, broker: Broker, gatekeeper: Gatekeeper, principal: Principal, client: str) -> None:
+    """`answer_bytes`: what its polls that wait may bring together, so that it need not be kept for long."""
+
+    def __init__(
+        self, broker: Broker, gatekeeper: Gatekeeper, principal: Principal, client: str, answer_bytes: int
+    ) -> None:
         self._broker, self._gatekeeper, self._principal = broker, gatekeeper, principal
         self._client = client
         self._holdings = Holdings()
+        self._answer_bytes = answer_bytes  # of these, those that nobody waits for
 
     @property
     def principal(self) -> Principal:
@@ -47,13 +56,29 @@ class Session:
             named["producer"] = self._principal.name
         if operation.name == "settle":
             self._holdings.settled(named["parts"])
-        reply = await getattr(self._broker, operation.name)(**named)
+        reply = await self._asked(operation.name, named)
         if operation.name == "poll":
             self._holdings.granted(named["request"], reply, self._now_ms())
         elif operation.name == "topics":
             shown = self._gatekeeper.visible(self._principal, (info.name for info in reply))
             return [info for info in reply if info.name in shown]
         return reply
+
+    async def _asked(self, name: str, named: dict[str, Any]) -> Any:
+        verb = getattr(self._broker, name)
+        if name not in ("poll", "fetch"):
+            return await verb(**named)
+        wanted: int = named["request"].bytes if name == "poll" else named["max_bytes"]
+        share = min(wanted, max(self._answer_bytes, _LEAST_BYTES))
+        if name == "poll":
+            named["request"] = replace(named["request"], bytes=share)
+        else:
+            named["max_bytes"] = share
+        self._answer_bytes -= share
+        try:
+            return await verb(**named)
+        finally:
+            self._answer_bytes += share
 
     async def _beat(self, beats: Sequence[Beat]) -> Any:
         self._holdings.renewed(beats, self._now_ms())
@@ -68,7 +93,7 @@ class Session:
     async def answered(self, ask: Ask, answer: Answer) -> None:
         """At work: extended. Done: settled. What was not answered for is delivered again by and by."""
         asked = {(held.partition_id, held.token): held.topic for held in ask.held}
-        mine = [held for held in (*answer.working, *answer.done) if _key(held) in asked]
+        mine = [held for held in (*answer.working, *answer.done) if asked.get(_key(held)) == held.topic]
         working = [held for held in answer.working if held in mine]
         done = [held for held in answer.done if held in mine]
         try:
