@@ -31,7 +31,7 @@ except ModuleNotFoundError as missing:
 from ..errors import PenstockError
 from . import groups, health, metrics, polling, queue, sending, topics
 from .failures import failure
-from .limits import Door, HttpLimits
+from .limits import API, Door, HttpLimits
 from .sampling import Sampler
 from .service import Service
 
@@ -65,7 +65,7 @@ def make_app(
         app.add_exception_handler(kind, _failed)
     app.include_router(health.router)
     app.include_router(metrics.router)
-    api = APIRouter(prefix="/api/v1", dependencies=[Depends(HTTPBearer(auto_error=False))])
+    api = APIRouter(prefix=API, dependencies=[Depends(HTTPBearer(auto_error=False))])
     for part in (topics, groups, sending, polling, queue):
         api.include_router(part.router)
     app.include_router(api)

@@ -66,7 +66,7 @@ class BadRequest(errors.UsageError):
 
 def status_of(error: PenstockError) -> int:
     if isinstance(error, errors.SendTimeout) and error.details.get("stored") is False:
-        return 429  # it waited for a limit, and for nothing else
+        return 429 if "partition" in error.details else 503  # it waited for a limit; or did not get so far
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
@@ -77,7 +77,7 @@ def failure(error: Exception) -> JSONResponse:
         if status == 500:
             return _hidden(error, error.code)
         details = {name: value for name, value in error.details.items() if not name.startswith("_")}
-        retriable = error.retriable or status == 429
+        retriable = error.retriable or error.details.get("stored") is False
         return plain_failure(status, error.code, str(error), retriable=retriable, details=details)
     if isinstance(error, RequestValidationError):
         wrong = [{"where": list(map(str, one["loc"])), "message": one["msg"]} for one in error.errors()]

@@ -22,7 +22,7 @@ from .access import authenticate
 from .failures import failure, plain_failure
 from .service import Service
 
-__all__ = ["OPEN", "Door", "HttpLimits"]
+__all__ = ["API", "OPEN", "Door", "HttpLimits"]
 
 _log = logging.getLogger("penstock.http")
 
@@ -32,6 +32,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+API = "/api/v1"
 
 OPEN = ("/health", "/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json")
 """What anybody may ask: nothing of it is about the queue."""
@@ -78,9 +80,8 @@ class Door:
                 raise
             await self._response_for(error)(scope, receive, answer)
         finally:
-            route = getattr(scope.get("route"), "path", "(none)")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._service.figures.http.add((method, route, str(status or "cut off")))
+            self._service.figures.http.add((method, _route(scope), str(status or "cut off")))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] in OPEN:
@@ -105,7 +106,8 @@ class Door:
     async def _body(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> bytes:
         limits, chunks, size = self._limits, list[bytes](), 0
         said = dict(scope["headers"]).get(b"content-length", b"0")
-        self._refuse_large(int(said) if said.isdigit() else 0)
+        expected = int(said) if said.isdigit() else 0
+        self._refuse_large(expected, self._held_bytes + expected)
         try:
             async with asyncio.timeout(limits.body_s):
                 while True:
@@ -115,7 +117,7 @@ class Door:
                     chunk = message.get("body", b"")
                     size += len(chunk)
                     hold(len(chunk))
-                    self._refuse_large(size)
+                    self._refuse_large(size, self._held_bytes)
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
@@ -123,12 +125,12 @@ class Door:
             sentence = f"the request's body did not arrive within {limits.body_s:g} seconds"
             raise _Refused(plain_failure(408, "timeout", sentence, retriable=True)) from None
 
-    def _refuse_large(self, size: int) -> None:
+    def _refuse_large(self, size: int, held: int) -> None:
         limits = self._limits
         if size > limits.body_bytes:
             sentence = f"a request has at most {limits.body_bytes:,} bytes: send fewer messages at a time"
             raise _Refused(plain_failure(413, "too_large", sentence, details={"limit": limits.body_bytes}))
-        if self._held_bytes + size > limits.all_bodies_bytes:
+        if held > limits.all_bodies_bytes:
             raise BrokerUnavailable("too much is being sent to this broker over HTTP: again in a moment")
 
     def _response_for(self, error: Exception) -> Response:
@@ -140,6 +142,14 @@ class Door:
         if isinstance(error, PenstockError) and self._service.stopping:
             return failure(BrokerUnavailable(f"this broker is stopping: {error}"))
         return failure(error)
+
+
+def _route(scope: Scope) -> str:
+    """As the handler was registered, whatever names are in the path."""
+    found = getattr(scope.get("route"), "path", None)
+    if found is None:
+        return "(none)"
+    return f"{API}{found}" if scope["path"].startswith(f"{API}/") and not found.startswith(API) else found
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -21,7 +21,7 @@ from .models import Send, SendMessage, Sent, SentReceipt
 from .service import Who
 from .texts import from_base64
 
-__all__ = ["router"]
+__all__ = ["SCHEMAS", "router"]
 
 router = APIRouter(tags=["messages"])
 
@@ -30,18 +30,19 @@ _LONGEST_S = 60.0
 _OWN = {"key": "x-penstock-key", "id": "x-penstock-id", "source": "x-penstock-source",
         "delay": "x-penstock-delay", "at": "x-penstock-at", "expires": "x-penstock-expires"}  # fmt: skip
 _HEADER = "x-penstock-header-"
+_SCHEMA = Send.model_json_schema(ref_template="#/components/schemas/{model}")
+SCHEMAS: dict[str, Any] = _SCHEMA.pop("$defs")
+"""What the page about the API needs besides what FastAPI finds by itself."""
+
 _BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {
-                "schema": Send.model_json_schema(ref_template="#/components/schemas/{model}")
-            },
+            "application/json": {"schema": _SCHEMA},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     }
 }
-_BODY["requestBody"]["content"]["application/json"]["schema"].pop("$defs", None)  # type: ignore[index]
 
 
 @router.post("/topics/{topic}/messages", status_code=202, openapi_extra=_BODY)

@@ -1,0 +1,230 @@
+"""Who is let in over HTTP, and what each may do there (R48)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+import httpx
+import pytest
+
+from penstock.broker.embedded import Broker
+from penstock.broker.endpoint import Beat, Held, PollRequest, Settle
+from penstock.broker.gatekeeper import ACTIONS, Gatekeeper, new_token
+from penstock.clock import SystemClock
+from penstock.errors import PermissionDenied
+from penstock.http.access import CERTIFICATE_NAME, Permitted, token_of
+from penstock.model.access import Principal, parse_permissions
+from penstock.model.flow import topic_rate
+from tests.unit.http_client import API, Stage, staged
+
+
+@pytest.fixture
+async def guarded() -> Any:
+    async with staged(dev=False) as stage:
+        stage.add("admin", "manage:*", "send:*", "consume:*")
+        stage.add("shop", "send:orders")
+        stage.add("billing", "consume:orders")
+        stage.add("nobody")
+        for topic in ("orders", "secrets"):
+            await stage.post("/topics", {"name": topic}, 201, who="admin")
+        yield stage
+
+
+async def test_without_a_token_nobody_comes_in(guarded: Stage) -> None:
+    for method, path in (("GET", f"{API}/topics"), ("GET", "/metrics"), ("POST", f"{API}/topics/x/messages")):
+        error = await guarded.error(method, path, 401)
+        assert error["code"] == "not_authenticated"
+
+
+async def test_what_is_about_no_queue_is_open(guarded: Stage) -> None:
+    for path in ("/health", "/ready", "/docs", "/openapi.json"):
+        assert (await guarded.client.get(path)).status_code == 200
+
+
+async def test_a_token_comes_in_either_header(guarded: Stage) -> None:
+    token = guarded.tokens["shop"]
+    for headers in ({"Authorization": f"bearer {token}"}, {"X-Penstock-Token": token}):
+        assert (await guarded.client.get(f"{API}/topics", headers=headers)).status_code == 200
+
+
+async def test_a_wrong_token_is_refused_and_never_shown(
+    guarded: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    for secret in (
+        "Basic YTpi",
+        "Bearer",
+        "Bearer pst_wrong",
+        f"Bearer {'x' * 5000}",
+        f"Bearer {new_token()}",
+    ):
+        with caplog.at_level(logging.DEBUG):
+            found = await guarded.client.get(f"{API}/topics", headers={"Authorization": secret})
+        assert found.status_code == 401 and "WWW-Authenticate" in found.headers
+        hidden = secret.partition(" ")[2] or "pst_w"
+        assert hidden not in caplog.text and hidden not in found.text
+
+
+async def test_a_token_is_never_logged_or_shown(guarded: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        await guarded.error("GET", f"{API}/topics/secrets", 403, who="shop")
+        await guarded.call("GET", "/metrics", who="shop")
+    assert guarded.tokens["shop"] not in caplog.text
+
+
+async def test_permissions_are_those_of_the_wire(guarded: Stage) -> None:
+    one = {"messages": [{"value": "x"}]}
+    await guarded.call("POST", f"{API}/topics/orders/messages", 202, json=one, who="shop")
+    error = await guarded.error("POST", f"{API}/topics/secrets/messages", 403, json=one, who="shop")
+    assert error["code"] == "permission_denied" and "send:secrets" in error["message"]
+    await guarded.error("POST", f"{API}/topics/orders/groups/g/poll", 403, json={}, who="shop")
+    found = await guarded.post("/topics/orders/groups/g/poll", {}, who="billing")
+    handle = found["messages"][0]["handle"]
+    await guarded.error("POST", f"{API}/topics/orders/messages", 403, json=one, who="billing")
+    await guarded.error("DELETE", f"{API}/topics/orders", 403, who="billing")
+    await guarded.error("GET", f"{API}/shards", 403, who="billing")
+    settling = {"json": {"acks": [handle]}}
+    await guarded.error("POST", f"{API}/topics/orders/groups/g/settle", 403, **settling, who="shop")
+    await guarded.call("POST", f"{API}/topics/orders/groups/g/settle", 200, **settling, who="billing")
+
+
+async def test_only_visible_topics_are_listed_or_suggested(guarded: Stage) -> None:
+    shown = await guarded.get("/topics", who="shop")
+    assert [topic["name"] for topic in shown] == ["orders"]
+    guarded.add("guesser", "send:secret")
+    error = await guarded.error("GET", f"{API}/topics/secret", 404, who="guesser")
+    assert "secrets" not in str(error)
+
+
+async def test_whether_a_topic_exists_is_not_told_to_those_without_permission(guarded: Stage) -> None:
+    there = await guarded.error("GET", f"{API}/topics/secrets", 403, who="shop")
+    not_there = await guarded.error("GET", f"{API}/topics/nothing", 403, who="shop")
+    assert there["message"].replace("secrets", "nothing") == not_there["message"]
+
+
+async def test_metrics_are_for_any_principal(guarded: Stage) -> None:
+    assert "penstock_build_info" in (await guarded.call("GET", "/metrics", who="nobody")).text
+
+
+async def test_a_removed_principal_is_out(guarded: Stage) -> None:
+    guarded.add("short", "send:orders")
+    await guarded.get("/topics", who="short")
+    guarded.broker.store.access.remove("short")
+    guarded.service.gatekeeper._known.clear()  # REMEMBER_MS has passed
+    await guarded.error("GET", f"{API}/topics", 401, who="short")
+
+
+async def test_a_permission_taken_away_counts_for_the_next_request(guarded: Stage) -> None:
+    one = {"messages": [{"value": "x"}]}
+    await guarded.call("POST", f"{API}/topics/orders/messages", 202, json=one, who="shop")
+    guarded.broker.store.access.permit("shop", (), (next(iter(_permissions(guarded, "shop"))),))
+    guarded.service.gatekeeper._known.clear()
+    await guarded.error("POST", f"{API}/topics/orders/messages", 403, json=one, who="shop")
+
+
+def _permissions(stage: Stage, name: str) -> Any:
+    found = stage.broker.store.access.by_name(name)
+    assert found is not None
+    return found.permissions
+
+
+async def test_the_name_in_a_certificate_counts(guarded: Stage) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await guarded.app({**scope, CERTIFICATE_NAME: "shop"}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as client:
+        assert [t["name"] for t in (await client.get(f"{API}/topics")).json()] == ["orders"]
+
+
+# ---- --dev ----
+
+
+async def test_on_this_machine_dev_needs_no_token() -> None:
+    async with staged() as stage:
+        await stage.get("/topics")
+        far = httpx.ASGITransport(stage.app, client=("10.0.0.9", 1))
+        async with httpx.AsyncClient(transport=far, base_url="http://localhost") as client:
+            assert (await client.get(f"{API}/topics")).status_code == 401
+
+
+async def test_dev_is_not_for_pages_of_other_sites() -> None:
+    async with staged() as stage:
+        for headers, status in (
+            ({"Host": "127.0.0.1:7071"}, 200),
+            ({"Host": "[::1]:7071"}, 200),
+            ({"Host": "localhost", "Origin": "http://localhost:7071"}, 200),
+            ({"Host": "evil.example:7071"}, 403),  # a name that was pointed at this machine
+            ({"Host": "localhost", "Origin": "https://evil.example"}, 403),
+            ({"Host": "localhost", "Origin": "null"}, 403),
+            ({"Host": "[oops"}, 403),
+        ):
+            assert (await stage.client.get(f"{API}/topics", headers=headers)).status_code == status, headers
+
+
+async def test_forwarded_headers_are_not_believed() -> None:
+    async with staged() as stage:
+        far = httpx.ASGITransport(stage.app, client=("10.0.0.9", 1))
+        async with httpx.AsyncClient(transport=far, base_url="http://localhost") as client:
+            headers = {"X-Forwarded-For": "127.0.0.1", "Forwarded": "for=127.0.0.1"}
+            assert (await client.get(f"{API}/topics", headers=headers)).status_code == 401
+
+
+# ---- every verb is guarded ----
+
+
+class Untouched:
+    """A broker that nobody may reach."""
+
+    def __getattr__(self, name: str) -> Any:
+        async def verb(*args: Any, **named: Any) -> None:
+            raise AssertionError(f"{name} was reached")
+
+        return verb
+
+    def beat(self, beats: Any) -> None:
+        raise AssertionError("beat was reached")
+
+
+def arguments(verb: str) -> tuple[Any, ...]:
+    if verb == "poll":
+        return (PollRequest("secrets", "g", "m", 1, 1, 1, 0, True),)
+    if verb == "settle":
+        return ("orders", "g", [Settle("secrets", 1, 1, ())])
+    if verb == "beat":
+        return ([Beat("orders", "g", "m", "c", (Held("secrets", 1, 1, ((0, 0),)),))],)
+    if verb == "set_rate":
+        return (topic_rate("secrets", 1),)
+    return () if verb in ("shards", "rates") else ("secrets",)
+
+
+@pytest.mark.parametrize("verb", sorted(v for v, need in ACTIONS.items() if need != "none"))
+async def test_no_verb_is_done_without_its_permission(verb: str) -> None:
+    principal = Principal("mallory", ())
+    gatekeeper = Gatekeeper(cast(Any, None), cast(Any, None), SystemClock())
+    permitted = Permitted(cast(Broker, Untouched()), gatekeeper, principal)
+    if verb in ("settle", "beat"):  # the topic of the path is allowed, that of the handle is not
+        permitted.principal = Principal("mallory", parse_permissions(["consume:orders"]))
+    call = getattr(permitted.endpoint, verb)
+    with pytest.raises(PermissionDenied):
+        await (asyncio.to_thread(call, *arguments(verb)) if verb == "beat" else call(*arguments(verb)))
+
+
+async def test_a_producer_is_its_principal(guarded: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    producers = []
+    append = guarded.broker.append
+
+    async def noted(*args: Any, producer: str = "", **named: Any) -> Any:
+        producers.append(producer)
+        return await append(*args, **named)
+
+    monkeypatch.setattr(guarded.broker, "append", noted)
+    one = {"messages": [{"value": "x"}]}
+    await guarded.call("POST", f"{API}/topics/orders/messages", 202, json=one, who="shop")
+    assert producers == ["shop"]
+
+
+def test_tokens_that_are_made_are_taken() -> None:
+    token = new_token()
+    assert token_of({b"authorization": f"Bearer  {token} ".encode()}) == token
+    assert token_of({}) is None
