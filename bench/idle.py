@@ -127,15 +127,13 @@ async def run(where: Ground, *, groups: int, members: int, seconds: float) -> Id
             before, cpu, start = counts.copy(), time.process_time(), time.perf_counter()
             await asyncio.sleep(seconds)
             spent, cpu = time.perf_counter() - start, time.process_time() - cpu
-            transactions = counts["reads"] + counts["writes"] - before["reads"] - before["writes"]
-            looks = counts["looks"] - before["looks"]
+            each_s = {name: (counts[name] - before[name]) / spent for name in ("reads", "writes", "looks")}
             received_ms, cost = await _one_message(broker, crew, groups, counts)
         finally:
             await crew.stop()
             await broker.close()
-    return Idle(
-        where.store, groups, members, transactions / spent, looks / spent, 100 * cpu / spent, received_ms, cost
-    )  # fmt: skip
+    transactions, percent = each_s["reads"] + each_s["writes"], 100 * cpu / spent
+    return Idle(where.store, groups, members, transactions, each_s["looks"], percent, received_ms, cost)
 
 
 async def _one_message(broker: Broker, crew: _Crew, groups: int, counts: Counter[str]) -> tuple[float, int]:

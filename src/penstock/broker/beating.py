@@ -1,5 +1,6 @@
 """Heartbeats: members stay live, and leases held; blocking, called from the heartbeats' own threads.
 
+Leases are extended at once, members are renewed when it is time (`members`).
 A shard that is away costs no lease on the others: what is on it is neither renewed nor lost, and the holder
 is told so by empty spans. A member that cannot be renewed, since the first shard is away, keeps its leases.
 """
@@ -39,7 +40,7 @@ class Beating:
 
     def _join(self, beat: Beat) -> None:
         try:
-            self._groups.join(self._catalog.group(beat.topic, beat.group), beat.member, beat.client)
+            self._groups.members.heard(self._catalog.group(beat.topic, beat.group), beat.member, beat.client)
         except StoreUnavailable as error:
             if "shard" not in error.details:
                 raise

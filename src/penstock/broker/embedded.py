@@ -16,10 +16,11 @@ from contextlib import suppress
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import PartitionSealed, UsageError
+from ..errors import PartitionSealed, PenstockError, UsageError
 from ..model.batch import verify
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
+from ..model.flow import Rate
 from ..model.route import Change, Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_store
@@ -41,17 +42,20 @@ from .endpoint import (
     Lag,
     PollReply,
     PollRequest,
+    RateInfo,
     Settle,
     SettleReply,
     ShardInfo,
     TopicInfo,
 )
+from .figures import Figures
 from .gatekeeper import InThread
 from .groups import Groups
 from .helping import RouteHelp
 from .mover import Mover
 from .ordered import OrderedDeliveries
 from .polling import HOLDERS, Polling
+from .quotas import Quotas
 from .routes import FinishChanges, RouteChanges
 from .shardwork import ShardWork
 from .tail import TailCache
@@ -64,7 +68,7 @@ _log = logging.getLogger("penstock.broker")
 
 _JUST_MS = 100  # equal moments may stand for two releases
 _HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
-_SOON_MS = 10_000  # what is due later is found by the next poll: no long poll lasts that much longer
+_SOON_MS = 10_000  # what is due later is found by the next poll, and who waits in line looks then
 
 
 async def open_endpoint(
@@ -108,9 +112,10 @@ class Broker:
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._backlog = BacklogGate(store, limits, self._in_thread)
+        self._quotas = Quotas(store, self._catalog, self._in_thread)
         self._polling = Polling(
             store, limits, self._catalog, self._deliveries, self._ordered, self._mover, self._waiters,
-            self._in_thread,
+            self._quotas, self._workers,
         )  # fmt: skip
         self._ends: dict[int, int] = {}  # of partitions, as far as waiters were told
         self._dues: dict[str, dict[int, int]] = {}  # by shard, when groups have something due
@@ -128,6 +133,11 @@ class Broker:
         """Runs blocking work of this broker in one of its threads."""
         return self._in_thread
 
+    def watch(self, figures: Figures) -> None:
+        """Count commits and dead letters there, from now on."""
+        self._work.watch(figures)
+        self._mover.died = figures.died
+
     def now_ms(self) -> int:
         return self.store.now_ms()
 
@@ -138,6 +148,7 @@ class Broker:
         self._unsubscribe()
         self._waiters.notify_all()
         await self._polling.close()
+        await self._quotas.close()
         await self._help.close()
         await self._work.close_writers()
         await asyncio.to_thread(self._work.stop)
@@ -150,6 +161,7 @@ class Broker:
 
     def _clock_moved(self) -> None:
         self._work.clock_moved()
+        self._loop.call_soon_threadsafe(self._quotas.clock_moved)
         self._loop.call_soon_threadsafe(self._waiters.notify_all)
 
     def _shard_returned(self) -> None:
@@ -176,6 +188,7 @@ class Broker:
         """Something was committed, here or in another process: wake whom it concerns."""
         if news is not None:
             if not shard and self._catalog.saw_version(news.catalog_version):
+                self._quotas.look_again()
                 self._waiters.notify_all()
             for partition_id, end in news.ends.items():
                 if end > self._ends.get(partition_id, 0):
@@ -199,6 +212,8 @@ class Broker:
         for group_id, due in dues.items():
             if due < now + _SOON_MS and (due != before.get(group_id) or due > now - _JUST_MS):
                 self._waiters.notify(("group", group_id))
+            elif due != before.get(group_id):
+                self._polling.due_at(group_id, due)
 
     def _route_changed(self) -> None:
         self._catalog.forget()
@@ -258,10 +273,26 @@ class Broker:
     async def open_shard(self, name: str) -> ShardInfo:
         return await self._in_thread(self._drain.open, name)
 
+    # ---- limits ----
+
+    async def set_rate(self, rate: Rate) -> None:
+        await self._quotas.set(rate)
+        self._waiters.notify_all()
+
+    async def rates(self) -> list[RateInfo]:
+        return await self._quotas.listed()
+
     # ---- log ----
 
     async def append(
-        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, ids: bytes = b""
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
     ) -> Appended:
         header = verify(batch)
         if header.control:
@@ -269,6 +300,7 @@ class Broker:
         known = await self._topic(topic)
         if not due_at and self._backlog.limits(known.settings):
             await self._backlog.pass_through(known, header.records, header.size)
+        passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
             ids = digests_of(batch)
@@ -277,9 +309,11 @@ class Broker:
         try:
             line = (known.id, header.producer_id)
             return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms), line)
-        except PartitionSealed as error:
-            self._route_changed()
-            await self._help.met_seal(topic, partition_id, error)
+        except PenstockError as error:
+            self._quotas.put_back(passed)
+            if isinstance(error, PartitionSealed):
+                self._route_changed()
+                await self._help.met_seal(topic, partition_id, error)
             raise
 
     async def cancel(self, topic: str, id: str) -> bool:

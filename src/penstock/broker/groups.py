@@ -29,6 +29,7 @@ from ..model.settings import GroupSettings, GroupWish, Start
 from ..store.contract import Group, Store
 from .catalog import CatalogCache, is_base
 from .endpoint import GroupInfo, MemberInfo
+from .members import Members
 
 __all__ = ["TOUCH_MS", "Groups"]
 
@@ -48,6 +49,7 @@ class Groups:
         self._catalog = catalog
         self._limits = limits
         self._drop_topic = drop_topic
+        self.members = Members(store, limits, self._used)
         self._touched: dict[int, int] = {}  # when this process last wrote that it uses a group
 
     # ---- members ----
@@ -63,7 +65,7 @@ class Groups:
             wish.check(group.settings, topic=topic, group=name)
             own = self._of_member(group, member, named) if is_base(group) else group
             if own is group or self._in_use(own):
-                self.join(own, member, client)
+                self.members.enter(own, member, client)
                 return self.info(own)
         raise StoreBusy(f"group {name!r} of topic {topic!r} was forgotten while it was joined; join it again")
 
@@ -102,10 +104,8 @@ class Groups:
     def _unnamed(self, settings: GroupSettings) -> GroupSettings:
         return replace(settings, start=Start("latest"), expires_ms=self._limits.unnamed_member_ms)
 
-    def join(self, group: Group, member: str, client: str) -> None:
-        """Enter or renew a member; blocking, from any thread."""
-        ttl = self._limits.member_ttl_factor * group.settings.lease_ms
-        self._store.progress.join(group.id, member, client, ttl)
+    def _used(self, group: Group) -> None:
+        """It has a live member."""
         if self._store.now_ms() - self._touched.get(group.id, 0) >= TOUCH_MS:
             self._touch(group)
 
@@ -116,7 +116,7 @@ class Groups:
     def unsubscribe(self, topic: str, name: str, member: str) -> None:
         try:
             group = self._catalog.group(topic, name)
-            self._store.progress.leave(group.id, member)
+            self.members.leave(group, member)
             self._touch(group)
             self._touched.pop(group.id, None)
             if (base := base_of(name)) is not None:

@@ -1,29 +1,41 @@
 """Polls, and what comes of them: waiting, handing out, settling, and giving back what nobody received.
 
 A poll registers for news, looks, and waits without a thread or a database connection until there is news,
-something is due, or its time is up. Must never lose what a cancelled poll was given: it is given back.
+something is due, or its time is up. Polls of a shared group take turns at looking (`crowd`, R41); in an
+ordered group each looks for itself, since what it is to know depends on what it holds. Must never lose what
+a cancelled poll was given: it is given back.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 from ..config import Limits
 from ..errors import PenstockError
+from ..model.settings import GroupSettings
 from ..store.contract import Store
 from .catalog import CatalogCache, Source
+from .crowd import Crowds, Turn
 from .deliveries import Deliveries, Departure, Handed, released
 from .endpoint import PollReply, PollRequest, Settle, SettleReply
 from .mover import Mover
 from .ordered import OrderedDeliveries
+from .quotas import Quotas
 from .waiters import Key, Waiters, wait
+from .workers import Workers
 
 __all__ = ["HOLDERS", "Polling"]
 
 _log = logging.getLogger("penstock.broker")
+
+T = TypeVar("T")
+
+_Look = Callable[[PollRequest], Coroutine[Any, Any, Handed]]
+_SHORT_MS = 1000  # a poll that waits no longer looks in any case: news of other processes takes a moment
 
 HOLDERS: Key = ("holders", 0)
 """Partitions of ordered groups may have been handed over, in any process."""
@@ -39,11 +51,13 @@ class Polling:
         ordered: OrderedDeliveries,
         mover: Mover,
         waiters: Waiters,
-        in_thread: Callable[..., Awaitable[Any]],
+        quotas: Quotas,
+        workers: Workers,
     ) -> None:
         self._store, self._limits, self._catalog = store, limits, catalog
         self._deliveries, self._ordered, self._mover = deliveries, ordered, mover
-        self._waiters, self._in_thread = waiters, in_thread
+        self._waiters, self._quotas, self._workers = waiters, quotas, workers
+        self._crowds = Crowds(waiters, workers.threads)
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -51,41 +65,121 @@ class Polling:
     async def close(self) -> None:
         """Let all polls return, and give back what those that were cancelled had been given."""
         self._closed = True
+        self._crowds.dismiss()
         self._waiters.notify_all()
         await asyncio.gather(*self._background, return_exceptions=True)
 
     async def poll(self, request: PollRequest) -> PollReply:
-        deadline = self._loop.time() + min(request.wait_ms, self._limits.poll_wait_ms) / 1000
-        watched = [HOLDERS]  # by polls of ordered groups
-        while True:
-            sources = self._catalog.known_sources(request.topic, request.group)
-            if sources is None:
-                sources = await self._in_thread(self._catalog.sources, request.topic, request.group)
-            settings = sources[0][1].settings
-            ordered = settings.mode == "ordered"
-            with self._waiters.listening(_keys(sources) + (watched if ordered else [])) as news:
-                handed = await self._hand_out(request, self._ordered if ordered else self._deliveries)
-                if handed.worth_telling or self._loop.time() >= deadline or self._closed:
-                    return PollReply(
-                        tuple(handed.grants), settings.lease_ms, handed.draining, handed.revoked, handed.lost,
-                        handed.started_ms,
-                    )  # fmt: skip
-                watched = [HOLDERS] if handed.watchful else []
-                await wait(news, min(deadline - self._loop.time(), self._until(handed.next_due)))
+        with self._quotas.polling(request):
+            return await self._poll(request)
 
-    async def _hand_out(self, request: PollRequest, poller: Deliveries | OrderedDeliveries) -> Handed:
+    async def _poll(self, request: PollRequest) -> PollReply:
+        deadline = self._loop.time() + min(request.wait_ms, self._limits.poll_wait_ms) / 1000
+        while True:
+            sources = await self._sources(request)
+            if sources[0][1].settings.mode == "ordered":
+                reply = await self._poll_ordered(request, deadline)
+            else:
+                reply = await self._poll_shared(request, sources, deadline)
+            if reply is not None:
+                return reply
+
+    async def _sources(self, request: PollRequest) -> list[Source]:
+        known = self._catalog.known_sources(request.topic, request.group)
+        if known is None:
+            known = await self._for_group(
+                request.topic, request.group, self._catalog.sources, request.topic, request.group
+            )
+        return known
+
+    async def _for_group(self, topic: str, group: str, function: Callable[..., T], *args: Any) -> T:
+        """In a thread; groups take turns."""
+        return await self._workers.run_for((topic, group), function, *args)
+
+    # ---- shared groups ----
+
+    async def _poll_shared(
+        self, request: PollRequest, sources: list[Source], deadline: float
+    ) -> PollReply | None:
+        """None: the group is another one now."""
+        settings = sources[0][1].settings
+        fresh_s = min(self._limits.poll_wait_ms, settings.lease_ms // 2) / 1000
+        crowd = self._crowds.of((request.topic, request.group), sources, partial(_keys, sources), fresh_s)
+        allowed = asyncio.Event()  # set when the group's rate limit lets this poll look again
+        at_once = request.repeated or request.wait_ms < _SHORT_MS
+        with crowd.attended():
+            while True:
+                turn = crowd.begin() if at_once else await crowd.turn(deadline)
+                if turn is None or self._closed:
+                    return _reply(Handed(), settings)
+                with turn:
+                    if await self._sources(request) is not sources:
+                        return None
+                    hand_out = partial(self._hand_out, partial(self._look_in_turn, turn), False)
+                    handed = await self._quotas.within(request, allowed, hand_out, ordered=False)
+                if handed.worth_telling or self._loop.time() >= deadline or self._closed:
+                    return _reply(handed, settings)
+                at_once = not turn.looked
+                if at_once:
+                    await wait(allowed, deadline - self._loop.time())
+                    allowed.clear()
+
+    def _look_in_turn(self, turn: Turn, request: PollRequest) -> Coroutine[Any, Any, Handed]:
+        turn.begin()  # now: whatever becomes of the poll, what it finds counts
+        return self._looking(turn, request)
+
+    async def _looking(self, turn: Turn, request: PollRequest) -> Handed:
+        try:
+            handed = await self._look(self._deliveries, request)
+        except BaseException as error:
+            turn.failed(error)
+            raise
+        if handed.worth_telling:
+            turn.found(_messages(handed) >= request.messages)
+        else:
+            turn.found_nothing(self._until(handed.next_due))
+        return handed
+
+    def due_at(self, group_id: int, due_ms: int) -> None:
+        """Another process knows that the group has something due then."""
+        self._crowds.due(group_id, self._until(due_ms))
+
+    # ---- ordered groups ----
+
+    async def _poll_ordered(self, request: PollRequest, deadline: float) -> PollReply | None:
+        """None: the group is not ordered any more."""
+        hand_out = partial(self._hand_out, partial(self._look, self._ordered), True)
+        watched = [HOLDERS]
+        while True:
+            sources = await self._sources(request)
+            settings = sources[0][1].settings
+            if settings.mode != "ordered":
+                return None
+            with self._waiters.listening(_keys(sources) + watched) as news:
+                handed = await self._quotas.within(request, news, hand_out, ordered=True)
+                until = self._loop.time() + self._until(handed.next_due)
+                if not handed.worth_telling and self._loop.time() < deadline and not self._closed:
+                    watched = [HOLDERS] if handed.watchful else []
+                    await wait(news, min(deadline, until) - self._loop.time())
+                    if news.is_set() or until <= deadline:
+                        continue  # else nothing can be there that was not there before
+                return _reply(handed, settings)
+
+    # ---- handing out ----
+
+    async def _hand_out(self, look: _Look, ordered: bool, request: PollRequest) -> Handed:
         """A poll that is cancelled meanwhile gives back what it was given."""
-        looking = asyncio.ensure_future(self._look(request, poller))
+        looking = asyncio.ensure_future(look(request))
         try:
             return await asyncio.shield(looking)
         except asyncio.CancelledError:
-            giving_back = asyncio.create_task(self._give_back(request, looking, poller is self._ordered))
+            giving_back = asyncio.create_task(self._give_back(request, looking, ordered))
             self._background.add(giving_back)
             giving_back.add_done_callback(self._background.discard)
             raise
 
-    async def _look(self, request: PollRequest, poller: Deliveries | OrderedDeliveries) -> Handed:
-        handed: Handed = await self._in_thread(poller.poll, request)
+    async def _look(self, poller: Deliveries | OrderedDeliveries, request: PollRequest) -> Handed:
+        handed = await self._for_group(request.topic, request.group, poller.poll, request)
         await self.depart(handed.departures, dead=True)
         return handed
 
@@ -93,7 +187,7 @@ class Polling:
         try:
             handed = await looking
             if ordered:  # what it held before it holds still, and is sent again what it did not receive (I6)
-                await self._in_thread(self._ordered.end, handed.claimed, request.token)
+                await self._workers.run(self._ordered.end, handed.claimed, request.token)
                 self.notify_groups(group.id for group, _ in handed.claimed)
             elif handed.grants and not request.on_delivery:
                 await self.settle(request.topic, request.group, released(request, handed))
@@ -105,11 +199,13 @@ class Polling:
         return 3600.0 if due_ms is None else max(0.001, (due_ms - self._store.now_ms()) / 1000)
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
-        ended = await self._in_thread(self._ordered.hand_over, topic, group, token, partition_ids)
+        ended = await self._for_group(
+            topic, group, self._ordered.hand_over, topic, group, token, partition_ids
+        )
         self.notify_groups(ended)
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        outcome = await self._in_thread(self._deliveries.settle, topic, group, parts)
+        outcome = await self._for_group(topic, group, self._deliveries.settle, topic, group, parts)
         await self.depart(outcome.departures, dead=True)
         self.notify_groups(outcome.waiting)
         return SettleReply(tuple(outcome.lost), tuple(outcome.kept), tuple(outcome.away))
@@ -122,6 +218,17 @@ class Polling:
 
     def notify_groups(self, group_ids: Iterable[int]) -> None:
         self._waiters.notify(*(("group", group_id) for group_id in group_ids))
+
+
+def _reply(handed: Handed, settings: GroupSettings) -> PollReply:
+    return PollReply(
+        tuple(handed.grants), settings.lease_ms, handed.draining, handed.revoked, handed.lost,
+        handed.started_ms,
+    )  # fmt: skip
+
+
+def _messages(handed: Handed) -> int:
+    return sum(lease.last - lease.first + 1 for grant in handed.grants for lease in grant.leases)
 
 
 def _keys(sources: Sequence[Source]) -> list[Key]:

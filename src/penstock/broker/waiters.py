@@ -12,11 +12,12 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from typing import Protocol
 
 from ..errors import PenstockError
 from ..store.contract import News, Store
 
-__all__ = ["Key", "Waiters", "WatcherThread", "wait"]
+__all__ = ["Key", "Listener", "Waiters", "WatcherThread", "wait"]
 
 Key = tuple[str, int]
 """("partition", id) or ("group", id)."""
@@ -27,12 +28,19 @@ _LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
 _log = logging.getLogger("penstock.broker")
 
 
+class Listener(Protocol):
+    """An event, or what is told of news as one is."""
+
+    def set(self) -> None: ...
+
+
 class Waiters:
     """Events by key. Used in the event loop only."""
 
     def __init__(self) -> None:
-        self._events: dict[Key, set[asyncio.Event]] = {}
+        self._events: dict[Key, set[Listener]] = {}
         self._count = 0
+        self.lulls = 0  # how often nobody waited any more: news of other processes may have been missed since
         self.on_first: Callable[[], None] = lambda: None  # somebody waits now
         self.on_none: Callable[[], None] = lambda: None  # nobody waits any more
 
@@ -40,21 +48,37 @@ class Waiters:
     def listening(self, keys: Iterable[Key]) -> Iterator[asyncio.Event]:
         """An event that is set by news on any of the keys."""
         event, keys = asyncio.Event(), list(keys)
-        for key in keys:
-            self._events.setdefault(key, set()).add(event)
+        self.listen(event, keys)
+        try:
+            with self.somebody():
+                yield event
+        finally:
+            self.ignore(event, keys)
+
+    @contextmanager
+    def somebody(self) -> Iterator[None]:
+        """Somebody waits: news of other processes are looked for."""
         self._count += 1
         if self._count == 1:
             self.on_first()
         try:
-            yield event
+            yield
         finally:
             self._count -= 1
             if self._count == 0:
+                self.lulls += 1
                 self.on_none()
-            for key in keys:
-                self._events[key].discard(event)
-                if not self._events[key]:
-                    del self._events[key]
+
+    def listen(self, listener: Listener, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._events.setdefault(key, set()).add(listener)
+
+    def ignore(self, listener: Listener, keys: Iterable[Key]) -> None:
+        for key in keys:
+            listeners = self._events.get(key, set())
+            listeners.discard(listener)
+            if not listeners:
+                self._events.pop(key, None)
 
     def notify(self, *keys: Key) -> None:
         for key in keys:
@@ -62,7 +86,8 @@ class Waiters:
                 event.set()
 
     def notify_all(self) -> None:
-        self.notify(*self._events)
+        for listener in {listener for listeners in self._events.values() for listener in listeners}:
+            listener.set()
 
 
 async def wait(news: asyncio.Event, seconds: float) -> None:
@@ -89,6 +114,7 @@ class WatcherThread:
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
         self._loop = asyncio.get_running_loop()
         self._failing = False
+        self._unsure = True  # nobody watched just now
         self._wanted = threading.Event()
         self._guard = threading.Lock()
         self._wanted_by: set[str] = set()
@@ -119,6 +145,7 @@ class WatcherThread:
 
     def _watch(self) -> None:
         """Until nobody has wanted it for a while: what nobody reads would pile up somewhere."""
+        self._unsure = True
         try:
             watcher = self._store.watch()
         except PenstockError as error:
@@ -133,12 +160,14 @@ class WatcherThread:
     def _failed(self, error: PenstockError) -> None:
         if not self._failing:
             _log.warning("cannot look for news of other processes, trying again: %s", error)
-        self._failing = True
+        self._failing = self._unsure = True
         self._stopping.wait(_AFTER_FAILURE_S)
 
     def _look(self, changed: Callable[[], tuple[bool, bool]]) -> None:
         try:
             log, progress = changed()
+            if self._unsure:  # who knows what was missed
+                log = progress = True
             if not log and not progress:
                 return
             news = self._store.log.news() if log else None
@@ -149,6 +178,6 @@ class WatcherThread:
             return self._failed(error)
         if self._failing:
             _log.info("news of other processes are seen again")
-        self._failing = False
+        self._failing = self._unsure = False
         with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._report, news, dues)

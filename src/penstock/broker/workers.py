@@ -1,7 +1,8 @@
 """A few threads for blocking work, with the answer in the event loop.
 
 What `run_in_executor` does, with one hand-over each way and no second future: a poll or a settle is two of
-them, and under light load they are most of its cost. Work is begun in the order it came. A caller that is
+them, and under light load they are most of its cost. Work for the same key is begun in the order it came,
+and keys take turns, so that a group that asks for much does not delay the others (R41). A caller that is
 cancelled does not stop its work; its result is dropped.
 """
 
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -18,12 +20,16 @@ __all__ = ["Workers"]
 T = TypeVar("T")
 
 _Job = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
+_END = object()
 
 
 class Workers:
     def __init__(self, threads: int, name: str) -> None:
+        self.threads = threads
         self._loop = asyncio.get_running_loop()
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._jobs: dict[Hashable, deque[_Job]] = {}  # what waits, by key; never empty
+        self._turns: SimpleQueue[Hashable] = SimpleQueue()  # each key of `_jobs` once
         self._threads = [
             threading.Thread(target=self._run, name=f"{name}-{number}", daemon=True)
             for number in range(threads)
@@ -32,19 +38,48 @@ class Workers:
             thread.start()
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
+        """For nobody in particular."""
+        return await self.run_for(None, function, *args)
+
+    async def run_for(self, key: Hashable, function: Callable[..., T], *args: Any) -> T:
         done: asyncio.Future[T] = self._loop.create_future()
-        self._jobs.put((done, function, args))
+        job = (done, function, args)
+        with self._lock:
+            waiting = self._jobs.get(key)
+            if waiting is None:
+                self._jobs[key] = deque((job,))
+                self._turns.put(key)
+            else:
+                waiting.append(job)
         return await done
 
     async def close(self) -> None:
         """Finish what was begun or waits, then end the threads."""
         for _ in self._threads:
-            self._jobs.put(None)
+            self._turns.put(_END)
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
 
+    def _next(self) -> _Job | None:
+        """Of the key whose turn it is; if more waits for it, that comes after all other keys."""
+        while True:
+            key = self._turns.get()
+            with self._lock:
+                if key is _END:
+                    if not self._jobs:
+                        return None
+                    self._turns.put(_END)  # behind what waits
+                    continue
+                waiting = self._jobs[key]
+                job = waiting.popleft()
+                if waiting:
+                    self._turns.put(key)
+                else:
+                    del self._jobs[key]
+                return job
+
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
+        while (job := self._next()) is not None:
             done, function, args = job
             try:
                 answer, error = function(*args), None

@@ -1,9 +1,10 @@
 """Whose turn it is: many lines of waiting things, and one who takes from them (R41).
 
-Lines are in rounds: of a topic, and in it of a producer. Topics take turns, and so do the producers of a topic.
-What a turn is worth is counted in bytes (deficit round robin): a line that has little is served whole when its
+A line is of a topic and a producer of it. Topics take turns, and so do the producers of a topic. What a
+turn is worth is counted in bytes (deficit round robin): a line that has little is served whole when its
 turn comes, and one that has much goes on when all others had theirs. Within a line the order never changes
-(I3). Something larger than a turn is worth waits for several; nothing waits for ever, and nothing is dropped.
+(I3). Something larger than a turn is worth waits for several; nothing waits for ever, and nothing is
+dropped.
 """
 
 from __future__ import annotations

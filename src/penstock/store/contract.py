@@ -353,6 +353,9 @@ class Progress(Protocol):
     def join(self, group_id: int, member: str, client: str, ttl_ms: int) -> None:
         """Enter or renew a member."""
 
+    def renew_each(self, members: Sequence[tuple[int, str, int]]) -> list[tuple[int, str]]:
+        """Renew (group id, member, ttl in ms) each, in one transaction; returns those that are not there."""
+
     def leave(self, group_id: int, member: str) -> None: ...
 
     def members(self, group_id: int) -> list[Member]:

@@ -26,7 +26,7 @@ from .locked import (
     NeedsStartError,
     reset_meanwhile,
 )
-from .lookups import GONE, lane_of, reading_log
+from .lookups import GONE, lane_of, padded, reading_log
 from .measures import log_start_of, measure
 from .row import ROW, Row, lock
 from .session import Lane, Session, Transaction, verbs
@@ -38,6 +38,8 @@ T = TypeVar("T")
 _DUE_ROWS = 64  # deliveries looked at in one poll
 _ENTER = """INSERT INTO penstock_members (group_id, name, client, joined_at, until_ms)
             VALUES (?, ?, ?, ?, ?)"""
+_THERE = "SELECT group_id, name FROM penstock_members WHERE group_id IN ({marks})"
+_GROUPS = (1, 16, 256)  # asked for at once
 _RENEW = "UPDATE penstock_members SET until_ms = ? WHERE group_id = ? AND name = ?"
 _MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM penstock_members
               WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
@@ -299,6 +301,16 @@ class SqlProgress:
             if not tx.run(_RENEW, now + ttl_ms, group_id, member):
                 tx.do(_ENTER, group_id, member, client, now, now + ttl_ms)
                 tx.do("DELETE FROM penstock_members WHERE group_id = ? AND until_ms < ?", group_id, now)
+
+    def renew_each(self, members: Sequence[tuple[int, str, int]]) -> list[tuple[int, str]]:
+        asked = sorted(members)
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            there: set[tuple[int, str]] = set()
+            for some in padded(sorted({group_id for group_id, _, _ in asked}), _GROUPS):
+                there.update(tx.all(_THERE.format(marks=", ".join("?" * len(some))), *some))
+            now = tx.now_ms()
+            tx.many(_RENEW, [(now + ttl, *who) for *who, ttl in asked if tuple(who) in there])
+        return [(group_id, name) for group_id, name, _ in asked if (group_id, name) not in there]
 
     def leave(self, group_id: int, member: str) -> None:
         with self._session.write(Lane.PROGRESS, flush=False) as tx:

@@ -162,6 +162,9 @@ class ShardedProgress:
     def join(self, group_id: int, member: str, client: str, ttl_ms: int) -> None:
         self._shards.first.progress.join(group_id, member, client, ttl_ms)
 
+    def renew_each(self, members: Sequence[tuple[int, str, int]]) -> list[tuple[int, str]]:
+        return self._shards.first.progress.renew_each(members)
+
     def leave(self, group_id: int, member: str) -> None:
         self._shards.first.progress.leave(group_id, member)
 

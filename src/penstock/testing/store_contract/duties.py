@@ -106,6 +106,41 @@ class DutyContract(StoreHarness):
         assert [member.name for member in store.progress.members(group.id)] == ["bob"]
         assert [member.name for member in store.progress.members(audit.id)] == ["ann", "bob"]
 
+    def test_members_are_renewed_together(
+        self, store: Store, group: Group, other: Store, clock: MovableClock
+    ) -> None:
+        """Those that are not there are named, and not entered: they may have left."""
+        audit = store.catalog.create_group("orders", "audit", GroupSettings())
+        begin = clock.ms
+        store.progress.join(group.id, "ann", "host-1", 1000)
+        store.progress.join(group.id, "bob", "host-1", 1000)
+        store.progress.join(audit.id, "ann", "host-2", 1000)
+        clock.ms += 900
+        asked = [(audit.id, "ann", 2000), (group.id, "bob", 3000), (audit.id, "bob", 1000), (2**40, "ann", 1)]
+        assert store.progress.renew_each(asked) == [(audit.id, "bob"), (2**40, "ann")]
+        assert other.progress.members(group.id) == [
+            Member(group.id, "ann", "host-1", begin, begin + 1000),
+            Member(group.id, "bob", "host-1", begin, clock.ms + 3000),
+        ]
+        assert other.progress.members(audit.id) == [Member(audit.id, "ann", "host-2", begin, clock.ms + 2000)]
+        assert store.progress.renew_each([]) == []
+
+    def test_many_members_are_renewed_from_many_sides(self, store: Store, group: Group, other: Store) -> None:
+        groups = [
+            group.id,
+            *(store.catalog.create_group("orders", f"g{n}", GroupSettings()).id for n in range(20)),
+        ]
+        for group_id in groups:
+            store.progress.join(group_id, "ann", "host", 60_000)
+        asked = [(group_id, name, 60_000) for group_id in groups for name in ("ann", "bob")]
+
+        def renew(through: Store, some: list[tuple[int, str, int]]) -> None:
+            for _ in range(5):
+                missing = through.progress.renew_each(some)
+                assert {name for _, name in missing} == {"bob"} and len(missing) == len(groups)
+
+        in_threads(lambda: renew(store, asked), lambda: renew(other, asked[::-1]))
+
     def test_members_join_from_many_sides(self, store: Store, group: Group, other: Store) -> None:
         def join(through: Store, name: str) -> None:
             for _ in range(5):
