@@ -10,6 +10,10 @@ Decides nothing: the handlers are in modules of their own, who may come in is `l
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from ..broker.embedded import Broker
 from ..broker.gatekeeper import Gatekeeper
 from ..broker.measured import unmeasured
@@ -69,7 +73,14 @@ def make_app(
     for part in (topics, groups, sending, polling, queue):
         api.include_router(part.router)
     app.include_router(api)
+    setattr(app, "openapi", partial(_described, app.openapi))  # noqa: B010
     return app
+
+
+def _described(made: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    found = made()
+    found["components"]["schemas"].update(sending.SCHEMAS)
+    return found
 
 
 async def _failed(request: Request, error: Exception) -> JSONResponse:
