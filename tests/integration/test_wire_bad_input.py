@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import struct
 
@@ -12,9 +11,9 @@ import penstock
 from penstock.wire.listening import Listening
 from penstock.wire.server import WireServer
 
-from .wire_raw import ASK, BROKERS, CANCEL, HELLO, REPLY, Raw, frame, healthy, served
+from .wire_raw import ASK, CANCEL, HELLO, REPLY, Raw, frame, healthy, served
 
-TOPIC, ROUTE, APPEND, FETCH, SUBSCRIBE, POLL, SETTLE, BEAT = 32, 40, 10, 11, 20, 22, 23, 25
+TOPIC, APPEND, FETCH, SUBSCRIBE, POLL, SETTLE = 32, 10, 11, 20, 22, 23
 
 QUICK = Listening(port=0, unauthenticated_ms=300, frame_ms=300, silent_ms=1500)
 

@@ -1,4 +1,4 @@
-"""A served queue in this process, and sockets that say to it whatever a test wants: nothing of penstock.wire's."""
+"""A served queue in this process, and sockets that say to it whatever a test wants."""
 
 from __future__ import annotations
 

@@ -1,0 +1,231 @@
+"""Clients that are slow, silent or gone at the wrong moment: bounded, and nothing of theirs is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock.broker.deliveries import Deliveries
+from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from penstock.model.settings import GroupWish
+from penstock.wire.listening import Listening
+
+from .wire_raw import BROKERS, REPLY, Raw, eventually, frame, healthy, served, settled
+
+TOPIC, FETCH, SUBSCRIBE, POLL = 32, 11, 20, 22
+QUICK = Listening(port=0, frame_ms=300, silent_ms=1000)
+SOON_S = 5  # leases in these tests last for 30
+
+
+def request(member: str, *, token: int = 1, wait_ms: int = 20_000) -> PollRequest:
+    return PollRequest("orders", "g", member, token, 100, 1 << 20, wait_ms, True)
+
+
+async def polled(endpoint: Any, member: str, token: int) -> PollReply:
+    async with asyncio.timeout(SOON_S):
+        reply: PollReply = await endpoint.poll(request(member, token=token))
+        return reply
+
+
+async def test_one_byte_at_a_time_is_too_slow() -> None:
+    async with served(QUICK) as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        async with Raw.open(server.port) as raw:
+            said = iter(frame(TOPIC, ["orders" * 30]))
+
+            async def drip() -> None:
+                for byte in said:
+                    raw.writer.write(bytes([byte]))
+                    await asyncio.sleep(0.05)
+
+            dripping = asyncio.create_task(drip())
+            assert "not finished within 300 ms" in (await raw.refused()).header[1]
+            dripping.cancel()
+        await healthy(server)
+
+
+async def test_whoever_is_silent_is_let_go_and_whoever_waits_is_not() -> None:
+    async with served(QUICK) as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        async with Raw.open(server.port) as silent, Raw.open(server.port) as waiting:
+            waiting.send(FETCH, ["orders", 1, 0, 10, 1000, 4_000])
+            assert "nothing was heard for 1000 ms: send Brokers" in (await silent.refused()).header[1]
+            assert await waiting.alive()
+
+
+async def test_answers_that_are_not_read_are_bounded() -> None:
+    """Thirty requests for 16 MB each, and nothing is read: without a bound that were 480 MB."""
+    listening = Listening(port=0, silent_ms=1500, answer_bytes=4 << 20)
+    async with served(listening) as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        for _ in range(32):
+            await mq.send("orders", os.urandom(512 * 1024))
+        partition_id = (await mq.route("orders")).ranges[0].partition_id
+        async with Raw.open(server.port) as raw:
+            (connection,) = server.connections
+            for id in range(10, 40):
+                raw.send(FETCH, ["orders", partition_id, 0, 1000, 1 << 30, 0], id=id)
+            most = 0
+
+            def closed() -> bool:
+                nonlocal most
+                if connection._transport is not None:
+                    most = max(most, connection._transport.get_write_buffer_size())
+                return connection not in server.connections
+
+            await eventually(lambda: not closed() and most > 1 << 20)
+            await healthy(server)
+            await eventually(closed)  # it was let go, since it does not read
+            assert most < 64 << 20
+
+
+async def test_whoever_is_refused_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.wire.connection._CLOSING_S", 0.2)
+    async with served() as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        for _ in range(24):
+            await mq.send("orders", os.urandom(512 * 1024))
+        partition_id = (await mq.route("orders")).ranges[0].partition_id
+        async with Raw.open(server.port) as raw:
+            (connection,) = server.connections
+            raw.send(FETCH, ["orders", partition_id, 0, 1000, 12 << 20, 0])
+            transport = connection._transport
+            assert transport is not None
+            await eventually(lambda: transport.get_write_buffer_size() > 0)
+            connection.refuse(penstock.PenstockError("a fault of the peer"))
+            await eventually(lambda: connection not in server.connections)
+
+
+# ---- many requests ----
+
+
+async def test_polls_that_wait_leave_room_for_everything_else() -> None:
+    async with served(Listening(port=0, requests_at_once=4)) as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        async with Raw.open(server.port) as raw:
+            for id in range(100, 700):
+                raw.send(FETCH, ["orders", 1, 0, 10, 1000, 20_000], id=id)
+            assert await raw.alive()
+            assert (await raw.ask(TOPIC, ["orders"])).header["name"] == "orders"
+
+
+async def test_requests_of_others_that_end_make_room() -> None:
+    async with served(Listening(port=0, all_request_bytes=2000)) as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        async with Raw.open(server.port) as large, Raw.open(server.port) as small:
+            large.send(FETCH, ["orders", 1, 0, 10, 1000, 500], body=b"x" * 5000)
+            await eventually(lambda: server.held_bytes > 5000)
+            small.send(FETCH, ["orders", 1, 0, 10, 1000, 20_000], id=5)
+            await eventually(lambda: server.short_of_room)
+            small.send(BROKERS, [], id=6)
+            assert (await large.receive()).flags == REPLY
+            assert (await small.receive()).id == 6  # long before its poll ends
+
+
+# ---- gone at the wrong moment ----
+
+
+async def subscribed(mq: penstock.Connection) -> None:
+    await mq.create_topic("orders", partitions=1)
+    await mq._endpoint.subscribe("orders", "g", GroupWish(lease_ms=30_000), "other", "test")
+
+
+async def test_a_client_that_vanishes_while_its_poll_waits_takes_nothing_along() -> None:
+    async with served() as (mq, server):
+        await subscribed(mq)
+        for round in range(5):
+            async with Raw.open(server.port) as raw:
+                raw.send(POLL, [request("gone", token=100 + round)])
+                raw.send(BROKERS, [], id=3)
+                await raw.receive()  # so the poll is there
+            await mq.send("orders", b"%d" % round)
+            reply = await polled(mq._endpoint, "other", 1 + round)
+            assert [grant.leases[0].first for grant in reply.grants] == [round]
+
+
+async def test_what_was_handed_to_a_client_that_has_just_gone_comes_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The look is under way in a thread when the connection breaks."""
+    looking, go_on = threading.Event(), threading.Event()
+    look = Deliveries.poll
+
+    def held_up(self: Deliveries, asked: PollRequest) -> Any:
+        found = look(self, asked)
+        if asked.member == "gone":
+            looking.set()
+            go_on.wait(20)
+        return found
+
+    monkeypatch.setattr(Deliveries, "poll", held_up)
+    async with served() as (mq, server):
+        await subscribed(mq)
+        await mq.send("orders", b"1")
+        async with Raw.open(server.port) as raw:
+            raw.send(POLL, [request("gone", token=100)])
+            await eventually(looking.is_set)
+        await settled(server)
+        go_on.set()
+        reply = await polled(mq._endpoint, "other", 1)
+        assert reply.grants
+
+
+async def test_a_poll_cancelled_at_any_moment_loses_nothing() -> None:
+    async with served() as (mq, server), penstock.connect(server.url) as remote:
+        await subscribed(mq)
+        local, endpoint = mq._endpoint, remote._endpoint
+        partition_id = (await mq.route("orders")).ranges[0].partition_id
+        for round in range(40):
+            polling = asyncio.ensure_future(endpoint.poll(request("fickle", token=1000 + round)))
+            await asyncio.sleep(0.002)
+            sending = asyncio.ensure_future(mq.send("orders", b"%d" % round))
+            for _ in range(round):  # from well before the answer until after it
+                await asyncio.sleep(0)
+            await asyncio.sleep(0.0002 * (round % 20))
+            token, member = 1 + round, "other"
+            if polling.cancel():
+                await asyncio.wait([polling])
+            if polling.cancelled():
+                reply = await polled(local, member, token)
+            else:
+                reply, token = polling.result(), 1000 + round
+            await sending
+            assert [grant.leases[0].first for grant in reply.grants] == [round]
+            part = Settle("orders", partition_id, token, (Verdict("ack", round, round),))
+            assert not (await local.settle("orders", "g", [part])).lost
+
+
+async def test_stopping_sends_the_last_answers() -> None:
+    async with served() as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        async with Raw.open(server.port) as raw:
+            raw.send(FETCH, ["orders", 1, 0, 10, 1000, 20_000], id=7)
+            raw.send(BROKERS, [], id=3)
+            await raw.receive()
+            await server.stop()
+            came = await raw.receive()
+            assert (came.id, came.code) == (7, "broker_unavailable")
+            assert "stopping: ask another" in came.header[1]
+            assert await raw.ended() == b""
+
+
+async def test_large_answers_are_sent_before_a_broker_stops() -> None:
+    async with served() as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        for _ in range(16):
+            await mq.send("orders", os.urandom(512 * 1024))
+        async with Raw.open(server.port) as raw:
+            (connection,) = server.connections
+            raw.send(FETCH, ["orders", 1, 0, 1000, 64 << 20, 0], id=7)
+            transport = connection._transport
+            assert transport is not None
+            await eventually(lambda: transport.get_write_buffer_size() > 0)
+            stopping = asyncio.create_task(server.stop())
+            came = await raw.receive()
+            assert len(came.body) > 8 << 20
+            await stopping
