@@ -75,6 +75,24 @@ class SealedMoveContract(StoreHarness):
         assert sorted(there + moved) == sorted(key.decode() for key in keys)
         assert bool(there) == (step == "finish" or (step == "append" and after))
 
+    def test_what_was_refused_is_not_overtaken_on_the_successor(
+        self, store: Store, topic: Topic, place: int, other: Store, clock: MovableClock
+    ) -> None:
+        """A later message of its key is sent to the successor while it waits to be moved there."""
+        store.log.append([Append(place, delayed_batch("early", key=b"k"), clock.ms)])
+        with pytest.raises(CutError):
+            mover(Cut(store, "stamp", after=True), "ann").tick()
+        self.seal(store, place)
+        route = self.succeed(store, topic, place)
+        clock.ms += LEASE
+        successor = route.of_slot(slot_of(b"k")).partition_id
+        store.log.append([Append(successor, delayed_batch("late", key=b"k"), clock.ms)])
+        bob = mover(other, "bob")  # it meets the stamp, and the seal; the row waits to be moved elsewhere
+        for _ in range(4):
+            bob.tick()
+            clock.ms += 50
+        assert texts(store, successor) == ["early", "late"]
+
     def test_a_partition_without_successor_holds_up_nobody_else(
         self, store: Store, topic: Topic, place: int, clock: MovableClock
     ) -> None:
