@@ -8,6 +8,7 @@ beats there from then on, until the loop turns again. A beat that was sent twice
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import socket
 import ssl
 import threading
@@ -15,7 +16,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..errors import BrokerUnavailable
+from ..errors import BrokerUnavailable, ProtocolError
 from .failures import raised
 from .frames import ERROR, Frame, FrameParser, encode
 from .messages import HELLO, OPERATIONS, Beats, Failure, Hello, Welcome, decode, encode_header
@@ -25,6 +26,7 @@ __all__ = ["Beater"]
 _TURN_S = 1.0  # the loop takes a beat within this, or it is blocked
 _ANSWER_S = 10.0  # longest wait for an answer
 _MAX_BYTES = 2**31 - 1
+_GONE = (OSError, EOFError, BrokerUnavailable, ProtocolError)  # then the next one is asked
 
 
 class Beater:
@@ -59,7 +61,7 @@ class Beater:
         except RuntimeError:  # the loop was closed
             asking.close()
             raise BrokerUnavailable("the event loop of this connection is closed") from None
-        if taken.wait(_TURN_S):
+        if taken.wait(_TURN_S) and self._turns_until(answer):
             self._drop()
             return answer.result()
         given_up.set()
@@ -67,17 +69,30 @@ class Beater:
         with self._lock:
             return self._beat_alone(beats)
 
+    def _turns_until(self, answer: concurrent.futures.Future[Any]) -> bool:
+        """Wait for the answer, while the loop turns: a handler may block it right after it took the beat."""
+        while not answer.done():
+            turned = threading.Event()
+            try:
+                self._loop.call_soon_threadsafe(turned.set)
+            except RuntimeError:  # it was closed meanwhile
+                return False
+            if not turned.wait(_TURN_S):
+                return False
+            concurrent.futures.wait([answer], timeout=_TURN_S)
+        return True
+
     def _beat_alone(self, beats: Beats) -> Any:
         why: Exception | None = None
         if self._own is not None:
-            with suppress(OSError, EOFError):
+            with suppress(*_GONE):
                 return self._own.call(beats)
             self._forget()
         for address in self._addresses():
             try:
                 self._own = _BlockingLink(address, self._hello, self._tls)
                 return self._own.call(beats)
-            except (OSError, EOFError) as error:
+            except _GONE as error:
                 why = error
                 self._forget()
         raise BrokerUnavailable(f"no broker could be reached for a heartbeat ({why})")

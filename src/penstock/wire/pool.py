@@ -11,10 +11,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..errors import BrokerUnavailable
+from ..errors import BrokerUnavailable, NotAuthenticated, PenstockError, ProtocolError
 from ..model.rendezvous import ranked
 from .link import Link, LinkLost, connect
 from .messages import Answer, Ask, BrokerInfo, Hello, Operation, Request
@@ -26,6 +26,8 @@ _log = logging.getLogger("penstock.wire")
 _CONNECT_MS = 3_000
 _LATE_S = 2.0
 _AWAY_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # a broker that could not be reached is left alone for so long
+
+_TRIES = 2  # of one request with the same broker: a connection may break while the broker lives
 
 
 class Pool:
@@ -48,13 +50,14 @@ class Pool:
         again: Callable[[], Request] | None = None,
     ) -> Any:  # fmt: skip
         """Ask the broker that is preferred for the key, or the next. `again`: the request once more."""
-        failed: set[str] = set()
+        failed: dict[str, int] = {}  # by broker's id, how often
         while True:
             link = await self._link(key, failed)
+            broker = link.welcome.broker
             try:
                 return await link.call(operation, request, body)
             except LinkLost as lost:
-                failed.add(link.welcome.broker)
+                failed[broker] = failed.get(broker, 0) + 1
                 if lost.sent and not operation.repeatable:
                     raise BrokerUnavailable(
                         f"{lost} before it answered: it is not known whether {operation.name} was done; "
@@ -63,48 +66,57 @@ class Pool:
                 if lost.sent and again is not None:
                     request = again()
             except BrokerUnavailable:  # it is stopping, and did nothing
-                failed.add(link.welcome.broker)
+                failed[broker] = _TRIES
 
-    async def _link(self, key: str, without: Iterable[str]) -> Link:
-        """The link to the broker that comes first; BrokerUnavailable if none can be reached."""
+    async def _link(self, key: str, failed: Mapping[str, int]) -> Link:
+        """The link to the broker that comes first; BrokerUnavailable if none can be reached.
+
+        One that has failed comes last, and only if it may be there: its connection broke, but once.
+        """
         if self._closed:
             raise BrokerUnavailable("this connection is closed")
-        excluded = set(without)
-        for id in ranked(key, ((one.id, one.zone) for one in self._known.values()), self._zone):
+        try:
+            return await self._first(key, set(failed))
+        except BrokerUnavailable:
+            hopeless = {id for id, times in failed.items() if times >= _TRIES}
+            if len(hopeless) == len(failed):
+                raise
+        return await self._first(key, hopeless)
+
+    async def _first(self, key: str, excluded: set[str]) -> Link:
+        known = self._known  # what is learned meanwhile is for those who come later
+        for id in ranked(key, ((one.id, one.zone) for one in known.values()), self._zone):
             if id in excluded:
                 continue
             link = self._links.get(id)
             if link is not None and not link.gone:
                 return link
-            found = await self._try(self._known[id].address)
+            found = await self._try(known[id].address)
             if found is not None and found.welcome.broker not in excluded:
                 return found
         return await self._any(excluded)
 
     async def _any(self, excluded: set[str]) -> Link:
         """Of the addresses we were given: those of the list may not be reachable from here."""
-        why: Exception | None = None
+        why: PenstockError | None = None
         for address in self._seeds:
             try:
                 link = await self._open(address)
-            except BrokerUnavailable as error:
-                why = why or error
+            except PenstockError as error:
+                if why is None or isinstance(why, BrokerUnavailable):  # what it says matters more
+                    why = error
                 continue
             if link.welcome.broker not in excluded:
                 return link
-        raise BrokerUnavailable(str(why) if why else "no other broker is there; trying again may help")
+        raise why or BrokerUnavailable("no other broker is there; trying again may help")
 
     async def _try(self, address: str) -> Link | None:
-        until, tries = self._away.get(address, (0.0, 0))
+        until, _ = self._away.get(address, (0.0, 0))
         if until > self._loop.time():
             return None
         try:
             return await self._open(address)
-        except BrokerUnavailable as error:
-            pause_s = _AWAY_S[min(tries, len(_AWAY_S) - 1)]
-            self._away[address] = (self._loop.time() + pause_s, tries + 1)
-            log = _log.debug if tries else _log.warning
-            log("a broker is left alone for %g s: %s", pause_s, error)
+        except (BrokerUnavailable, ProtocolError, NotAuthenticated):
             return None
 
     async def _open(self, address: str) -> Link:
@@ -120,7 +132,11 @@ class Pool:
 
     async def _connect(self, address: str) -> Link:
         sent_at = self._loop.time()
-        link = await connect(address, self._hello, self._tls, timeout_ms=_CONNECT_MS)
+        try:
+            link = await connect(address, self._hello, self._tls, timeout_ms=_CONNECT_MS)
+        except PenstockError as error:
+            self._leave_alone(address, error)
+            raise
         if self._closed:
             await link.close()
             raise BrokerUnavailable("this connection is closed")
@@ -133,6 +149,13 @@ class Pool:
         self._away.pop(address, None)
         self._learn(link, link.welcome.brokers, link.welcome.now_ms, sent_at)
         return link
+
+    def _leave_alone(self, address: str, error: PenstockError) -> None:
+        _, tries = self._away.get(address, (0.0, 0))
+        pause_s = _AWAY_S[min(tries, len(_AWAY_S) - 1)]
+        self._away[address] = (self._loop.time() + pause_s, tries + 1)
+        log = _log.debug if tries else _log.warning
+        log("a broker is left alone for %g s: %s", pause_s, error)
 
     # ---- what brokers tell ----
 
@@ -150,12 +173,13 @@ class Pool:
     @property
     def addresses(self) -> list[str]:
         """Where brokers may be found, those that answered first."""
-        live = [link.address for link in self._links.values() if not link.gone]
-        return list(dict.fromkeys([*live, *(one.address for one in self._known.values()), *self._seeds]))
+        links, known = list(self._links.values()), list(self._known.values())  # any thread may ask
+        live = [link.address for link in links if not link.gone]
+        return list(dict.fromkeys([*live, *(one.address for one in known), *self._seeds]))
 
     async def open(self) -> None:
         """Connect to one of the brokers at least."""
-        await self._link("", ())
+        await self._link("", {})
 
     async def no_more_late(self) -> None:
         """Wait a little for answers to what was cancelled."""
