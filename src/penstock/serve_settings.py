@@ -60,7 +60,7 @@ class ServeSettings:
 
     # limits
     max_connections: int = _setting(10_000, "count", "Connections at once.")
-    max_frame_bytes: int = _setting(64 << 20, "size", "The longest request.")
+    max_frame_bytes: int = _setting(16 << 20, "size", "The longest request.")
     unauthenticated_ms: int = _setting(10_000, "duration", "A connection says within this who it is.")
     idle_ms: int = _setting(
         60_000, "duration", "A connection that is silent for so long is closed; clients are for 10s at most."
