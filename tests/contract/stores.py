@@ -24,8 +24,6 @@ __all__ = ["SERVERS", "Open", "Place", "embedded", "everywhere", "only_file", "p
 Open = Callable[[], AbstractAsyncContextManager[Connection]]
 Place = tuple[str, str]  # a store, and who opens it
 
-SERVED = False  # until there is something that serves
-
 HERE = ("memory", "sqlite")
 SERVERS = {"postgres": "postgres_ready", "mysql": "mysql_ready"}  # name → fixture
 EVERYWHERE = (*HERE, *SERVERS)
@@ -44,6 +42,6 @@ def places(stores: Sequence[str] | None, *, served: bool) -> list[Place]:
     """Where a test runs that asks for these stores, or for none."""
     chosen = tuple(stores or (EVERYWHERE if ALL_STORES else HERE))
     found = [(store, "embedded") for store in chosen]
-    if SERVED and served:
+    if served:
         found += [(store, "served") for store in chosen if store != "memory" or ALL_ENDPOINTS]
     return found

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -29,8 +30,12 @@ PAIRS = [
 
 
 @pytest.fixture
-def mq(any_url: str) -> Iterator[sync.Connection]:
-    with sync.connect(any_url, migrate=True) as connection:
+def mq(any_url: str, endpoint: str) -> Iterator[sync.Connection]:
+    with ExitStack() as stack:
+        connection = stack.enter_context(sync.connect(any_url, migrate=True))
+        if endpoint == "served":
+            server = connection.serve("127.0.0.1", 0)
+            connection = stack.enter_context(sync.connect(server.url))
         connection.create_topic("orders", partitions=2)
         yield connection
 
