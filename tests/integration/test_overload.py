@@ -22,7 +22,7 @@ from penstock.wire.link import Link, LinkLost, connect
 from tests.servers.places import free_port
 
 CLIENTS = 12
-IN_FLIGHT = 60  # of each, of 1 MB: 720 MB in all
+IN_FLIGHT = 150  # of each, of 1 MB: 1.8 GB in all
 SECONDS = 4
 BOUND_MB = 650  # 256 MB of requests, the writer's and the reader's copies of some, 64 MB of newest batches
 
