@@ -23,7 +23,7 @@ from .messages import HELLO, OPERATIONS, Beats, Failure, Hello, Welcome, decode,
 
 __all__ = ["Beater"]
 
-_TURN_S = 1.0  # the loop takes a beat within this, or it is blocked
+_TURN_S = 0.25  # the loop takes a beat within this, or it is blocked; well below the shortest lease in use
 _ANSWER_S = 10.0  # longest wait for an answer
 _MAX_BYTES = 2**31 - 1
 _GONE = (OSError, EOFError, BrokerUnavailable, ProtocolError)  # then the next one is asked
