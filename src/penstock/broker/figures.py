@@ -17,7 +17,7 @@ from ..errors import PenstockError, StoreError
 from ..model.access import base_topic
 from ..model.names import base_of
 
-__all__ = ["BOUNDS_S", "Figures", "Labels", "Spread", "Tally", "group_label", "topic_label"]
+__all__ = ["BOUNDS_S", "OTHER", "Figures", "Labels", "Spread", "Tally", "group_label", "topic_label"]
 
 Labels = tuple[str, ...]
 
