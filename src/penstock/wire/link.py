@@ -43,6 +43,7 @@ _log = logging.getLogger("penstock.wire")
 _LATE_S = 1.0  # a request that is not answered for so long makes us ask whether the broker lives
 _IDLE_S = 5.0  # and so does silence while polls wait
 _SILENCE_S = 4.0  # it has to answer that within this
+_LIST_S = 15.0  # however much is said, which brokers there are is asked so often
 _ANSWER_BYTES = 2**31 - 1  # a broker is trusted: its answers may be as long as what it was asked for
 
 
@@ -73,7 +74,7 @@ class Link(asyncio.Protocol):
         self._none_late = asyncio.Event()
         self._none_late.set()
         self._last_id = 0
-        self._heard_at = self._loop.time()
+        self._heard_at = self._listed_at = self._loop.time()
         self._writable = asyncio.Event()
         self._writable.set()
         self._watching: asyncio.Task[None] | None = None
@@ -183,6 +184,7 @@ class Link(asyncio.Protocol):
             if self._pause() > 0:
                 continue
             sent_at, unsent = self._loop.time(), self._unsent()
+            self._listed_at = sent_at
             try:
                 async with asyncio.timeout(_SILENCE_S):
                     self.on_list(self, await self.call(OPERATIONS["brokers"], Brokers()), sent_at)
@@ -199,7 +201,8 @@ class Link(asyncio.Protocol):
         """Seconds until a sign of life is wanted."""
         now = self._loop.time()
         late = min(self._urgent.values(), default=now) + _LATE_S - now if self._urgent else _IDLE_S
-        return max(0.0, min(max(late, self._heard_at + _LATE_S - now), self._heard_at + _IDLE_S - now))
+        silence = min(max(late, self._heard_at + _LATE_S - now), self._heard_at + _IDLE_S - now)
+        return max(0.0, min(silence, self._listed_at + _LIST_S - now))
 
     # ---- the transport's side ----
 

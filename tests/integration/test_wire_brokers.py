@@ -1,0 +1,232 @@
+"""Several brokers on one store, and what users of them see when one goes away: nothing (R2)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.errors import BrokerUnavailable
+from penstock.wire.remote import RemoteEndpoint
+from tests.servers.proxy import Proxy
+
+from .brokers_threads import ThreadedBroker
+
+SECONDS = 30
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/queue.db"
+
+
+def two(stack: ExitStack, url: str) -> tuple[ThreadedBroker, ThreadedBroker]:
+    one = stack.enter_context(ThreadedBroker(url))
+    return one, stack.enter_context(ThreadedBroker(url))
+
+
+def pool_of(mq: penstock.Connection) -> set[str]:
+    endpoint = mq._endpoint
+    assert isinstance(endpoint, RemoteEndpoint)
+    return {link.address for link in endpoint.pool._links.values() if not link.gone}
+
+
+async def test_one_address_is_enough_to_find_the_others(stack: ExitStack, url: str) -> None:
+    one, other = two(stack, url)
+    async with penstock.connect(f"penstock://{other.address}") as mq:  # it came last, and knows both
+        await mq.create_topic("orders", partitions=16)
+        for i in range(64):
+            await mq.send("orders", b"%d" % i, key=str(i))
+        assert pool_of(mq) == {one.address, other.address}
+
+
+async def test_a_busy_client_learns_of_a_broker_that_came_later(
+    stack: ExitStack, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.wire.link._LIST_S", 0.2)
+    monkeypatch.setattr("penstock.wire.server._ENTER_S", 0.1)
+    one = stack.enter_context(ThreadedBroker(url))
+    async with penstock.connect(f"penstock://{one.address}") as mq:
+        await mq.create_topic("orders", partitions=16)
+        other = await asyncio.to_thread(ThreadedBroker, url)
+        stack.enter_context(other)
+        async with asyncio.timeout(SECONDS):
+            while other.address not in pool_of(mq):
+                await asyncio.gather(*(mq.send("orders", b"", key=str(i)) for i in range(16)))
+
+
+Ending = Callable[[ThreadedBroker], None]
+
+
+class Traffic:
+    """Sends numbers and consumes them, without a pause; any error is the test's."""
+
+    def __init__(self, mq: penstock.Connection) -> None:
+        self.mq, self.sent, self.got = mq, 0, Counter[int]()
+        self.going = True
+
+    async def consume(self, consumer: penstock.Consumer) -> None:
+        async for message in consumer:
+            self.got[int(message.value)] += 1
+            await message.ack()
+
+    def moved(self, messages: int) -> Callable[[], bool]:
+        goal = len(self.got) + messages
+        return lambda: len(self.got) >= goal
+
+    async def run(self, change: Callable[[], None]) -> None:
+        consumer = self.mq.consumer("orders", group="g", lease=3)
+        async with asyncio.timeout(SECONDS), consumer:
+            consuming = asyncio.create_task(self.consume(consumer))
+            sending = [asyncio.create_task(self.send()) for _ in range(4)]
+            await self.until(self.moved(100), consuming, *sending)
+            await asyncio.to_thread(change)
+            await self.until(self.moved(200), consuming, *sending)
+            self.going = False
+            await asyncio.gather(*sending)
+            await self.until(lambda: len(self.got) == self.sent, consuming)
+            consuming.cancel()
+            await asyncio.wait([consuming])
+
+    async def send(self) -> None:
+        while self.going:
+            number, self.sent = self.sent, self.sent + 1
+            await self.mq.send("orders", b"%d" % number, key=str(number))
+
+    async def until(self, holds: Callable[[], bool], *tasks: asyncio.Task[None]) -> None:
+        while not holds():
+            for task in tasks:
+                if task.done():
+                    task.result()
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("ending", [ThreadedBroker.stop, ThreadedBroker.abort])
+async def test_a_broker_goes_away_and_nobody_notices(stack: ExitStack, url: str, ending: Ending) -> None:
+    one, other = two(stack, url)
+    async with penstock.connect(f"penstock://{one.address},{other.address}", client_id="user") as mq:
+        await mq.create_topic("orders", partitions=8)
+        traffic = Traffic(mq)
+        await traffic.run(lambda: ending(one))
+        assert pool_of(mq) == {other.address}
+    assert set(traffic.got) == set(range(traffic.sent))
+    async with penstock.connect(url) as mq:
+        stored = [int(message.value) async for message in mq.read("orders")]
+    assert sorted(stored) == list(range(traffic.sent))  # nothing lost, and nothing stored twice
+    again = sum(traffic.got.values()) - len(traffic.got)
+    assert again <= 1000  # what was handed out when the broker went
+
+
+async def test_the_only_broker_comes_back_on_the_same_port(stack: ExitStack, url: str) -> None:
+    broker = stack.enter_context(ThreadedBroker(url))
+    async with penstock.connect(f"penstock://{broker.address}") as mq:
+        await mq.create_topic("orders", partitions=2)
+        await mq.send("orders", b"0")
+        await asyncio.to_thread(broker.abort)
+        sending = [asyncio.create_task(mq.send("orders", b"%d" % i)) for i in range(1, 20)]
+        await asyncio.sleep(0.3)
+        assert not any(task.done() for task in sending)
+        await asyncio.to_thread(broker.start)
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*sending)
+        stored = [int(message.value) async for message in mq.read("orders")]
+        assert sorted(stored) == list(range(20))
+
+
+# ---- the way there ----
+
+
+async def test_a_broken_connection_to_the_only_broker_is_made_again(stack: ExitStack, url: str) -> None:
+    broker = stack.enter_context(ThreadedBroker(url))
+    proxy = stack.enter_context(Proxy(broker.port))
+    await asyncio.to_thread(broker.stop)
+    broker._advertise = f"127.0.0.1:{proxy.port}"
+    await asyncio.to_thread(broker.start)
+    async with penstock.connect(f"penstock://127.0.0.1:{proxy.port}") as mq:
+        await mq.create_topic("orders", partitions=1)
+        for _ in range(3):
+            await asyncio.to_thread(proxy.cut)
+            assert [topic.name for topic in await mq.topics()] == ["orders"]
+        await asyncio.to_thread(proxy.deaf, "answers")
+        asking = asyncio.create_task(mq.purge("orders"))
+        await asyncio.sleep(0.1)
+        await asyncio.to_thread(proxy.cut)
+        await asyncio.to_thread(proxy.heal)
+        with pytest.raises(BrokerUnavailable, match="it is not known whether purge was done"):
+            await asking
+        settling = await _settled_without_an_answer(mq, proxy)
+        assert settling == 3
+
+
+async def _settled_without_an_answer(mq: penstock.Connection, proxy: Proxy) -> int:
+    """Acks whose answer is lost are asked again, and are not told to be lost."""
+    await mq.send_many("orders", [penstock.Message(b"%d" % i) for i in range(3)])
+    async with mq.consumer("orders", group="g") as consumer:
+        messages: list[penstock.Received] = []
+        while len(messages) < 3:
+            messages += await consumer.poll(max_messages=3, wait=5)
+        await asyncio.to_thread(proxy.deaf, "answers")
+        acking = asyncio.create_task(consumer.ack(messages))
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(proxy.cut)
+        await asyncio.to_thread(proxy.heal)
+        await acking
+        lag = await mq.lag("orders", "g")
+        assert (lag.total.messages, lag.total.unsettled) == (0, 0)
+    return len(messages)
+
+
+async def test_a_deaf_broker_is_noticed_and_the_other_is_used(stack: ExitStack, url: str) -> None:
+    one = stack.enter_context(ThreadedBroker(url))
+    proxy = stack.enter_context(Proxy(one.port))
+    one.stop()
+    one._advertise = f"127.0.0.1:{proxy.port}"
+    one.start()
+    other = stack.enter_context(ThreadedBroker(url))
+    async with penstock.connect(f"penstock://{other.address},127.0.0.1:{proxy.port}") as mq:
+        await mq.create_topic("orders", partitions=16)
+        await asyncio.gather(*(mq.send("orders", b"", key=str(i)) for i in range(64)))
+        assert pool_of(mq) == {f"127.0.0.1:{proxy.port}", other.address}
+        await asyncio.to_thread(proxy.deaf)
+        began = time.monotonic()
+        async with asyncio.timeout(SECONDS):
+            await asyncio.gather(*(mq.send("orders", b"1", key=str(i)) for i in range(64)))
+        assert time.monotonic() - began < 12  # 1 s until it is asked for a sign of life, and 4 for that
+        assert f"127.0.0.1:{proxy.port}" not in pool_of(mq)
+
+
+# ---- a blocked loop ----
+
+
+async def test_a_handler_that_blocks_the_loop_keeps_its_leases(stack: ExitStack, url: str) -> None:
+    broker = stack.enter_context(ThreadedBroker(url))
+    async with penstock.connect(f"penstock://{broker.address}") as mq:
+        await mq.create_topic("orders", partitions=1)
+        await mq.send_many("orders", [penstock.Message(b"1"), penstock.Message(b"2")])
+
+        async def look() -> int:
+            assert broker.mq is not None
+            async with broker.mq.consumer("orders", group="g", lease=1.5) as rival:
+                return len(await rival.poll(max_messages=10, wait=5))
+
+        async with mq.consumer("orders", group="g", lease=1.5) as consumer:
+            messages: list[penstock.Received] = []
+            while len(messages) < 2:
+                messages += await consumer.poll(max_messages=2, wait=5)
+            looking = asyncio.run_coroutine_threadsafe(look(), broker._loop)
+            for message in messages:
+                time.sleep(2.2)  # noqa: ASYNC251 - that is what it is about
+                await message.ack()
+            assert looking.result(timeout=20) == 0
