@@ -27,8 +27,8 @@ def register(app: typer.Typer) -> None:
 
 
 async def doctor(run: Run) -> None:
-    """Check the file or the database server of each shard, and the groups. Exit code 1 if something fails."""
-    found = _examine(run)
+    """Check the file, the database servers or the brokers, and the groups. Exit code 1 if something fails."""
+    found = await _brokers(run) if run.address.kind == "penstock" else _examine(run)
     if not any(finding.state == "fail" for finding in found):
         found += await _groups(run)
     failed = any(finding.state == "fail" for finding in found)
@@ -49,6 +49,12 @@ def _examine(run: Run) -> list[Finding]:
             checks = examine(one.address, begin)
         found += [replace(check, check=f"{name}: {check.check}") for check in checks] if name else checks
     return found
+
+
+async def _brokers(run: Run) -> list[Finding]:
+    from .checks.brokers import check_brokers
+
+    return await check_brokers(run.address)
 
 
 async def _groups(run: Run) -> list[Finding]:

@@ -50,6 +50,8 @@ def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
     for one in run.databases():
         if one.address.kind == "memory":
             raise UsageError(f"{one.url} keeps nothing: name a queue with --url or PENSTOCK_URL")
+        if one.address.kind == "penstock":
+            raise UsageError("a broker's tables are migrated on its database: name that with --url")
         with closing(open_session(one.address)) as session:
             if check:
                 complete = _check(one, session) and complete

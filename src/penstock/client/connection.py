@@ -17,7 +17,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iter
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from ..address import Address, parse, parse_shards
 from ..broker.embedded import Broker, open_endpoint
@@ -28,7 +28,6 @@ from ..errors import InvalidSetting, UsageError
 from ..model.batch import COMPRESSIONS
 from ..model.names import check_group, check_topic
 from ..model.settings import Exhausted, Mode
-from ..tls import client_context
 from ..units import Duration, Moment, duration_ms, size_bytes
 from ..wire.listening import Listening
 from ..wire.remote import RemoteEndpoint, open_remote
@@ -41,6 +40,7 @@ from .guard import Guard
 from .message import Message, Receipt, Received, Value
 from .producing.accumulator import Batching
 from .producing.producer import Producer
+from .reaching import Reaching, reaching
 from .serving import Served
 
 __all__ = ["Connecting", "Connection", "connect"]
@@ -65,7 +65,7 @@ def connect(
     """Connect to a store, or to brokers: `async with connect(url) as mq`, or `mq = await connect(url)`.
 
     Brokers (penstock://a:7070,b:7070) know the client by its `token` (else: PENSTOCK_TOKEN). `tls` is True,
-    or a file with the authorities to trust. Those of the client's own `zone` are preferred.
+    or a file with the authorities to trust (else: PENSTOCK_TLS). Those of the client's `zone` are preferred.
 
     `shards={"b": "mysql://…"}` names further databases of the queue, of any kind: partitions are spread over
     all of them, and topics and groups are kept in the first, `url`. One of those that is down is allowed.
@@ -73,13 +73,12 @@ def connect(
     `clock` is for tests that move time.
     """
     address, others = parse(url), parse_shards(shards)
-    served = _Served(_token(token, address), client_context(tls), zone or "")
-    _check_kind(address, served, others, migrate)
+    way = reaching(address, token, tls, zone, shards=others, migrate=migrate)
     if client_id is not None and not _is_name(client_id, _CLIENT_CHARS):
         raise InvalidSetting(
             f"client_id={client_id!r}: a name of 1 to {_CLIENT_CHARS} printable characters, such as 'shop-1'"
         )
-    return Connecting(lambda: _open(address, others, served, client_id, migrate, clock))
+    return Connecting(lambda: _open(address, others, way, client_id, migrate, clock))
 
 
 class Connecting:
@@ -113,7 +112,7 @@ class Connecting:
 async def _open(
     address: Address,
     shards: Mapping[str, Address],
-    served: _Served,
+    way: Reaching,
     client_id: str | None,
     migrate: bool,
     clock: Clock | None,
@@ -124,41 +123,14 @@ async def _open(
         endpoint = await open_remote(
             address.brokers,
             client=client_id,
-            token=served.token,
-            tls=served.tls,
-            zone=served.zone,
+            token=way.token,
+            tls=way.tls,
+            zone=way.zone,
             clock=clock,
         )
     else:
         endpoint = await open_endpoint(address, clock=clock, migrate=migrate, shards=shards)
     return Connection(endpoint, client_id, clock)
-
-
-class _Served(NamedTuple):
-    """How to speak to brokers."""
-
-    token: str
-    tls: ssl.SSLContext | None
-    zone: str
-
-    def __repr__(self) -> str:
-        return f"_Served(zone={self.zone!r})"  # never the token
-
-
-def _token(token: str | None, address: Address) -> str:
-    if token is None:
-        return os.environ.get("PENSTOCK_TOKEN", "") if address.kind == "penstock" else ""
-    if not isinstance(token, str) or not token.isascii() or not token.isprintable():
-        raise InvalidSetting("token: the text that `penstock access add` has shown; it begins with pst_")
-    return token
-
-
-def _check_kind(address: Address, served: _Served, shards: Mapping[str, Address], migrate: bool) -> None:
-    """What is for brokers is not for a database, and the other way round."""
-    if address.kind == "penstock" and (shards or migrate):
-        raise InvalidSetting("shards= and migrate= are for databases: a broker's own settings name them")
-    if address.kind != "penstock" and (served.token or served.tls or served.zone):
-        raise InvalidSetting("token=, tls= and zone= are for brokers (penstock://…), and not for a database")
 
 
 class Connection(Admin):
@@ -362,7 +334,7 @@ class Connection(Admin):
         """Host this queue for others: they connect to `.url` of what is returned, until it is closed.
 
         On this machine's own address anybody may come. For others to come in, there has to be a `token` (made
-        up here, or one of `penstock access add`), which they give to `connect`. `port=0` takes any that is free.
+        up here, or one of `penstock access add`), which they give to `connect`. `port=0`: any that is free.
         """
         self._guard.check()
         if not isinstance(self._endpoint, Broker):

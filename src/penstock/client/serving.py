@@ -28,8 +28,8 @@ class Served:
     async def start(cls, broker: Broker, listening: Listening, token: str | None) -> Self:
         if token is None and not _is_loopback(listening.host) and not await _has_principals(broker):
             raise InvalidSetting(
-                f"serve({listening.host!r}) lets others in: give it a token=, which they give to connect(), or "
-                "make one with `penstock access add`"
+                f"serve({listening.host!r}) lets others in: give it a token=, which they give to connect(), "
+                "or make one with `penstock access add`"
             )
         server = WireServer(broker, listening, _Door(broker, token, dev=_is_loopback(listening.host)))
         await server.start()
