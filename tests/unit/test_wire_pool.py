@@ -19,6 +19,7 @@ from penstock.wire.pool import Pool
 HELLO = m.Hello(1, 1, "test")
 TOPIC, PURGE, POLL = m.OPERATIONS["topic"], m.OPERATIONS["purge"], m.OPERATIONS["poll"]
 LOST, NOT_SENT = LinkLost("gone", sent=True), LinkLost("gone", sent=False)
+SILENT = LinkLost("does not answer", sent=True)
 STOPPING = BrokerUnavailable("it is stopping")
 
 
@@ -26,7 +27,7 @@ class Pretended:
     """A link that was made: it answers with its broker's id, or as it was told to."""
 
     def __init__(self, town: Town, address: str, broker: str) -> None:
-        self.address, self.gone, self.town = address, False, town
+        self.address, self.gone, self.silent, self.town = address, False, False, town
         brokers = tuple(BrokerInfo(id, where) for where, id in town.brokers.items() if isinstance(id, str))
         self.welcome = Welcome(1, broker, "me", 0, 1 << 20, brokers)
 
@@ -38,6 +39,7 @@ class Pretended:
         if outcome is None:
             return self.welcome.broker
         self.gone = isinstance(outcome, LinkLost)
+        self.silent = outcome is SILENT
         raise outcome
 
     async def close(self) -> None:
@@ -203,6 +205,22 @@ async def test_however_many_ask_a_broker_is_tried_once(town: Town) -> None:
     until, tries = asked._away["b:1"]
     assert tries == 1
     assert until - asyncio.get_running_loop().time() < 1
+
+
+async def test_nobody_waits_for_a_broker_that_fell_silent(town: Town) -> None:
+    town.brokers = {"a:1": "A", "b:1": "B"}
+    asked = pool("a:1")
+    await asked.open()
+    key = next(f"{i}" for i in range(99) if first_for(f"{i}", "A", "B")[0] == "B")
+    assert await asked.call(TOPIC, m.Named("t"), key=key) == "B"
+    town.outcomes["B"] = [SILENT]
+    assert await asked.call(TOPIC, m.Named("t"), key=key) == "A"
+    assert town.connected == ["a:1", "b:1"]
+    asked._away["b:1"] = (0.0, 1)  # it was left alone for long enough
+    assert await asked.call(TOPIC, m.Named("t"), key=key) == "A"
+    await asyncio.gather(*asked._opening.values())
+    assert town.connected == ["a:1", "b:1", "b:1"]  # it was looked for meanwhile
+    assert await asked.call(TOPIC, m.Named("t"), key=key) == "B"
 
 
 async def test_the_only_broker_is_tried_however_often_it_was_not_there(town: Town) -> None:

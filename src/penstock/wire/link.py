@@ -64,6 +64,7 @@ class Link(asyncio.Protocol):
         self.on_list: Callable[[Link, Any, float], None] = lambda link, answer, sent_at: None
         self.why = ""  # it is gone
         self.fault: PenstockError | None = None  # what the broker had against us before it closed
+        self.silent = False  # it is gone because nothing was heard
         self._loop = asyncio.get_running_loop()
         self._parser = FrameParser(_ANSWER_BYTES)
         self._transport: asyncio.Transport | None = None
@@ -190,6 +191,7 @@ class Link(asyncio.Protocol):
                     self.on_list(self, await self.call(OPERATIONS["brokers"], Brokers()), sent_at)
             except TimeoutError:
                 if self._heard_at < sent_at and self._unsent() >= unsent:  # a long request may be on its way
+                    self.silent = True
                     self._end(f"the broker at {self.address} does not answer")
             except (LinkLost, PenstockError):
                 pass  # whoever waits was told; or the broker is busy with something else

@@ -58,6 +58,8 @@ class Pool:
                 return await link.call(operation, request, body)
             except LinkLost as lost:
                 failed[broker] = failed.get(broker, 0) + 1
+                if link.silent:
+                    self._leave_alone(link.address, lost)
                 if lost.sent and not operation.repeatable:
                     raise BrokerUnavailable(
                         f"{lost} before it answered: it is not known whether {operation.name} was done; "
@@ -91,7 +93,11 @@ class Pool:
             link = self._links.get(id)
             if link is not None and not link.gone:
                 return link
-            found = await self._try(known[id].address)
+            address = known[id].address
+            if address in self._away and any(not one.gone for one in self._links.values()):
+                self._look_for(address)  # nobody need wait for it
+                continue
+            found = await self._try(address)
             if found is not None and found.welcome.broker not in excluded:
                 return found
         return await self._any(excluded)
@@ -110,9 +116,15 @@ class Pool:
                 return link
         raise why or BrokerUnavailable("no other broker is there; trying again may help")
 
+    def _is_left_alone(self, address: str) -> bool:
+        return self._away.get(address, (0.0, 0))[0] > self._loop.time()
+
+    def _look_for(self, address: str) -> None:
+        if not self._is_left_alone(address):
+            self._opened(address).add_done_callback(lambda done: done.cancelled() or done.exception())
+
     async def _try(self, address: str) -> Link | None:
-        until, _ = self._away.get(address, (0.0, 0))
-        if until > self._loop.time():
+        if self._is_left_alone(address):
             return None
         try:
             return await self._open(address)
@@ -124,11 +136,14 @@ class Pool:
         for link in self._links.values():
             if link.address == address and not link.gone:
                 return link
+        return await asyncio.shield(self._opened(address))
+
+    def _opened(self, address: str) -> asyncio.Task[Link]:
         task = self._opening.get(address)
         if task is None:
             task = self._opening[address] = self._loop.create_task(self._connect(address))
             task.add_done_callback(lambda done: self._opening.pop(address, None))
-        return await asyncio.shield(task)
+        return task
 
     async def _connect(self, address: str) -> Link:
         sent_at = self._loop.time()
@@ -150,7 +165,9 @@ class Pool:
         self._learn(link, link.welcome.brokers, link.welcome.now_ms, sent_at)
         return link
 
-    def _leave_alone(self, address: str, error: PenstockError) -> None:
+    def _leave_alone(self, address: str, error: Exception) -> None:
+        if self._is_left_alone(address):
+            return  # another has said so
         _, tries = self._away.get(address, (0.0, 0))
         pause_s = _AWAY_S[min(tries, len(_AWAY_S) - 1)]
         self._away[address] = (self._loop.time() + pause_s, tries + 1)
