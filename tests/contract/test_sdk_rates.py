@@ -298,6 +298,33 @@ async def test_an_ordered_group(mq: Connection, clock: ManualClock) -> None:
         assert 90 <= got <= 110
 
 
+async def test_an_ordered_group_shares_its_partitions_out_while_it_waits(mq: Connection) -> None:
+    """The clock stands still, and the limit lets nothing more pass."""
+    await mq.create_topic("orders", partitions=2)
+    await mq.create_group("orders", "billing", mode="ordered")
+    async with mq.consumer("orders", "billing", member="ann") as ann:
+        for count in (20, 1):
+            await mq.send_many("orders", [Message(b"x", key=b"%d" % n) for n in range(20)])
+            got = 0
+            while got < count:
+                got += await received(ann, wait=5)
+            await mq.limit_rate(topic="orders", group="billing", messages_per_s=0.001)
+        await waiting(mq, "group:orders/billing")
+        assert await _held_by(mq, "ann") == 2
+        async with mq.consumer("orders", "billing", member="bob") as bob:
+            polls = [asyncio.ensure_future(_drain(consumer)) for consumer in (ann, bob)]
+            async with asyncio.timeout(20):
+                while await _held_by(mq, "ann") > 1:  # noqa: ASYNC110 - until it has handed one over
+                    await asyncio.sleep(0.02)
+            for poll in polls:
+                poll.cancel()
+            await asyncio.gather(*polls, return_exceptions=True)
+
+
+async def _held_by(mq: Connection, member: str) -> int:
+    return sum(part.holder == member for part in (await mq.lag("orders", "billing")).partitions)
+
+
 async def test_retries_count_and_acks_do_not(mq: Connection, clock: ManualClock) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.create_group("orders", "billing")
