@@ -33,12 +33,17 @@ _WHOLE = ("topics", "shards", "drain_shard", "open_shard", "rates")  # about no 
 
 async def authenticate(scope: Mapping[str, Any], gatekeeper: Gatekeeper) -> Principal:
     headers = {name.lower(): value for name, value in scope["headers"]}
-    client = scope.get("client")
-    found = await gatekeeper.authenticate(
-        token_of(headers),
-        peer_is_loopback=client is not None and is_loopback(client[0]),
-        certificate_name=scope.get(CERTIFICATE_NAME),
-    )
+    client, token, name = scope.get("client"), token_of(headers), scope.get(CERTIFICATE_NAME)
+    loopback = client is not None and is_loopback(client[0])
+    try:
+        found = await gatekeeper.authenticate(token, peer_is_loopback=loopback, certificate_name=name)
+    except NotAuthenticated:
+        if token or name:
+            raise
+        raise NotAuthenticated(
+            "this broker asks for a token: send `Authorization: Bearer pst_…`; `penstock access add NAME "
+            "--allow …` makes one"
+        ) from None
     if found is ANONYMOUS:
         _refuse_pages(headers)
     return found

@@ -61,12 +61,14 @@ def _looked_at(done: asyncio.Task[None]) -> None:
         done.exception()  # whoever waited for it may be gone
 
 
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> dict[str, str]:
     """The process lives."""
     return {"status": "ok"}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", response_model=dict[str, str])
 async def ready(request: Request) -> JSONResponse:
     """The store answers, and the broker is not about to stop; 503 with the reason otherwise."""

@@ -44,7 +44,8 @@ __all__ = [
 
 Duration = Annotated[float | str, Field(examples=["10m", 30])]
 Size = Annotated[int | str, Field(examples=["1GB"])]
-Name = Annotated[str, StringConstraints(min_length=1, max_length=120)]
+Count = Annotated[int, Field(ge=0, le=2**53)]  # what every database and every reader of JSON can keep
+Member = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
 class _In(BaseModel):
@@ -60,20 +61,20 @@ class AlterTopic(_In):
     keep: Keep | None = None
     drop_settled: bool | None = None
     dedup_window: Duration | None = None
-    max_backlog: int | None = None
+    max_backlog: Count | None = None
     max_backlog_bytes: Size | None = None
 
 
 class CreateTopic(_In):
     name: str
-    partitions: int = DEFAULTS.partitions
+    partitions: Count = DEFAULTS.partitions
     storage: Storage = "durable"
     retention: Duration | None = "7d"
     retention_bytes: Size | None = None
     keep: Keep = "needed"
     drop_settled: bool = False
     dedup_window: Duration | None = None
-    max_backlog: int | None = None
+    max_backlog: Count | None = None
     max_backlog_bytes: Size | None = None
     exist_ok: bool = False
 
@@ -83,7 +84,7 @@ class CreateTopic(_In):
 
 class AlterGroup(_In):
     lease: Duration | None = None
-    max_attempts: int | None = None
+    max_attempts: Count | None = None
     exhausted: Exhausted | None = None
     max_hold: Duration | None = None
     expires: Duration | None = None
@@ -93,13 +94,13 @@ class CreateGroup(AlterGroup):
     group: str
     mode: Mode | None = None
     order: Literal["key", "partition"] | None = None
-    start: str | dict[int, int] | None = Field(
+    start: str | dict[Count, Count] | None = Field(
         None, description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
     )
 
 
 class Reset(_In):
-    to: str | dict[int, int] = Field(
+    to: str | dict[Count, Count] = Field(
         description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
     )
     force: bool = Field(False, description="also while members are at work")
@@ -109,17 +110,17 @@ class Reset(_In):
 
 
 class Split(_In):
-    partition: int
-    at: int | None = Field(None, description="the first slot of the second half; the middle if left out")
+    partition: Count
+    at: Count | None = Field(None, description="the first slot of the second half; the middle if left out")
 
 
 class Merge(_In):
-    one: int
-    other: int
+    one: Count
+    other: Count
 
 
 class Move(_In):
-    partition: int
+    partition: Count
     shard: str | None = Field(None, description="the emptiest one if left out")
 
 
@@ -226,7 +227,7 @@ class Sent:
 class Poll(_In):
     max_messages: int = Field(100, ge=1, le=1000)
     wait_s: float = Field(0, ge=0, le=DEFAULTS.poll_wait_ms / 1000)
-    member: Name | None = Field(None, description="who takes them; one for each worker")
+    member: Member | None = Field(None, description="who takes them; one for each worker")
     base64: bool = Field(False, description="all values as base64, whether text or not")
 
 
@@ -254,7 +255,7 @@ class Polled:
 
 class Handled(_In):
     handle: str
-    delay_s: float = Field(0, ge=0)
+    delay_s: Duration = 0
     reason: str = ""
 
 
@@ -264,7 +265,7 @@ class SettleBody(_In):
     releases: list[Handled] = Field(default_factory=list, max_length=10_000)
     dead: list[Handled] = Field(default_factory=list, max_length=10_000)
     extends: list[str] = Field(default_factory=list, max_length=10_000)
-    member: Name | None = None
+    member: Member | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,11 @@ from ..broker.endpoint import Beat, Endpoint, Grant, Held, Lease, PollReply, Pol
 from ..client.codec import unpack
 from ..client.consuming.reading import Browsed
 from ..client.expiry import Expiry
-from ..client.message import Received
+from ..client.message import Kind, Received
 from ..errors import GroupConflict, LeaseLost, StoreUnavailable
 from ..model.batch import records
 from ..model.settings import GroupWish
+from ..units import Duration, duration_ms
 from .failures import BadRequest
 from .handles import Handle, merged, spans_of
 from .models import OutMessage, Poll, Polled, SettleBody, Settled
@@ -167,12 +168,17 @@ async def settle(who: Who, topic: str, group: str, wish: SettleBody) -> Settled:
 
 
 def _verdicts(wish: SettleBody) -> list[tuple[Handle, Verdict]]:
-    found = [(Handle.decode(text), "ack", 0.0, "") for text in wish.acks]
+    found: list[tuple[Handle, Kind, Duration, str]] = [
+        (Handle.decode(one), "ack", 0, "") for one in wish.acks
+    ]
     found += [(Handle.decode(one.handle), "retry", one.delay_s, one.reason) for one in wish.retries]
     found += [(Handle.decode(one.handle), "release", one.delay_s, "") for one in wish.releases]
-    found += [(Handle.decode(one.handle), "dead", 0.0, one.reason) for one in wish.dead]
+    found += [(Handle.decode(one.handle), "dead", 0, one.reason) for one in wish.dead]
     return [
-        (handle, Verdict(kind, handle.offset, handle.offset, round(delay * 1000), None, reason))  # type: ignore[arg-type]
+        (
+            handle,
+            Verdict(kind, handle.offset, handle.offset, duration_ms(delay, name="delay_s"), None, reason),
+        )
         for handle, kind, delay, reason in found
     ]
 

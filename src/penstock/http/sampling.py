@@ -86,6 +86,9 @@ class Sampler:
         except PenstockError as error:
             _log.warning("a scrape shows figures of groups that are old: %s", error)
             return
+        except Exception:
+            _log.exception("figures of groups could not be looked up in an unexpected way")
+            return
         sample.taken_at = self._clock()
         self.last = sample
 
