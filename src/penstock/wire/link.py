@@ -70,6 +70,7 @@ class Link(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._waiting: dict[int, asyncio.Future[Frame]] = {}
         self._urgent: dict[int, float] = {}  # by the loop's clock, since when requests that are no poll wait
+        self._busy = False  # of late: whoever is, learns sooner that the broker is gone
         self._late: dict[int, tuple[Operation, Request]] = {}  # nobody waits for the answers any more
         self._crossed: dict[int, Frame] = {}  # answers to what was cancelled at that very moment
         self._none_late = asyncio.Event()
@@ -123,6 +124,7 @@ class Link(asyncio.Protocol):
         answered: asyncio.Future[Frame] = self._loop.create_future()
         self._waiting[id] = answered
         if not slow:
+            self._busy = True
             self._urgent[id] = self._loop.time()
         self._transport.writelines(encode(kind, id, header, body))
         try:
@@ -181,7 +183,8 @@ class Link(asyncio.Protocol):
     async def _watch(self) -> None:
         """Ask for a sign of life when the broker is silent, and end the link if none comes."""
         while not self.gone:
-            await asyncio.sleep(self._pause())
+            pause, self._busy = min(self._pause(), _LATE_S if self._busy else _IDLE_S), False
+            await asyncio.sleep(pause)
             if self._pause() > 0:
                 continue
             sent_at, unsent = self._loop.time(), self._unsent()
