@@ -21,7 +21,7 @@ from ..errors import UsageError
 from ..wire.server import WireServer
 
 try:
-    from fastapi import APIRouter, Depends, FastAPI, Request
+    from fastapi import Depends, FastAPI, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse
     from fastapi.security import HTTPBearer
@@ -69,10 +69,9 @@ def make_app(
         app.add_exception_handler(kind, _failed)
     app.include_router(health.router)
     app.include_router(metrics.router)
-    api = APIRouter(prefix=API, dependencies=[Depends(HTTPBearer(auto_error=False))])
+    shown = [Depends(HTTPBearer(auto_error=False))]  # for /docs: who it is was decided at the door
     for part in (topics, groups, sending, polling, queue):
-        api.include_router(part.router)
-    app.include_router(api)
+        app.include_router(part.router, prefix=API, dependencies=shown)
     setattr(app, "openapi", partial(_described, app.openapi))  # noqa: B010
     return app
 
