@@ -63,7 +63,7 @@ from .errors import (
 )
 
 if TYPE_CHECKING:
-    from . import sync
+    from . import sync, tracing
     from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, ShardInfo, TopicInfo
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
@@ -146,6 +146,7 @@ __all__ = [
     "UsageError",
     "connect",
     "sync",
+    "tracing",
 ]
 
 # Imported when they are first asked for: the command line starts three times as fast.
@@ -173,8 +174,8 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "sync":
-        return import_module(".sync", __name__)
+    if name in ("sync", "tracing"):
+        return import_module(f".{name}", __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -30,7 +30,7 @@ LAYERS = (
     ("store",),
     ("broker",),
     ("wire",),
-    ("client", "sync", "types", ""),  # "" is penstock/__init__.py
+    ("client", "sync", "tracing", "types", ""),  # "" is penstock/__init__.py
     ("testing",),
     ("http",),
     ("spark",),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from ..config import DEFAULTS
 from ..errors import InvalidMessage, InvalidSetting, MessageTooLarge
@@ -45,6 +45,7 @@ class Packed:
     timestamps: list[int | None] | None = None  # None: all are stamped when they are sent
     keyed: bool = False  # at least one has a key
     dues: list[int] | None = None  # when each is due, 0: now; None: all now
+    origin: Any = None  # the trace that posted them belong to
 
 
 def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -> Packed:

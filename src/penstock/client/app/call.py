@@ -15,6 +15,7 @@ from time import monotonic
 from typing import Any
 
 from ..message import Received
+from ..tracing import by_app
 from .subscription import Subscription
 from .threads import HandlerThreads
 
@@ -38,6 +39,16 @@ class Caller:
 
     async def call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
         """Run the handler; returns what it raised. Raises only what ends the lane."""
+        span = by_app(self._subscription, unit)
+        if span is None:
+            return await self._call(bodies, unit)
+        with span:
+            error = await self._call(bodies, unit)
+            if error is not None:
+                span.failed(error)
+            return error
+
+    async def _call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
         handler = self._subscription.handler
         messages = [self._for_thread(m) for m in unit] if self._threads and handler.message else unit
         if self._subscription.batch is None:

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 from ...errors import DecodeError
 from ..ending import end
 from ..message import Received
+from ..tracing import unfit
 from .call import Caller, being_cancelled
 from .handler import ACK, RELEASE, Dead, RetryLater, outcome_of
 from .intake import Intake
@@ -257,6 +258,7 @@ class Worker:
                 bodies.append(decode(message.value))
                 fitting.append(message)
             except Exception as error:
+                unfit(self.subscription, message, error)
                 await self._failed(error, [message])
         return bodies, fitting
 

@@ -34,6 +34,7 @@ from ...model.batch import BatchBuilder
 from ...model.route import Range
 from ...model.sequence import next_sequence
 from ...store.contract import Appended
+from ..tracing import of_batch
 from .appending import MOVED, Failed, InFlight, Refused, append, append_until
 from .parcel import NOT_SENT, Parcel
 
@@ -214,7 +215,9 @@ class Accumulator:
 
     def _under_way(self, parcels: list[Parcel], data: bytes, sequence: int) -> InFlight:
         by_id, client = self._owner.by_id, self._batching.client
-        return InFlight(self._left, self.where, parcels, data, sequence, self._unresolved, by_id, client)
+        batch = InFlight(self._left, self.where, parcels, data, sequence, self._unresolved, by_id, client)
+        batch.span = of_batch(self._topic, self.where, parcels)
+        return batch
 
     def _gather(self) -> tuple[list[Parcel], BatchBuilder]:
         """Parcels off the queue and into a batch, as many as fit and are due together; not those whose caller
@@ -277,6 +280,8 @@ class Accumulator:
             outcome = Failed(
                 UnknownFate("the producer was closed before the receipt came: look whether it is there")
             )
+        if batch.span is not None:
+            batch.span.over(getattr(outcome, "error", None))
         del self._in_flight[batch]
         if self._away and not any(other.away for other in self._in_flight):
             self._away = False
@@ -345,15 +350,18 @@ class Accumulator:
 
     async def _fire(self, batch: InFlight) -> None:
         """One-way: tried once where it belongs, failures are only counted."""
-        moved = False
+        moved, failure = False, None
         try:
             async with asyncio.timeout_at(max(batch.deadline, self._loop.time() + _ONE_WAY_SECONDS)):
                 await append(self._endpoint, self._topic, batch)
         except MOVED:
             moved = True
         except Exception as error:
+            failure = error
             self._owner.one_way_failed(error, sum(len(p.entries) for p in batch.parcels))
         finally:
+            if batch.span is not None:
+                batch.span.over(failure)
             del self._in_flight[batch]
             for parcel in () if moved else batch.parcels:
                 parcel.call.forgotten(parcel)

@@ -11,6 +11,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ...broker.endpoint import NEVER_STORED, Endpoint
 from ...errors import (
@@ -62,6 +63,7 @@ class InFlight:
         "number",
         "parcels",
         "sequence",
+        "span",
         "tries",
         "uncertain",
         "where",
@@ -89,6 +91,7 @@ class InFlight:
         self.uncertain = False  # a try may have been stored, or may yet be
         self.moved = False  # its partition takes no more
         self.away = False  # the store was away when it came, and it is being repeated
+        self.span: Any = None  # of posted messages, if somebody traces
 
 
 async def append_until(

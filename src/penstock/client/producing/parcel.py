@@ -112,7 +112,7 @@ class OneWay(Call):
 
 
 class Parcel:
-    __slots__ = ("call", "dues", "entries", "ids", "indexes", "keyed", "size", "slot", "timestamps")
+    __slots__ = ("call", "dues", "entries", "ids", "indexes", "keyed", "origin", "size", "slot", "timestamps")
 
     def __init__(self, call: Call, packed: Packed, indexes: Sequence[int], slot: int | None = None) -> None:
         self.call = call
@@ -124,6 +124,7 @@ class Parcel:
         self.indexes = indexes  # places in the call's list
         self.slot = slot  # named by the caller
         self.dues = packed.dues
+        self.origin = packed.origin  # of a posted message, which is never divided
 
     @property
     def due_at(self) -> int:

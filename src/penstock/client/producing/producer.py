@@ -23,6 +23,7 @@ from ..codec import Packed, pack, pack_all
 from ..delay import as_datetime, due_at
 from ..guard import Guard
 from ..message import Message, Receipt, Value
+from ..tracing import posting, sending
 from .accumulator import Accumulator, Batching
 from .parcel import Call, OneWay, Parcel
 from .room import Room
@@ -84,8 +85,7 @@ class Producer:
         With `delay` or `at` it is stored aside and delivered then (R35); `cancel` takes it back until then.
         """
         packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
-        call = await self._submit(packed, slot, timeout, single=True)
-        receipt: Receipt = await self._result(call)
+        receipt: Receipt = await self._sent(packed, slot, timeout, single=True)
         return receipt
 
     async def send_many(
@@ -106,8 +106,7 @@ class Producer:
         packed = pack_all(listed, now_ms, due_at(delay, at, now_ms), check_slot(slot))
         if not packed.entries:
             return []
-        call = await self._submit(packed, slot, timeout, single=False)
-        found: list[Receipt] = await self._result(call)
+        found: list[Receipt] = await self._sent(packed, slot, timeout, single=False)
         return found
 
     async def post(
@@ -126,6 +125,7 @@ class Producer:
     ) -> asyncio.Future[Receipt]:
         """Send without waiting for the receipt: the future has it. Waits only while the buffer is full."""
         packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
+        posting(packed)
         call = await self._submit(packed, slot, timeout, single=True)
         future: asyncio.Future[Receipt] = call.future
         if not future.done():
@@ -143,6 +143,16 @@ class Producer:
         if delay is None and at is None:
             return pack(message, now_ms)
         return pack(message, now_ms, due_at(delay, at, now_ms), check_slot(slot))
+
+    async def _sent(self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool) -> Any:
+        span = sending(self.topic, packed)
+        if span is None:
+            return await self._result(await self._submit(packed, slot, timeout, single=single))
+        with span:
+            found = await self._result(await self._submit(packed, slot, timeout, single=single))
+            if single:
+                span.stored(found)
+            return found
 
     async def _submit(
         self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool
