@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +19,7 @@ from penstock.wire.remote import RemoteEndpoint
 from tests.servers.proxy import Proxy
 
 from .brokers_threads import ThreadedBroker
+from .wire_raw import broker_of
 
 SECONDS = 30
 
@@ -166,26 +169,50 @@ async def test_a_broken_connection_to_the_only_broker_is_made_again(stack: ExitS
         await asyncio.to_thread(proxy.heal)
         with pytest.raises(BrokerUnavailable, match="it is not known whether purge was done"):
             await asking
-        settling = await _settled_without_an_answer(mq, proxy)
-        assert settling == 3
 
 
-async def _settled_without_an_answer(mq: penstock.Connection, proxy: Proxy) -> int:
-    """Acks whose answer is lost are asked again, and are not told to be lost."""
-    await mq.send_many("orders", [penstock.Message(b"%d" % i) for i in range(3)])
-    async with mq.consumer("orders", group="g") as consumer:
-        messages: list[penstock.Received] = []
-        while len(messages) < 3:
-            messages += await consumer.poll(max_messages=3, wait=5)
-        await asyncio.to_thread(proxy.deaf, "answers")
-        acking = asyncio.create_task(consumer.ack(messages))
-        await asyncio.sleep(0.2)
-        await asyncio.to_thread(proxy.cut)
-        await asyncio.to_thread(proxy.heal)
-        await acking
-        lag = await mq.lag("orders", "g")
-        assert (lag.total.messages, lag.total.unsettled) == (0, 0)
-    return len(messages)
+@pytest.mark.parametrize("verdict", ["ack", "retry", "release", "dead"])
+async def test_a_verdict_whose_answer_is_lost_counts(stack: ExitStack, url: str, verdict: str) -> None:
+    """It is asked again, and nobody is told that the message is in other hands."""
+    broker = stack.enter_context(ThreadedBroker(url))
+    proxy = stack.enter_context(Proxy(broker.port))
+    await asyncio.to_thread(broker.stop)
+    broker._advertise = f"127.0.0.1:{proxy.port}"
+    await asyncio.to_thread(broker.start)
+    done = _told_when_settled(broker)
+    async with penstock.connect(f"penstock://127.0.0.1:{proxy.port}") as mq:
+        await mq.create_topic("orders", partitions=1)
+        await mq.send("orders", b"1")
+        async with mq.consumer("orders", group="g") as consumer:
+            (message,) = await consumer.poll(max_messages=1, wait=20)
+            await asyncio.to_thread(proxy.deaf, "answers")
+            said = {"ack": (), "retry": (0,), "release": (0,), "dead": ("why",)}[verdict]
+            settling = asyncio.create_task(getattr(message, verdict)(*said))
+            assert await asyncio.to_thread(done.wait, SECONDS)
+            await asyncio.to_thread(proxy.cut)
+            await asyncio.to_thread(proxy.heal)
+            async with asyncio.timeout(SECONDS):
+                await settling
+            if verdict in ("retry", "release"):
+                (again,) = await consumer.poll(max_messages=1, wait=20)
+                assert again.attempt == (2 if verdict == "retry" else 1)
+                await again.ack()
+            lag = await mq.lag("orders", "g")
+            assert (lag.total.messages, lag.total.unsettled) == (0, 0)
+
+
+def _told_when_settled(broker: ThreadedBroker) -> threading.Event:
+    assert broker.mq is not None
+    endpoint, done = broker_of(broker.mq), threading.Event()
+    settle = endpoint.settle
+
+    async def told(*args: Any, **named: Any) -> Any:
+        reply = await settle(*args, **named)
+        done.set()
+        return reply
+
+    endpoint.settle = told  # type: ignore[method-assign]
+    return done
 
 
 async def test_a_deaf_broker_is_noticed_and_the_other_is_used(stack: ExitStack, url: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
 from penstock.model.settings import GroupWish
 from penstock.wire.listening import Listening
 
-from .wire_raw import BROKERS, REPLY, Raw, eventually, frame, healthy, served, settled
+from .wire_raw import BROKERS, REPLY, Raw, broker_of, eventually, frame, healthy, served, settled
 
 TOPIC, FETCH, SUBSCRIBE, POLL = 32, 11, 20, 22
 QUICK = Listening(port=0, frame_ms=300, silent_ms=1000)
@@ -229,3 +230,33 @@ async def test_large_answers_are_sent_before_a_broker_stops() -> None:
             came = await raw.receive()
             assert len(came.body) > 8 << 20
             await stopping
+
+
+async def test_a_repeated_poll_keeps_what_it_is_handed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the poll on the broken connection had is given back first: the token is the same."""
+    looking, go_on = threading.Event(), threading.Event()
+    look = Deliveries.poll
+
+    def held_up(self: Deliveries, asked: PollRequest) -> Any:
+        found = look(self, asked)
+        if not asked.repeated:
+            looking.set()
+            go_on.wait(20)
+        return found
+
+    async with served() as (mq, server):
+        await subscribed(mq)
+        await mq.send("orders", b"1")
+        monkeypatch.setattr(Deliveries, "poll", held_up)
+        async with Raw.open(server.port) as raw:
+            raw.send(POLL, [request("m", token=100)])
+            await eventually(looking.is_set)
+        await settled(server)
+        repeated = asyncio.ensure_future(mq._endpoint.poll(replace(request("m", token=100), repeated=True)))
+        await asyncio.sleep(0.1)
+        go_on.set()
+        async with asyncio.timeout(SOON_S):
+            (grant,) = (await repeated).grants
+        await eventually(lambda: not broker_of(mq)._polling._background)
+        part = Settle("orders", grant.partition_id, 100, (Verdict("ack", 0, 0),))
+        assert not (await mq._endpoint.settle("orders", "g", [part])).lost

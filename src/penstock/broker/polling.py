@@ -60,6 +60,7 @@ class Polling:
         self._crowds = Crowds(waiters, workers.threads)
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
+        self._returning: dict[int, asyncio.Task[None]] = {}  # by token, what is given back just now
         self._closed = False
 
     async def close(self) -> None:
@@ -70,6 +71,8 @@ class Polling:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     async def poll(self, request: PollRequest) -> PollReply:
+        if request.repeated and (returning := self._returning.get(request.token)) is not None:
+            await asyncio.wait([returning])  # else it would take away what this poll is handed under the token
         with self._quotas.polling(request):
             return await self._poll(request)
 
@@ -176,6 +179,8 @@ class Polling:
             giving_back = asyncio.create_task(self._give_back(request, looking, ordered))
             self._background.add(giving_back)
             giving_back.add_done_callback(self._background.discard)
+            self._returning[request.token] = giving_back
+            giving_back.add_done_callback(lambda done: self._returning.pop(request.token, None))
             raise
 
     async def _look(self, poller: Deliveries | OrderedDeliveries, request: PollRequest) -> Handed:

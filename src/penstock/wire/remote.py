@@ -220,9 +220,16 @@ class RemoteEndpoint:
         """By the broker that handed it out, if it can be reached: it knows who has what."""
         request = m.SettleParts(topic, group, tuple(parts))
         key = self._polls_at.get((topic, group), "")
-        answer = await self.pool.call(m.OPERATIONS["settle"], request, key=key)
+        repeated = False
+
+        def again() -> m.SettleParts:
+            nonlocal repeated
+            repeated = True
+            return request
+
+        answer = await self.pool.call(m.OPERATIONS["settle"], request, key=key, again=again)
         assert isinstance(answer, SettleReply)
-        return answer
+        return replace(answer, lost=_really_lost(answer)) if repeated else answer
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         answer: list[tuple[Held, tuple[Span, ...]]] = self._beater.beat(m.Beats(tuple(beats)))
@@ -230,6 +237,19 @@ class RemoteEndpoint:
 
     async def _beat(self, beats: m.Beats) -> Any:
         return await self.pool.call(m.OPERATIONS["beat"], beats, key=f"m{beats.beats[0].member}")
+
+
+def _really_lost(answer: SettleReply) -> tuple[tuple[Settle, tuple[Span, ...]], ...]:
+    """Of a repeated request: what was retried or released by the first is in other hands because of that."""
+    return tuple(
+        (part, spans)
+        for part, spans in answer.lost
+        if any(
+            verdict.kind in ("ack", "dead") and verdict.first <= last and first <= verdict.last
+            for verdict in part.verdicts
+            for first, last in spans
+        )
+    )
 
 
 def _released(request: PollRequest, grant: Grant) -> Settle:
