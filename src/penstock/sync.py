@@ -20,7 +20,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import ssl
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -30,9 +32,10 @@ from .client.connection import connect as _connect
 from .client.consuming.consumer import Consumer as AsyncConsumer
 from .client.message import Received as AsyncReceived
 from .client.producing.producer import Producer as AsyncProducer
+from .client.serving import Served as AsyncServed
 from .clock import Clock
 
-__all__ = ["Connection", "Consumer", "PostFuture", "Producer", "Received", "connect"]
+__all__ = ["Connection", "Consumer", "PostFuture", "Producer", "Received", "Served", "connect"]
 
 C = TypeVar("C", bound="type[Facade]")
 
@@ -180,6 +183,11 @@ class Consumer(_Block):
         return found
 
 
+@like(AsyncServed)
+class Served(_Block):
+    __slots__ = ()
+
+
 @like(AsyncConnection)
 class Connection(_Block):
     """Has an event loop of its own, in a thread of its own."""
@@ -205,14 +213,19 @@ class Connection(_Block):
 def connect(
     url: str,
     *,
+    token: str | None = None,
+    tls: bool | str | Path | ssl.SSLContext | None = None,
     client_id: str | None = None,
+    zone: str | None = None,
     shards: Mapping[str, str] | None = None,
     migrate: bool = False,
     clock: Clock | None = None,
 ) -> Connection:
-    """Connect to a store: `with penstock.sync.connect(url) as mq`, or call `close()` in the end."""
+    """Connect to a store, or to brokers: `with penstock.sync.connect(url) as mq`, or `close()` in the end."""
     refuse_running_loop()
-    connecting = _connect(url, client_id=client_id, shards=shards, migrate=migrate, clock=clock)
+    connecting = _connect(
+        url, token=token, tls=tls, client_id=client_id, zone=zone, shards=shards, migrate=migrate, clock=clock
+    )
     loop = LoopThread(wrapped)
     try:
         connection: Connection = loop.call(connecting._opened)

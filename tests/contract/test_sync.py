@@ -227,6 +227,17 @@ def test_many_threads_may_share_a_connection(mq: sync.Connection) -> None:
     assert len({(receipt.partition, receipt.offset) for receipt in receipts}) == 200
 
 
+def test_a_queue_is_served_until_that_is_closed() -> None:
+    with sync.connect("memory://") as mq:
+        with mq.serve("127.0.0.1", 0) as server, sync.connect(url := server.url) as other:
+            other.create_topic("orders")
+            assert [topic.name for topic in mq.topics()] == ["orders"]
+        assert server.closed
+        with pytest.raises(penstock.BrokerUnavailable):
+            sync.connect(url)
+        assert [topic.name for topic in mq.topics()] == ["orders"]
+
+
 # ---- where it may not be used ----
 
 
