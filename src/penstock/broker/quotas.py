@@ -101,7 +101,7 @@ class Quotas:
             gate.change(rate)
         elif rate is not None:
             gate = self._gates[name] = Gate(rate, self._store, self._in_thread)
-            if self._keeping is None:
+            if self._keeping is None or self._keeping.done():
                 self._keeping = asyncio.get_running_loop().create_task(self._keep())
         return gate
 
