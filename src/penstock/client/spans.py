@@ -132,11 +132,21 @@ class _Getter:
 
 
 _getter: Any = _Getter()
+_last_read: tuple[Any, Any, Context] = (None, None, Context())
 
 
 def _carried(message: Received) -> Context:
-    """The context that a message carries; an empty one if it has none."""
-    return (_read(message.headers) if message.headers else None) or Context()
+    """The context that a message carries; an empty one if it has none. Kept for the last headers: messages
+    of one call share them."""
+    global _last_read
+    if not message.headers:
+        return Context()
+    known, reader, context = _last_read
+    propagator = propagate.get_global_textmap()
+    if known != message.headers or reader is not propagator:
+        context = _read(message.headers) or Context()
+        _last_read = (message.headers, propagator, context)
+    return context
 
 
 @_harmless
@@ -217,16 +227,14 @@ def sending(topic: str, packed: Packed) -> Sending | None:
 
 @_harmless
 def posting(packed: Packed) -> None:
-    context = contexts.get_current()
-    _stamp(packed, _headers_of(context))
-    if _provided():
-        packed.origin = context
+    packed.origin = contexts.get_current()
+    _stamp(packed, _headers_of(packed.origin))
 
 
 @_harmless
 def of_batch(topic: str, where: Range, parcels: Sequence[Parcel]) -> _Ending | None:
     origins = {id(parcel.origin): parcel.origin for parcel in parcels if parcel.origin is not None}
-    if not origins:
+    if not origins or not _provided():
         return None
     senders = {}
     for context in origins.values():
