@@ -1,6 +1,6 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|routes|peers|all] [--store sqlite|postgresql|mariadb|all]
+python -m bench [throughput|latency|backlog|routes|fairness|peers|all] [--store sqlite|postgresql|mariadb|all]
                 [--seconds 2] [--waiting 10000000] [--json FILE]
 
 `peers` compares Penstock with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import backlog, latency, routes, throughput
+from . import backlog, fairness, idle, latency, routes, throughput
 from .contenders import PenstockQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
@@ -122,13 +122,55 @@ async def run_peers(seconds: float) -> dict[str, object]:
     return {"contenders": [result.as_dict() for result in results], "one flushed commit": asdict(commit)}
 
 
+async def run_fairness(where: Ground, seconds: float) -> list[fairness.Felt]:
+    found = await fairness.run(where, seconds)
+    title = f"A quiet producer (100 messages a second) and its consumer beside others, on {where.store}"
+    table = Table("beside", title=title)
+    for name in (
+        "stored p50 ms",
+        "p99 ms",
+        "ratio",
+        "allowed p99",
+        "received p50 ms",
+        "p99 ms",
+        "others msg/s",
+    ):
+        table.add_column(name, justify="right")
+    alone = found[0]
+    for one in found:
+        stored = (
+            f"{one.stored_p50:.1f}",
+            f"{one.stored_p99:.1f}",
+            f"{one.stored_p99 / alone.stored_p99:.1f}",
+        )
+        received = (f"{one.received_p50:.1f}", f"{one.received_p99:.1f}")
+        allowed = f"{one.allowed_p99(alone):.0f}"
+        table.add_row(one.beside, *stored, allowed, *received, f"{one.others_per_s:,.0f}")
+    console.print(table)
+    return found
+
+
+async def run_idle(where: Ground) -> list[idle.Idle]:
+    found = [await idle.run(where, groups=groups, members=5000, seconds=20) for groups in (1, 100)]
+    table = Table("groups", "members", title=f"Idle members on {where.store}, and one message after all")
+    for name in ("transactions/s", "looks/s", "CPU %", "received by all groups ms", "looks for it"):
+        table.add_column(name, justify="right")
+    for one in found:
+        rates = (f"{one.transactions_per_s:.1f}", f"{one.looks_per_s:.1f}", f"{one.cpu_percent:.0f}")
+        table.add_row(str(one.groups), str(one.members), *rates, f"{one.received_ms:.1f}", str(one.looks))
+    console.print(table)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ["throughput", "latency", "backlog", "routes", "peers", "all"]
+    parts = ["throughput", "latency", "backlog", "routes", "fairness", "peers", "all"]
     parser.add_argument("part", nargs="?", default="all", choices=parts)
-    parser.add_argument("--store", default="all", choices=[*STORES, "all"], help="for throughput and routes")
+    parser.add_argument(
+        "--store", default="all", choices=[*STORES, "all"], help="for throughput, routes and fairness"
+    )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
     parser.add_argument("--json", type=Path, help="write the figures there")
@@ -150,6 +192,12 @@ def main() -> None:
                 figures[f"routes on {store}"] = asdict(asyncio.run(run_routes(where)))
     if args.part in ("peers", "all"):
         figures["peers"] = asyncio.run(run_peers(args.seconds))
+    if args.part in ("fairness", "all"):
+        for store in stores:
+            with ground(store) as where:
+                felt = asyncio.run(run_fairness(where, args.seconds * 2))
+                figures[f"fairness on {store}"] = [asdict(one) for one in felt]
+                figures[f"idle on {store}"] = [asdict(one) for one in asyncio.run(run_idle(where))]
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
 

@@ -8,6 +8,8 @@ by its sequence (I3). If the store cannot be reached, all fail alike, and their 
 What is more than one commit takes turns: topics, and in a topic its producers (`model.turns`, R41). The
 queue is bounded in bytes, in whole and for each of those lines: a full one slows its own callers, in their
 order, and drops nothing (I17). A line of which nothing waits takes one batch, whatever others have filled.
+While somebody sends a little beside others that send more than can be stored, commits are smaller: it waits
+for the one under way, and for its own.
 """
 
 from __future__ import annotations
@@ -23,12 +25,15 @@ from queue import SimpleQueue
 from ..config import Limits
 from ..errors import ClosedError, PenstockError, StoreBusy, StoreError, StoreUnavailable
 from ..model.batch import read_header, with_base_offset
-from ..model.turns import Turns
+from ..model.turns import TURN_BYTES, Turns
 from ..store.contract import Append, Appended, Log, StoredBatch
 from .tail import TailCache
 
 __all__ = ["LineKey", "Writer"]
 
+
+_SMALLER = 4
+_CONSIDERATE_S = 1.0  # for so long after the last who sent a little
 
 LineKey = tuple[int, int]
 """A topic, and a producer of it."""
@@ -72,6 +77,7 @@ class Writer:
         self._pending_bytes = 0
         self._closed = False
         self._turns: Turns[_Waiting] = Turns()  # the writer's thread: what did not fit into a commit
+        self._small_until = 0.0  # commits are smaller, by the monotonic clock
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="penstock-writer", daemon=True)
         self._thread.start()
@@ -147,7 +153,10 @@ class Writer:
             return arrived
         for waiting in arrived:
             self._turns.add(waiting.line.key, len(waiting.append.batch), waiting)
-        return self._turns.take(size=limits.commit_bytes, count=limits.commit_batches)
+            if waiting.line.bytes <= TURN_BYTES:
+                self._small_until = time.monotonic() + _CONSIDERATE_S
+        size = limits.commit_bytes // (_SMALLER if time.monotonic() < self._small_until else 1)
+        return self._turns.take(size=size, count=limits.commit_batches)
 
     def _store(self, appends: Sequence[Append]) -> list[Appended | PenstockError]:
         try:

@@ -1,0 +1,199 @@
+"""Polls of a shared group take turns at looking, and no turn is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from penstock.broker.crowd import Crowd, Turn
+from penstock.broker.waiters import Waiters
+from penstock.errors import StoreBusy, UnknownGroup
+
+LONG_S = 1000.0
+
+
+@pytest.fixture
+async def crowd() -> Crowd:
+    found = Crowd(Waiters(), 2)
+    found.fresh_s = LONG_S
+    return found
+
+
+def asks(crowd: Crowd, seconds: float = LONG_S) -> asyncio.Task[Turn | None]:
+    return asyncio.create_task(crowd.turn(asyncio.get_running_loop().time() + seconds))
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def barren(crowd: Crowd, seconds: float = LONG_S) -> None:
+    turn = crowd.begin()
+    turn.begin()
+    turn.found_nothing(seconds)
+
+
+async def in_line(crowd: Crowd, count: int) -> list[asyncio.Task[Turn | None]]:
+    await barren(crowd)
+    tasks = [asks(crowd) for _ in range(count)]
+    await settle()
+    assert not any(task.done() for task in tasks)
+    return tasks
+
+
+def called(tasks: list[asyncio.Task[Turn | None]]) -> list[bool]:
+    return [task.done() for task in tasks]
+
+
+def turn_of(task: asyncio.Task[Turn | None]) -> Turn:
+    turn = task.result()
+    assert turn is not None
+    turn.begin()
+    return turn
+
+
+async def cancel(*tasks: asyncio.Task[Turn | None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def test_news_calls_the_first_and_a_find_the_next(crowd: Crowd) -> None:
+    tasks = await in_line(crowd, 4)
+    crowd.set()
+    crowd.set()
+    await settle()
+    assert called(tasks) == [True, False, False, False]
+    turn_of(tasks[0]).found(rich=False)
+    await settle()
+    assert called(tasks) == [True, True, False, False]
+    turn_of(tasks[1]).found_nothing(LONG_S)
+    await settle()
+    assert called(tasks) == [True, True, False, False]
+    await cancel(*tasks)
+
+
+async def test_while_looks_bring_all_that_they_ask_for_several_look_at_once(crowd: Crowd) -> None:
+    tasks = await in_line(crowd, 4)
+    crowd.set()
+    await settle()
+    turn_of(tasks[0]).found(rich=True)
+    await settle()
+    assert called(tasks) == [True, True, True, False]
+    await cancel(*tasks)
+
+
+async def test_news_that_came_during_a_look_was_not_seen_by_it(crowd: Crowd) -> None:
+    tasks = await in_line(crowd, 2)
+    crowd.set()
+    await settle()
+    turn = turn_of(tasks[0])
+    crowd.set()
+    turn.found_nothing(LONG_S)
+    await settle()
+    assert called(tasks) == [True, True]
+
+
+async def test_a_look_beside_one_that_found_something_knows_too_little(crowd: Crowd) -> None:
+    """It may not have seen when the lease ends that the other one was given."""
+    one, other = crowd.begin(), crowd.begin()
+    one.begin()
+    other.begin()
+    one.found(rich=False)
+    other.found_nothing(LONG_S)
+    task = asks(crowd)
+    await settle()
+    assert task.done()
+
+
+@pytest.mark.parametrize("looked", [False, True])
+async def test_who_is_cancelled_passes_its_turn_on(crowd: Crowd, looked: bool) -> None:
+    tasks = await in_line(crowd, 3)
+    crowd.set()
+    if looked:  # it has its turn, and ends without a look
+        await settle()
+        with pytest.raises(ZeroDivisionError), tasks[0].result() or crowd.begin():
+            raise ZeroDivisionError
+    else:  # it was called, and has not run since
+        tasks[0].cancel()
+    await settle()
+    assert called(tasks) == [True, True, False]
+    await cancel(*tasks)
+
+
+async def test_who_is_called_at_its_deadline_has_its_turn(crowd: Crowd) -> None:
+    await barren(crowd)
+    task = asks(crowd, 0.02)
+    await settle()
+    crowd._loop.call_later(0.01, crowd.set)
+    time.sleep(0.05)  # noqa: ASYNC251 - so that both come at once: it is called, and then its time is up
+    assert await task is not None
+    assert crowd._looking == 1
+
+
+async def test_at_its_deadline_it_looks_only_if_something_may_be_there(crowd: Crowd) -> None:
+    await barren(crowd)
+    assert await crowd.turn(crowd._loop.time() + 0.01) is None
+    busy = [crowd.begin(), crowd.begin()]
+    crowd.set()
+    assert await crowd.turn(crowd._loop.time() + 0.01) is not None  # others look, and do not end
+    assert len(busy) == 2
+
+
+async def test_what_is_due_calls_one(crowd: Crowd) -> None:
+    tasks = await in_line(crowd, 2)
+    crowd.due(0.01)
+    await asyncio.wait_for(tasks[0], 20)
+    assert called(tasks) == [True, False]
+    await cancel(*tasks)
+
+
+async def test_what_a_look_says_is_due_calls_one(crowd: Crowd) -> None:
+    await barren(crowd, 0.02)
+    tasks = [asks(crowd), asks(crowd)]
+    await asyncio.wait_for(tasks[0], 20)
+    await settle()
+    assert called(tasks) == [True, False]
+    await cancel(*tasks)
+
+
+async def test_nothing_is_known_for_longer_than_is_good(crowd: Crowd) -> None:
+    crowd.fresh_s = 0.01
+    await barren(crowd)
+    await asyncio.wait_for(asks(crowd), 20)
+
+
+async def test_nothing_is_known_after_nobody_was_there(crowd: Crowd) -> None:
+    with crowd.attended():
+        await barren(crowd)
+    task = asks(crowd)
+    await settle()
+    assert task.done()
+
+
+async def test_the_store_failing_one_is_not_asked_by_all(crowd: Crowd) -> None:
+    tasks = await in_line(crowd, 2)
+    crowd.set()
+    await settle()
+    turn_of(tasks[0]).failed(StoreBusy("not now"))
+    await settle()
+    assert called(tasks) == [True, False]
+    await asyncio.wait_for(tasks[1], 20)  # after a while
+
+
+async def test_that_a_group_is_gone_is_told_to_all(crowd: Crowd) -> None:
+    tasks = await in_line(crowd, 3)
+    crowd.set()
+    for task in tasks:
+        await settle()
+        turn_of(task).failed(UnknownGroup("gone"))
+    assert called(tasks) == [True, True, True]
+
+
+async def test_all_are_dismissed(crowd: Crowd) -> None:
+    tasks = await in_line(crowd, 3)
+    crowd.dismiss()
+    assert await asyncio.wait_for(asyncio.gather(*tasks), 20) == [None, None, None]
