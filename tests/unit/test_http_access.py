@@ -16,6 +16,7 @@ from penstock.clock import SystemClock
 from penstock.errors import PermissionDenied
 from penstock.http.access import CERTIFICATE_NAME, Permitted, token_of
 from penstock.model.access import Principal, parse_permissions
+from penstock.model.batch import BatchBuilder
 from penstock.model.flow import topic_rate
 from tests.unit.http_client import API, Stage, staged
 
@@ -82,6 +83,8 @@ async def test_permissions_are_those_of_the_wire(guarded: Stage) -> None:
     found = await guarded.post("/topics/orders/groups/g/poll", {}, who="billing")
     handle = found["messages"][0]["handle"]
     await guarded.error("POST", f"{API}/topics/orders/messages", 403, json=one, who="billing")
+    broken = {"content": b"{", "headers": {"Content-Type": "application/json"}}  # nobody looks into it before
+    await guarded.error("POST", f"{API}/topics/orders/messages", 403, **broken, who="billing")
     await guarded.error("DELETE", f"{API}/topics/orders", 403, who="billing")
     await guarded.error("GET", f"{API}/shards", 403, who="billing")
     settling = {"json": {"acks": [handle]}}
@@ -222,6 +225,15 @@ async def test_a_producer_is_its_principal(guarded: Stage, monkeypatch: pytest.M
     one = {"messages": [{"value": "x"}]}
     await guarded.call("POST", f"{API}/topics/orders/messages", 202, json=one, who="shop")
     assert producers == ["shop"]
+    caller = guarded.service.caller(Principal("billing", parse_permissions(["send:orders"])))
+    await caller.broker.endpoint.append("orders", 1, batch_of(b"x"), producer="shop")  # whatever it says
+    assert producers == ["shop", "billing"]
+
+
+def batch_of(value: bytes) -> bytes:
+    builder = BatchBuilder()
+    builder.append(0, None, value, [])
+    return builder.build()
 
 
 def test_tokens_that_are_made_are_taken() -> None:

@@ -177,6 +177,11 @@ async def test_groups_are_looked_up_now_and_then_only(stage: Stage, monkeypatch:
         return await lag(topic, group)
 
     monkeypatch.setattr(stage.broker, "lag", noted)
+    await scrape(stage)
+    assert looks and not any(
+        operation == "lag" for (operation, _), _ in stage.service.figures.requests.items()
+    )
+    looks.clear()
     now = [1000.0]
     sampler = Sampler(stage.broker, clock=lambda: now[0])
     assert len((await sampler.look()).lags) == 3
