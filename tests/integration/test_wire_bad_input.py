@@ -144,7 +144,7 @@ FAULTS = {
     "an answer to nothing": (frame(ASK, [[], []], id=5, flags=REPLY), "answer to nothing"),
     "an answer of another kind": (frame(TOPIC, [[], []], id=5, flags=REPLY), "answer to nothing"),
     "a cancel that cannot be read": (frame(CANCEL, "no"), "cannot be read"),
-    "4 GB": (struct.pack(">IIIBBH", 0xFFFF_FFFF, 1, 0, TOPIC, 0, 0), "67,108,864 is the most"),
+    "4 GB": (struct.pack(">IIIBBH", 0xFFFF_FFFF, 1, 0, TOPIC, 0, 0), f"{Listening().max_frame_bytes:,} is the most"),
     "a header of 4 GB": (struct.pack(">IIIBBH", 100, 1, 0xFFFF_FFFF, TOPIC, 0, 0), "lengths or flags"),
 }
 

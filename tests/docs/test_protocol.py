@@ -1,0 +1,91 @@
+"""The pages about the protocol agree with the code: bytes, kinds, fields, limits."""
+
+from __future__ import annotations
+
+import re
+
+from penstock.config import DEFAULTS
+from penstock.units import format_bytes, format_duration
+from penstock.wire import link
+from penstock.wire import messages as m
+from penstock.wire.frames import ERROR, REPLY, FrameParser, encode
+from penstock.wire.listening import Listening
+from tests.docs.pages import ROOT, blocks, table
+from tests.docs.wire_tables import ARRAYS, operation_rows, type_text, value_rows
+
+PAGE = ROOT / "docs" / "PROTOCOL.md"
+OPERATIONS = ROOT / "docs" / "protocol-operations.md"
+TEXT = PAGE.read_text(encoding="utf-8")
+
+
+def shown_bytes() -> list[bytes]:
+    dumps = [block.text for block in blocks(PAGE) if re.fullmatch(r"[0-9a-f\s]+", block.text)]
+    return [bytes.fromhex(dump) for dump in dumps]
+
+
+def test_the_bytes_shown_are_what_the_code_makes() -> None:
+    failure = m.encode_header(m.Failure("unknown_topic", "no such.", False, {"topic": "orders"}))
+    made = [
+        encode(m.HELLO, 1, m.encode_header([1, 1, "shop-1"])),
+        encode(m.OPERATIONS["append"].kind, 2, m.encode_header(["orders", 7]), [b"batch"]),
+        encode(m.OPERATIONS["append"].kind, 2, failure, (), REPLY | ERROR),
+    ]
+    assert shown_bytes() == [b"".join(pieces) for pieces in made]
+
+
+def test_the_bytes_shown_are_understood() -> None:
+    hello, append, error = (frame for data in shown_bytes() for frame in FrameParser(1000).feed(data))
+    assert m.decode(hello.header, m.Hello) == m.Hello(m.MIN_VERSION, m.MAX_VERSION, "shop-1")
+    assert m.decode(append.header, m.Append) == m.Append("orders", 7)
+    assert append.body == b"batch"
+    assert m.decode(error.header, m.Failure).code == "unknown_topic"
+
+
+def cells(heading: str) -> list[tuple[str, ...]]:
+    return [tuple(cell.replace("`", "") for cell in row) for row in table(OPERATIONS, heading)]
+
+
+def test_the_operations_are_the_code() -> None:
+    assert cells("Operations") == operation_rows()
+
+
+def test_the_values_are_the_code() -> None:
+    known = value_rows()
+    arrays = {type_text(one) for one in ARRAYS}
+    assert dict(cells("Arrays")) == {name: known[name] for name in arrays}
+    assert dict(cells("Maps")) == {name: fields for name, fields in known.items() if name not in arrays}
+
+
+def test_the_kinds_that_are_no_operations_are_named() -> None:
+    for name, kind in (("Hello", m.HELLO), ("Cancel", m.CANCEL)):
+        assert f"`{name}` (kind {kind}" in TEXT
+    assert f"a frame of kind {m.ASK} that is no answer" in TEXT
+    assert f"Send `brokers` (kind {m.BROKERS})" in TEXT
+    assert f"This is version {m.MAX_VERSION}." in TEXT
+
+
+def test_the_limits_are_the_code() -> None:
+    limits = Listening()
+    assert [row[1] for row in table(PAGE, "Limits")] == [
+        format_bytes(limits.first_frame_bytes),
+        f"{format_bytes(limits.max_frame_bytes)}, or as `Welcome` says",
+        format_duration(limits.unauthenticated_ms).replace("s", " s"),
+        f"{limits.requests_at_once:,}",
+        f"{limits.polls_at_once:,}",
+        format_bytes(limits.request_bytes),
+    ]
+    assert f"nothing for {limits.silent_ms // 1000} s while no request" in TEXT
+    assert f"{limits.frame_ms // 1000} s after it began" in TEXT
+    assert f"is heard for {link._SILENCE_S:g} s after it" in TEXT
+    assert f"at most {DEFAULTS.in_flight_batches} batches per partition" in TEXT
+    batch = f"{format_bytes(DEFAULTS.max_batch_bytes)} and {DEFAULTS.max_batch_messages:,} messages"
+    assert f"A batch is at most {batch}" in TEXT
+    assert f"(`wait_ms`, {DEFAULTS.poll_wait_ms // 1000} s at most)" in TEXT
+
+
+def test_a_session_is_shown_with_the_names_there_are() -> None:
+    (session,) = (block.text for block in blocks(PAGE) if "→ 1" in block.text)
+    said = re.findall(r"^[→←] \d+ +(\w+)", session, re.MULTILINE)
+    known = {*m.OPERATIONS, *value_rows()}
+    assert said
+    assert set(said) <= known
