@@ -3,6 +3,7 @@
 PYTHON ?= python3
 JOBS ?= 2
 PENSTOCK_CHAOS_SECONDS ?= 60
+FUZZ_SECONDS ?= 60
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +12,7 @@ TYPED := $(wildcard src bench)
 LINTED := $(wildcard src tests bench examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers peers demo test check bench chaos format clean
+.PHONY: help venv servers peers demo test check bench chaos fuzz format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +47,13 @@ bench: $(STAMP) servers peers ## Measure speed: python -m bench
 chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (PENSTOCK_CHAOS_SECONDS per test)
 	PENSTOCK_CHAOS_SECONDS=$(PENSTOCK_CHAOS_SECONDS) $(BIN)/python -m pytest tests/chaos -m slow \
 		--timeout $$(( $(PENSTOCK_CHAOS_SECONDS) * 4 + 120 )) --durations 0 $(ARGS)
+
+fuzz: $(STAMP) ## Feed random bytes to whatever reads those of strangers (FUZZ_SECONDS for each target)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
+	for target in frames requests replies others batches; do \
+		$(BIN)/python -m tests.fuzz $$target -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -rss_limit_mb=1024 \
+			-artifact_prefix=/tmp/penstock-fuzz-$$target- $(ARGS) || exit 1; \
+	done
 
 format: $(STAMP) ## Format the code and fix what lint can fix
 	$(BIN)/ruff check --fix $(LINTED)

@@ -139,12 +139,13 @@ async def test_a_header_that_cannot_be_read_ends_the_connection(server: WireServ
         assert "cannot be read" in came.header[1]
 
 
+MOST = f"{Listening().max_frame_bytes:,} is the most"
 FAULTS = {
     "Hello again": (frame(HELLO, [1, 1, "raw"]), "Hello came twice"),
     "an answer to nothing": (frame(ASK, [[], []], id=5, flags=REPLY), "answer to nothing"),
     "an answer of another kind": (frame(TOPIC, [[], []], id=5, flags=REPLY), "answer to nothing"),
     "a cancel that cannot be read": (frame(CANCEL, "no"), "cannot be read"),
-    "4 GB": (struct.pack(">IIIBBH", 0xFFFF_FFFF, 1, 0, TOPIC, 0, 0), f"{Listening().max_frame_bytes:,} is the most"),
+    "4 GB": (struct.pack(">IIIBBH", 0xFFFF_FFFF, 1, 0, TOPIC, 0, 0), MOST),
     "a header of 4 GB": (struct.pack(">IIIBBH", 100, 1, 0xFFFF_FFFF, TOPIC, 0, 0), "lengths or flags"),
 }
 

@@ -1,0 +1,131 @@
+"""What is fuzzed: everything that reads bytes of a stranger. Only errors of our tree may come out.
+
+Each target takes any bytes. `SEEDS` are sound inputs from which a fuzzer may set out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from penstock.errors import PenstockError, ProtocolError
+from penstock.model.batch import BatchBuilder, records, verify
+from penstock.wire import messages as m
+from penstock.wire.failures import raised
+from penstock.wire.frames import PREFIX_BYTES, FrameParser, encode
+
+__all__ = ["SEEDS", "TARGETS", "everything"]
+
+_LIMIT = 4096
+_OPERATIONS = tuple(m.OPERATIONS.values())
+_OTHERS: tuple[Any, ...] = (m.Hello, m.Welcome, m.Cancel, m.Ask, m.Answer, m.Failure)
+
+
+def frames(data: bytes) -> None:
+    """The first byte says how the rest is cut into pieces; the frames are the same as of the whole."""
+    step, stream = max(1, data[0] if data else 1), data[1:]
+    whole = _parsed([stream])
+    cut = _parsed([stream[at : at + step] for at in range(0, len(stream), step)])
+    assert whole == cut
+
+
+def _parsed(pieces: list[bytes]) -> tuple[list[Any], bool]:
+    parser, found = FrameParser(_LIMIT), []
+    try:
+        for piece in pieces:
+            for frame in parser.feed(piece):
+                assert len(frame.header) + len(frame.body) + PREFIX_BYTES - 4 <= _LIMIT
+                found.append(frame)
+            assert parser.waiting <= _LIMIT + 4
+    except ProtocolError:
+        assert parser.waiting == 0
+        return found, True
+    return found, False
+
+
+def requests(data: bytes) -> None:
+    """The first byte chooses the operation, the rest is its header."""
+    if data:
+        _decoded(data[1:], _OPERATIONS[data[0] % len(_OPERATIONS)].request)
+
+
+def replies(data: bytes) -> None:
+    """The first two bytes choose the operation, and how much of the rest is the header."""
+    if len(data) < 2:
+        return
+    operation, at = _OPERATIONS[data[0] % len(_OPERATIONS)], 2 + data[1]
+    head = _decoded(data[2:at], operation.reply)
+    if head is not None and operation.unpack is not None:
+        try:
+            operation.unpack(head, data[at:])
+        except PenstockError:
+            pass
+
+
+def others(data: bytes) -> None:
+    """Hello, Welcome and the like; a failure becomes an error."""
+    if data:
+        found = _decoded(data[1:], _OTHERS[data[0] % len(_OTHERS)])
+        if isinstance(found, m.Failure):
+            assert isinstance(raised(found), PenstockError)
+
+
+def _decoded(header: bytes, kind: Any) -> Any:
+    try:
+        return m.decode(header, kind)
+    except PenstockError:
+        return None
+
+
+def batches(data: bytes) -> None:
+    """What a producer appends, and what a consumer opens."""
+    for read in (verify, records):
+        try:
+            read(data)
+        except PenstockError:
+            pass
+
+
+TARGETS: dict[str, Callable[[bytes], None]] = {
+    one.__name__: one for one in (frames, requests, replies, others, batches)
+}
+
+
+def everything(data: bytes) -> None:
+    """The first byte chooses the target."""
+    if data:
+        tuple(TARGETS.values())[data[0] % len(TARGETS)](data[1:])
+
+
+def _batch(compression: str) -> bytes:
+    builder = BatchBuilder(compression)
+    builder.append(1_700_000_000_000, b"key", b"value" * 10, [("source", b"web"), ("none", None)])
+    return builder.build(7, 1, 40)
+
+
+def _place(name: str) -> bytes:
+    return bytes([list(m.OPERATIONS).index(name)])
+
+
+_HELLO = m.encode_header(m.Hello(1, 1, "shop-1", "pst_x"))
+_FETCHED = m.encode_header([[[0, 1, 5, 4]], 0, 1, False])
+_ROUTE = m.encode_header({"topic": "a", "version": 1, "ranges": [
+    {"first_slot": 0, "last_slot": 1023, "partition": 0, "partition_id": 7}]})  # fmt: skip
+
+SEEDS: dict[str, list[bytes]] = {
+    "frames": [b"\x03" + b"".join(encode(1, 1, _HELLO) + encode(10, 2, b"\x92\xa1a\x01", [b"batch"]))],
+    "requests": [
+        _place("append") + m.encode_header(m.Append("orders", 7, 0, b"x" * 16)),
+        _place("create_topic") + m.encode_header(["orders", {"retention_ms": 5}, 4, False]),
+        _place("settle")
+        + m.encode_header(["a", "g", [{"topic": "a", "partition_id": 1, "token": 2,
+                                       "verdicts": [{"kind": "ack", "first": 0, "last": 9}]}]]),
+    ],
+    "replies": [
+        _place("fetch") + bytes([len(_FETCHED)]) + _FETCHED + b"body",
+        _place("route") + bytes([len(_ROUTE)]) + _ROUTE,
+    ],
+    "others": [b"\0" + _HELLO, b"\5" + m.encode_header(m.Failure("unknown_topic", "no", False, {"a": 1}))],
+    "batches": [_batch(name) for name in ("none", "gzip", "snappy", "lz4", "zstd")],
+}  # fmt: skip
+SEEDS["everything"] = [bytes([place]) + seed for place, name in enumerate(TARGETS) for seed in SEEDS[name]]
