@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from penstock import Connection
 from penstock.broker.embedded import Broker
 
-__all__ = ["broker_of", "hosting", "run_duty"]
+__all__ = ["broker_of", "run_duty", "serving"]
 
 _hosts: list[Broker] = []  # those that serve connections of this test, the latest last
 
 
-@contextmanager
-def hosting(host: Connection) -> Iterator[None]:
-    """While this connection serves others."""
+@asynccontextmanager
+async def serving(host: Connection) -> AsyncIterator[str]:
+    """The address under which this connection serves others, in this event loop."""
     _hosts.append(broker_of(host))
     try:
-        yield
+        async with await host.serve("127.0.0.1", 0) as server:
+            yield server.url
     finally:
         _hosts.pop()
 

@@ -18,7 +18,7 @@ import pytest
 import penstock
 from penstock import Connection
 from penstock.clock import Clock, ManualClock
-from tests.contract.brokers import hosting
+from tests.contract.brokers import serving
 from tests.contract.stores import SERVERS, Open, places
 
 
@@ -60,13 +60,8 @@ async def opened(any_url: str, endpoint: str, clock: Clock | None) -> AsyncItera
     if endpoint == "embedded":
         yield lambda: penstock.connect(any_url, migrate=True, clock=clock)
         return
-    async with penstock.connect(any_url, migrate=True, clock=clock) as host:
-        server = await host.serve("127.0.0.1", 0)
-        try:
-            with hosting(host):
-                yield lambda: penstock.connect(server.url, clock=clock)
-        finally:
-            await server.close()
+    async with penstock.connect(any_url, migrate=True, clock=clock) as host, serving(host) as url:
+        yield lambda: penstock.connect(url, clock=clock)
 
 
 @pytest.fixture

@@ -24,6 +24,7 @@ from penstock.clock import Clock, ManualClock
 from penstock.model.settings import GroupWish
 from penstock.store import SqlStore, open_sqlite
 from penstock.store.shards import Member, open_sharded
+from tests.contract.brokers import broker_of, serving
 
 LIMIT = 20  # seconds; for whatever must come
 Url = tuple[str, dict[str, str]]
@@ -44,10 +45,14 @@ def queue(request: pytest.FixtureRequest, files: Url) -> Url:
     return request.getfixturevalue("postgres_ready"), {"b": request.getfixturevalue("mysql_ready")}
 
 
-@pytest.fixture
-async def mq(files: Url) -> AsyncIterator[Connection]:
+@pytest.fixture(params=["embedded", "served"])
+async def mq(request: pytest.FixtureRequest, files: Url) -> AsyncIterator[Connection]:
     async with penstock.connect(files[0], shards=files[1]) as connection:
-        yield connection
+        if request.param == "embedded":
+            yield connection
+        else:
+            async with serving(connection) as url, penstock.connect(url) as client:
+                yield client
 
 
 async def shards_of(mq: Connection, topic: str = "orders") -> list[str]:
@@ -231,8 +236,7 @@ async def test_a_deleted_topic_leaves_nothing_on_any_shard(files: Url, mq: Conne
     await mq.send("orders", b"later", key="k1", delay=3600)
     await receive(mq, 20)
     await mq.delete_topic("orders")
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
+    broker = broker_of(mq)
     for duty in broker.duties._duties:
         if duty.name == "drop-logs":
             assert await asyncio.to_thread(broker.duties.run_once, duty)
@@ -307,8 +311,7 @@ async def _state(mq: Connection, name: str, state: str) -> bool:
 
 
 async def _run_duty(mq: Connection, name: str, until: Callable[[], Any]) -> None:
-    broker = mq._endpoint
-    assert isinstance(broker, Broker)
+    broker = broker_of(mq)
     duty = next(duty for duty in broker.duties._duties if duty.name == name)
     async with asyncio.timeout(LIMIT):
         while not await until():
