@@ -28,6 +28,8 @@ async def test_health_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_ready_while_the_store_answers() -> None:
     async with staged(dev=False) as stage:
         assert (await stage.client.get("/ready")).json() == {"status": "ready"}
+        for path in ("/health", "/ready"):  # as load balancers ask
+            assert (await stage.client.head(path)).status_code == 200
 
 
 async def test_not_ready_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
