@@ -84,7 +84,8 @@ class ServeSettings:
     @property
     def exposed(self) -> bool:
         """Whether other machines reach it, with nothing that hides their tokens on the way."""
-        return not self.tls and not is_loopback(self.host)
+        open_http = self.http_port != 0 and not is_loopback(self.http_host)
+        return not self.tls and (open_http or not is_loopback(self.host))
 
 
 def is_loopback(host: str) -> bool:

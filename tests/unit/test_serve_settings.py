@@ -49,6 +49,13 @@ def test_defaults_are_safe() -> None:
     assert not settings.dev and not settings.migrate and not settings.exposed
 
 
+def test_tokens_that_travel_unhidden_are_noticed_on_both_ports() -> None:
+    assert ServeSettings(host="0.0.0.0").exposed
+    assert ServeSettings(http_host="0.0.0.0").exposed
+    assert not ServeSettings(http_host="0.0.0.0", http_port=0).exposed
+    assert not ServeSettings(host="0.0.0.0", tls_cert="a", tls_key="b").exposed
+
+
 # ---- where they come from ----
 
 
