@@ -28,7 +28,7 @@ from ..broker.endpoint import (
     Verdict,
 )
 from ..clock import Clock
-from ..errors import PenstockError
+from ..errors import InvalidSetting, PenstockError, ProtocolError
 from ..model.delivery import Span
 from ..store.contract import Appended
 from . import messages as m
@@ -64,10 +64,24 @@ def _asked(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     operation = m.OPERATIONS[name]
 
     async def verb(self: RemoteEndpoint, *args: Any, **named: Any) -> Any:
-        return await self.pool.call(operation, operation.request(*args, **named))
+        request = operation.request(*args, **named)
+        _check(operation, request)
+        return await self.pool.call(operation, request)
 
     verb.__name__ = name
     return verb
+
+
+def _check(operation: m.Operation, request: m.Request) -> None:
+    """InvalidSetting if the broker could not read it: that were a fault of the whole connection."""
+    try:
+        m.decode(m.encode_header(request), operation.request)
+    except (ProtocolError, TypeError, ValueError, OverflowError) as error:
+        values = ", ".join(f"{name}={getattr(request, name)!r}" for name in request.__struct_fields__)
+        why = str(error).removeprefix("the header of a frame cannot be read: ")
+        raise InvalidSetting(
+            f"{operation.name}({values:.200}): a value is not what it should be ({why})"
+        ) from error
 
 
 class RemoteEndpoint:
@@ -149,7 +163,7 @@ class RemoteEndpoint:
     lag = _asked("lag")
 
     subscribe = _asked("subscribe")
-    unsubscribe = _asked("unsubscribe")
+    _unsubscribe = _asked("unsubscribe")
     hand_over = _asked("hand_over")
 
     dead_letters = _asked("dead_letters")
@@ -196,6 +210,10 @@ class RemoteEndpoint:
         )
         assert isinstance(answer, PollReply)
         return answer
+
+    async def unsubscribe(self, topic: str, group: str, member: str) -> None:
+        self._polls_at.pop((topic, group), None)  # members of it that stay say so with their next poll
+        await self._unsubscribe(topic, group, member)
 
     def _came_late(self, asked: m.Poll, reply: PollReply) -> None:
         """The answer to a poll that was cancelled: what it brings is given back."""
