@@ -172,8 +172,9 @@ class Broker:
 
     def _appended(self, ends: dict[int, int]) -> None:
         for partition_id, end in ends.items():
-            self._ends[partition_id] = max(end, self._ends.get(partition_id, 0))
-            self._waiters.notify(("partition", partition_id))
+            if end > self._ends.get(partition_id, 0):  # else the watcher was faster
+                self._ends[partition_id] = end
+                self._waiters.notify(("partition", partition_id))
 
     def _due_moved(self, stored: Sequence[tuple[int, StoredBatch]]) -> None:
         """Delayed messages are in their logs now; told by the schedule's mover, in its thread."""
@@ -330,7 +331,9 @@ class Broker:
         deadline = self._loop.time() + wait_ms / 1000
         while True:
             with self._waiters.listening([("partition", partition_id)]) as news:
-                fetched = await self._in_thread(self._fetch, partition_id, offset, max_messages, max_bytes)
+                fetched = await self._workers.run_for(
+                    partition_id, self._fetch, partition_id, offset, max_messages, max_bytes
+                )
                 if fetched.batches or fetched.sealed or self._loop.time() >= deadline or self._closed:
                     return fetched
                 await wait(news, deadline - self._loop.time())

@@ -38,8 +38,8 @@ class Workers:
             thread.start()
 
     async def run(self, function: Callable[..., T], *args: Any) -> T:
-        """For nobody in particular."""
-        return await self.run_for(None, function, *args)
+        """For nobody in particular: it has a turn of its own."""
+        return await self.run_for(object(), function, *args)
 
     async def run_for(self, key: Hashable, function: Callable[..., T], *args: Any) -> T:
         done: asyncio.Future[T] = self._loop.create_future()
