@@ -172,9 +172,8 @@ class Broker:
 
     def _appended(self, ends: dict[int, int]) -> None:
         for partition_id, end in ends.items():
-            if end > self._ends.get(partition_id, 0):  # else the watcher was faster
-                self._ends[partition_id] = end
-                self._waiters.notify(("partition", partition_id))
+            self._ends[partition_id] = max(end, self._ends.get(partition_id, 0))
+            self._waiters.notify(("partition", partition_id))
 
     def _due_moved(self, stored: Sequence[tuple[int, StoredBatch]]) -> None:
         """Delayed messages are in their logs now; told by the schedule's mover, in its thread."""
