@@ -8,6 +8,7 @@ import struct
 import pytest
 
 import penstock
+from penstock.model.batch import BatchBuilder
 from penstock.wire.listening import Listening
 from penstock.wire.server import WireServer
 
@@ -198,7 +199,19 @@ def a_poll(**changed: object) -> list[object]:
     return [{**request, **changed}]
 
 
+def a_batch(messages: int, size: int = 0) -> bytes:
+    builder = BatchBuilder(max_bytes=1 << 30)
+    for _ in range(messages):
+        builder.append(1, b"", b"x" * size, [])
+    return builder.build()
+
+
 NONSENSE = {
+    "too many messages": (APPEND, ["orders", 1], a_batch(10_001), "message_too_large"),
+    "too many bytes": (APPEND, ["orders", 1], a_batch(9, 1 << 20), "message_too_large"),
+    "as many messages as may be": (APPEND, ["orders", 1], a_batch(10_000), None),
+    "ids that are none": (APPEND, ["orders", 1, 2**60, b"xyz"], a_batch(2), "corrupt_batch"),
+    "a partition beyond all": (APPEND, ["orders", 2**63 - 1], a_batch(1), "unknown_partition"),
     "a batch that is none": (APPEND, ["orders", 1], b"nothing", "corrupt_batch"),
     "a batch of nothing": (APPEND, ["orders", 1], b"", "corrupt_batch"),
     "a topic that is not there": (TOPIC, ["nobody"], b"", "unknown_topic"),

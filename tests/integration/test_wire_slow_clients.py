@@ -16,7 +16,7 @@ from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
 from penstock.model.settings import GroupWish
 from penstock.wire.listening import Listening
 
-from .wire_raw import BROKERS, REPLY, Raw, broker_of, eventually, frame, healthy, served, settled
+from .wire_raw import ASK, BROKERS, ERROR, REPLY, Raw, broker_of, eventually, frame, healthy, served, settled
 
 TOPIC, FETCH, SUBSCRIBE, POLL = 32, 11, 20, 22
 QUICK = Listening(port=0, frame_ms=300, silent_ms=1000)
@@ -260,3 +260,86 @@ async def test_a_repeated_poll_keeps_what_it_is_handed(monkeypatch: pytest.Monke
         await eventually(lambda: not broker_of(mq)._polling._background)
         part = Settle("orders", grant.partition_id, 100, (Verdict("ack", 0, 0),))
         assert not (await mq._endpoint.settle("orders", "g", [part])).lost
+
+
+async def test_a_broker_that_stopped_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was about to say that it lives."""
+    monkeypatch.setattr("penstock.wire.server._ENTER_S", 0.01)
+    entering, go_on = threading.Event(), threading.Event()
+    async with served() as (mq, server):
+        brokers = broker_of(mq).store.brokers
+        enter = brokers.enter
+
+        def held_up(*args: Any) -> None:
+            entering.set()
+            go_on.wait(20)
+            enter(*args)
+
+        monkeypatch.setattr(brokers, "enter", held_up)
+        await eventually(entering.is_set)
+        stopping = asyncio.create_task(server.stop())
+        await asyncio.sleep(0.1)
+        go_on.set()
+        await stopping
+        assert brokers.live() == []
+
+
+# ---- holders that are asked (R19) ----
+
+
+async def asked(raw: Raw) -> Any:
+    came = await raw.receive()
+    assert (came.kind, came.flags) == (ASK, 0), came
+    return came
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.wire.server._TICK_S", 0.02)
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_holder_is_asked_before_its_lease_ends() -> None:
+    async with served() as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        local = mq._endpoint
+        await local.subscribe("orders", "g", GroupWish(lease_ms=1000), "other", "test")
+        await mq.send_many("orders", [penstock.Message(b"1"), penstock.Message(b"2")])
+        async with Raw.open(server.port) as raw:
+            assert (await raw.ask(POLL, [request("holder", token=77)])).header[0]
+            for _ in range(2):  # held for longer than its lease
+                came = await asked(raw)
+                (held,) = came.header[3]
+                assert (held["token"], held["spans"], came.header[4]) == (77, [[0, 1]], 1000)
+                raw.send(ASK, [[held], []], id=came.id, flags=REPLY)
+            assert not (await local.poll(request("other", token=1, wait_ms=0))).grants
+            came = await asked(raw)
+            done = {**held, "spans": [[0, 0]]}
+            raw.send(ASK, [[], [done]], id=came.id, flags=REPLY)  # and nothing is said about the other one
+            reply = await polled(local, "other", 2)
+            assert [(lease.first, lease.last) for lease in reply.grants[0].leases] == [(1, 1)]
+
+
+@pytest.mark.usefixtures("soon")
+async def test_a_client_that_never_answers_is_not_remembered_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.wire.connection._ASKED_AT_ONCE", 2)
+    async with served() as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        await mq._endpoint.subscribe("orders", "g", GroupWish(lease_ms=200), "other", "test")
+        await mq.send("orders", b"1")
+        async with Raw.open(server.port) as raw:
+            (connection,) = server.connections
+            ids = []
+            for token in range(4):
+                raw.send(POLL, [request("holder", token=token + 1)], id=token + 10)
+                while (came := await raw.receive()).kind != ASK:
+                    pass
+                ids.append(came.id)
+                assert len(connection._asked) <= 2
+            raw.send(
+                ASK, [[], []], id=ids[0], flags=REPLY
+            )  # forgotten: an answer that comes late is no fault
+            raw.send(ASK, ["code", "what?", False, {}], id=ids[-1], flags=REPLY | ERROR)
+            assert await raw.alive()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import threading
 import time
 import uuid
 from ipaddress import ip_address
@@ -40,6 +41,8 @@ class WireServer:
         self._server: asyncio.Server | None = None
         self._duties: list[asyncio.Task[None]] = []
         self.short_of_room = False
+        self._entering = threading.Lock()
+        self._left = False
         self._started_at = time.time_ns() // 1_000_000
 
     # ---- life ----
@@ -68,7 +71,7 @@ class WireServer:
             duty.cancel()
         await asyncio.gather(*self._duties, return_exceptions=True)
         try:
-            await self.broker.in_thread(self.broker.store.brokers.leave, self.id)
+            await self.broker.in_thread(self._leave)
         except PenstockError as error:
             _log.warning("could not be taken from the list of brokers; it will be forgotten: %s", error)
         stopping = [asyncio.create_task(one.stop()) for one in self.connections]
@@ -108,10 +111,17 @@ class WireServer:
         brokers = self.broker.store.brokers
 
         def enter() -> list[BrokerInfo]:
-            brokers.enter(self.id, self.address, self.listening.zone, self._started_at, _TTL_MS)
+            with self._entering:
+                if not self._left:  # it may come here late
+                    brokers.enter(self.id, self.address, self.listening.zone, self._started_at, _TTL_MS)
             return [BrokerInfo(one.id, one.address, one.zone) for one in brokers.live()]
 
         self._brokers = tuple(await self.broker.in_thread(enter))
+
+    def _leave(self) -> None:
+        with self._entering:
+            self._left = True
+            self.broker.store.brokers.leave(self.id)
 
     async def _keep_entering(self) -> None:
         while True:

@@ -15,8 +15,10 @@ from typing import Any
 from ..broker.embedded import Broker
 from ..broker.endpoint import Beat, Held, Settle, Verdict
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
-from ..errors import PenstockError
+from ..config import DEFAULTS
+from ..errors import MessageTooLarge, PenstockError
 from ..model.access import ANONYMOUS, Principal, allows
+from ..model.batch import HEADER_SIZE
 from . import messages as m
 from .asking import Holdings
 from .messages import Answer, Ask, Operation, Request
@@ -26,6 +28,8 @@ __all__ = ["Session"]
 _log = logging.getLogger("penstock.wire")
 
 
+_RECORDS = slice(57, 61)  # where a batch has the number of its messages
+_COMPRESSION_BYTES = 64 * 1024  # what cannot be compressed grows a little
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
 
 
@@ -47,6 +51,8 @@ class Session:
     async def call(self, operation: Operation, request: Request, body: bytes) -> Any:
         """PermissionDenied, or whatever the broker has against it."""
         await self._permit(operation, request)
+        if isinstance(request, m.Append):
+            _check_batch(body)
         named = {field: getattr(request, field) for field in request.__struct_fields__}
         if operation.body:
             named[operation.body] = body
@@ -118,6 +124,18 @@ class Session:
             self._gatekeeper.check(principal, need, topic)
         if isinstance(request, m.Append | m.Fetch) and not allows(principal, need, None):
             await self._gatekeeper.check_partition(request.topic, request.partition_id)
+
+
+def _check_batch(batch: bytes) -> None:
+    """How large it is; whether it is sound is the broker's to see."""
+    messages = int.from_bytes(batch[_RECORDS]) if len(batch) >= HEADER_SIZE else 0
+    if len(batch) > DEFAULTS.max_batch_bytes + _COMPRESSION_BYTES or messages > DEFAULTS.max_batch_messages:
+        raise MessageTooLarge(
+            f"a batch of {messages:,} messages and {len(batch):,} bytes is too large: send "
+            f"{DEFAULTS.max_batch_messages:,} messages and {DEFAULTS.max_batch_bytes:,} bytes at most",
+            max_messages=DEFAULTS.max_batch_messages,
+            max_bytes=DEFAULTS.max_batch_bytes,
+        )
 
 
 def _topics(operation: Operation, request: Any) -> Iterable[str | None]:
