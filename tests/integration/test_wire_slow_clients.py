@@ -15,10 +15,11 @@ from penstock.broker.deliveries import Deliveries
 from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
 from penstock.model.settings import GroupWish
 from penstock.wire.listening import Listening
+from penstock.wire.session import Session
 
 from .wire_raw import ASK, BROKERS, ERROR, REPLY, Raw, broker_of, eventually, frame, healthy, served, settled
 
-TOPIC, FETCH, SUBSCRIBE, POLL = 32, 11, 20, 22
+TOPIC, FETCH, POLL, SETTLE = 32, 11, 22, 23
 QUICK = Listening(port=0, frame_ms=300, silent_ms=1000)
 SOON_S = 5  # leases in these tests last for 30
 
@@ -174,6 +175,29 @@ async def test_what_was_handed_to_a_client_that_has_just_gone_comes_back(
         go_on.set()
         reply = await polled(mq._endpoint, "other", 1)
         assert reply.grants
+
+
+async def test_a_verdict_counts_if_its_sender_goes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    allowed, permit = asyncio.Event(), Session._permit
+
+    async def held_up(self: Session, operation: Any, asked: Any) -> None:
+        await permit(self, operation, asked)
+        if operation.name == "settle":
+            await allowed.wait()
+
+    monkeypatch.setattr(Session, "_permit", held_up)
+    async with served() as (mq, server):
+        await subscribed(mq)
+        await mq.send("orders", b"1")
+        async with Raw.open(server.port) as raw:
+            (grant,) = (await raw.ask(POLL, [request("m", token=100)])).header[0]
+            part = Settle("orders", grant[2], 100, (Verdict("ack", 0, 0),))
+            raw.send(SETTLE, ["orders", "g", [part]])
+            await eventually(lambda: server.held_bytes > 0)
+        await eventually(lambda: not server.connections)
+        allowed.set()
+        await settled(server)
+        assert (await mq.lag("orders", "g")).total.messages == 0
 
 
 async def test_a_poll_cancelled_at_any_moment_loses_nothing() -> None:

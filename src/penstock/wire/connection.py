@@ -43,9 +43,8 @@ __all__ = ["Connection", "Host"]
 
 _log = logging.getLogger("penstock.wire")
 
-_WAITING = frozenset(
-    OPERATIONS[name].kind for name in ("poll", "fetch")
-)  # may take long without doing anything
+_WAITING = frozenset(OPERATIONS[name].kind for name in ("poll", "fetch"))  # long, and without doing anything
+_UNDONE = _WAITING | {OPERATIONS["append"].kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
 _CLOSING_S = 5.0  # whoever was refused may read why for so long
 _STOPPING = "this broker is stopping: ask another"
@@ -77,6 +76,7 @@ class Connection(asyncio.Protocol):
         self._greeting = False
         self._tasks: dict[int, asyncio.Task[None]] = {}  # by request, until it is answered
         self._waiting: set[asyncio.Task[None]] = set()  # of these, polls and the like
+        self._undone: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
         self._reading = True
         self._stopping = False
@@ -124,7 +124,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self._writable.set()
         self._transport = None
-        for task in self._tasks.values():
+        for task in self._undone:
             task.cancel()
         self._gone.set()
         self._host.left(self)
@@ -157,6 +157,8 @@ class Connection(asyncio.Protocol):
         task = self._tasks[frame.id] = self._loop.create_task(serving)
         if frame.kind in _WAITING:
             self._waiting.add(task)
+        if frame.kind in _UNDONE:
+            self._undone.add(task)
         task.add_done_callback(lambda done: self._ended(frame, size, done))
         self.throttle()
 
@@ -166,6 +168,7 @@ class Connection(asyncio.Protocol):
                 self._fail(frame, self._cancelled())
             self._tasks.pop(frame.id, None)
         self._waiting.discard(task)
+        self._undone.discard(task)
         self._held_bytes -= size
         self._host.held_bytes -= size
         if not self._reading:
