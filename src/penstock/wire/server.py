@@ -50,9 +50,15 @@ class WireServer:
     async def start(self) -> None:
         """Listen, and be known. UsageError if the port is taken."""
         host, port = self.listening.host, self.listening.port
+        tls = self.listening.tls
         try:
             self._server = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self), host, port, ssl=self.listening.tls, backlog=1024
+                lambda: Connection(self),
+                host,
+                port,
+                ssl=tls,
+                ssl_handshake_timeout=self.listening.unauthenticated_ms / 1000 if tls else None,
+                backlog=1024,
             )
         except OSError as error:
             raise UsageError(
