@@ -9,7 +9,7 @@ from bench.grounds import ground
 
 
 async def test_a_quiet_producer_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fairness, "_BACKLOG", 5000)
+    monkeypatch.setattr(fairness, "_BACKLOG", 50_000)
     with ground("sqlite") as where:
         found = await fairness.run(where, 0.3)
     alone, *others = found

@@ -72,7 +72,7 @@ class Polling:
 
     async def poll(self, request: PollRequest) -> PollReply:
         if request.repeated and (returning := self._returning.get(request.token)) is not None:
-            await asyncio.wait([returning])  # else it would take away what this poll is handed under the token
+            await asyncio.wait([returning])  # it would take away what this poll is handed under the token
         with self._quotas.polling(request):
             return await self._poll(request)
 
