@@ -65,6 +65,11 @@ class Limits:
     retention_ms: int = 7 * 24 * 3_600_000
     retention_slice_rows: int = 64
 
+    # what jobs stage and publish (I20)
+    staged_ms: int = 24 * 3_600_000  # a batch that nobody decided is dropped so long after its last segment
+    decision_ms: int = 30 * 24 * 3_600_000  # what was published where is remembered for so long
+    query_ms: int = 365 * 24 * 3_600_000  # and so long how far a query is that has more than one batch
+
     # ids (R32)
     dedup_ids: int = 2_000_000  # remembered per partition at most
 

@@ -16,7 +16,9 @@ PenstockError                     code, retriable, and a sentence that says what
 │   ├── UnknownPartition
 │   ├── GroupConflict             a consumer asks for settings the group does not have
 │   ├── UnknownPrincipal, PrincipalExists
+│   ├── DataLoss                  messages that were to be read were dropped before
 │   ├── RouteConflict             another change of the route is under way, or came first (retriable)
+│   ├── StagingConflict           a job's batch comes back with other rows than were published
 │   └── GroupLive                 the group has live members; force, or stop them
 ├── AppendError                   a batch was not stored
 │   ├── CorruptBatch              checksum or framing is wrong
@@ -61,6 +63,7 @@ __all__ = [
     "CatalogError",
     "ClosedError",
     "CorruptBatch",
+    "DataLoss",
     "DecodeError",
     "DeliveryError",
     "ForkError",
@@ -86,6 +89,7 @@ __all__ = [
     "SchemaMismatch",
     "SendTimeout",
     "SequenceGap",
+    "StagingConflict",
     "StoreBusy",
     "StoreCorrupt",
     "StoreError",
@@ -185,9 +189,17 @@ class PrincipalExists(CatalogError):
     code = "principal_exists"
 
 
+class DataLoss(CatalogError):
+    code = "data_loss"
+
+
 class RouteConflict(CatalogError):
     code = "route_conflict"
     retriable = True
+
+
+class StagingConflict(CatalogError):
+    code = "staging_conflict"
 
 
 class GroupLive(CatalogError):

@@ -37,6 +37,7 @@ STATUS: dict[type[PenstockError], int] = {
     errors.GroupConflict: 409,
     errors.PrincipalExists: 409,
     errors.RouteConflict: 409,
+    errors.StagingConflict: 409,
     errors.GroupLive: 409,
     errors.AppendError: 409,
     errors.CorruptBatch: 400,

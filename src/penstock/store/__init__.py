@@ -28,6 +28,7 @@ from .contract import (
     Routes,
     Schedule,
     ShardState,
+    Staging,
     Store,
     Usage,
     Watcher,
@@ -45,6 +46,7 @@ from .shard_identity import check_alone
 from .shard_table import SqlShards
 from .shards import Member, open_sharded
 from .sqlite import SqliteDialect
+from .staging import SqlStaging
 from .usage import SqlUsage
 from .volatile import check_volatile
 
@@ -78,6 +80,7 @@ class SqlStore:
         self.brokers: Brokers = SqlBrokers(session)
         self.access: Access = SqlAccess(session)
         self.rates: Rates = SqlRates(session, own)
+        self.staging: Staging = SqlStaging(session)
 
     def now_ms(self) -> int:
         return self.session.now_ms()

@@ -19,6 +19,7 @@ from ..model.schedule import Waiting
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .background import Duties, Schedule
 from .serving import Access, Brokers, Rates
+from .staging_contract import Staged, Staging
 from .values import (
     Append,
     Appended,
@@ -62,6 +63,8 @@ __all__ = [
     "ServedBroker",
     "Settled",
     "ShardState",
+    "Staged",
+    "Staging",
     "Store",
     "StoredBatch",
     "Topic",
@@ -84,9 +87,8 @@ class Log(Protocol):
         nothing is stored and the error is raised.
 
         With `dedup_ms`, messages are left out whose id this partition has stored within that time, or has
-        stored and some group has not settled, or that wait in the schedule (R32); a batch of nothing else
-        stores nothing. Of ids, the newest `Limits.dedup_ids` are remembered. A repeat of the batch is
-        answered alike.
+        stored and some group has not settled, or that wait in the schedule (R32), and maybe all of a batch.
+        Of ids, the newest `Limits.dedup_ids` are remembered. A repeat of the batch is answered alike.
         """
 
     def seal(self, partition_id: int, batch: bytes) -> int:
@@ -289,9 +291,8 @@ class Progress(Protocol):
         if it is not the holder.
 
         A delivery's `visible_at` is its not-before: its key waits until then; that of a stopped message is
-        `model.ordered.FAR`. When stopped messages are restarted their holder is told to hand the partition
-        over (`Granted.recall`, and nothing is granted), in every poll until it does: the next one, or the
-        same one again, receives everything.
+        `model.ordered.FAR`. When stopped ones are restarted their holder is told to hand the partition over
+        (`Granted.recall`, and nothing else), in every poll until it does: the next one receives everything.
 
         While a message of a delivery that is `alone` can be handled, its holder begins nothing else and asks
         for nothing: once it asks for more, what it had alone is in company. What waits for its time, or is
@@ -311,10 +312,10 @@ class Progress(Protocol):
         """
 
     def drain(self, group: Group, partition_id: int) -> bool:
-        """Whether the group has settled all of a sealed partition; that is written down then, flushed (I10).
+        """Whether the group has settled all of a sealed partition, or it is gone; flushed if so (I10).
 
-        True of a partition that is gone. An ordered group begins in a partition, by whatever verb, once it
-        has drained those that the partition follows; until then the verb raises GateClosed.
+        An ordered group begins in a partition, by whatever verb, once it has drained those that the
+        partition follows; until then the verb raises GateClosed.
         """
 
     def restamp(self, group: Group, partition_id: int, leaving: Delivery, stamp: Stamp) -> Delivery | None:
@@ -414,6 +415,7 @@ class Store(Protocol):
     brokers: Brokers
     access: Access
     rates: Rates
+    staging: Staging
 
     def now_ms(self) -> int:
         """The store's clock."""
@@ -423,7 +425,6 @@ class Store(Protocol):
     def close(self) -> None: ...
 
     # Shards. A store on one database has one, whose name is "".
-
     def parts(self) -> Mapping[str, Store]:
         """The store as each shard sees it, by name: its own schedule, duties, clock, news and dues.
 

@@ -35,6 +35,8 @@ _BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
               ORDER BY base_offset"""
 _AT = "SELECT base_offset, bytes_before FROM {log} WHERE base_offset <= ? ORDER BY base_offset DESC LIMIT 1"
 _FROM = "SELECT base_offset, bytes_before FROM {log} WHERE base_offset >= ? ORDER BY base_offset LIMIT 1"
+_MOVING = """SELECT producer_id FROM penstock_moves
+             UNION SELECT producer_id FROM penstock_decisions WHERE published_at = 0"""
 _NEVER = 2**62
 
 
@@ -187,7 +189,7 @@ class SqlLog:
         """
         count = 0
         with self._session.read(Lane.LOG) as tx:
-            moving = {*moving} | {int(row[0]) for row in tx.all("SELECT producer_id FROM penstock_moves")}
+            moving = {*moving} | {int(row[0]) for row in tx.all(_MOVING)}
         others = f" AND producer_id NOT IN ({', '.join(map(str, sorted(moving)))})" if moving else ""
         for lane in (Lane.LOG, Lane.VOLATILE):
             if lane in self._session.dialect.places:

@@ -242,6 +242,44 @@ _4_PROGRESS: Statements = (
         bytes_at BIGINT NOT NULL)""",
 )
 
+_5_LOG: Statements = (
+    # what jobs write, batch by batch of a query: invisible until it is decided (I20)
+    """CREATE TABLE penstock_staged (
+        id {serial},
+        query VARCHAR(120) NOT NULL,
+        batch BIGINT NOT NULL,
+        segment VARCHAR(120) NOT NULL,
+        number INTEGER NOT NULL,
+        topic_id BIGINT NOT NULL,
+        partition_id BIGINT NOT NULL,
+        staged_at BIGINT NOT NULL,
+        records INTEGER NOT NULL,
+        bytes INTEGER NOT NULL,
+        data {blob} NOT NULL)""",
+    "CREATE UNIQUE INDEX penstock_staged_place ON penstock_staged (query, batch, segment, number)",
+    "CREATE INDEX penstock_staged_age ON penstock_staged (staged_at)",
+    # how far each query is; its row is locked by whoever decides
+    """CREATE TABLE penstock_queries (
+        query VARCHAR(120) PRIMARY KEY,
+        batch BIGINT NOT NULL,
+        marks {blob} NOT NULL,
+        decided_at BIGINT NOT NULL)""",
+    # which segments a batch consists of, and how far they are published; with the stamp of a move (I12)
+    """CREATE TABLE penstock_decisions (
+        query VARCHAR(120) NOT NULL,
+        batch BIGINT NOT NULL,
+        revision INTEGER NOT NULL,
+        decided_at BIGINT NOT NULL,
+        published_at BIGINT NOT NULL,
+        producer_id BIGINT NOT NULL,
+        step INTEGER NOT NULL,
+        wish {blob} NOT NULL,
+        progress {blob} NOT NULL,
+        plan {blob},
+        PRIMARY KEY (query, batch, revision))""",
+    "CREATE INDEX penstock_decisions_open ON penstock_decisions (published_at)",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE penstock_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -257,6 +295,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     2: {Lane.LOG: _2_LOG, Lane.PROGRESS: _2_PROGRESS, Lane.VOLATILE: _2_VOLATILE},
     3: {Lane.LOG: _3_LOG, Lane.PROGRESS: _3_PROGRESS},
     4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
+    5: {Lane.LOG: _5_LOG},
 }
 VERSION = max(MIGRATIONS)
 

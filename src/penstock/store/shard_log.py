@@ -82,7 +82,7 @@ class ShardedLog:
 
     def forget_producers(self, idle_since_ms: int, *, moving: Iterable[int] = ()) -> int:
         """All of them or none: a shard that is away may have moves under way into the others (I12)."""
-        open_moves = {*moving}
+        open_moves = {*moving, *(one.producer_id for one in self._shards.first.staging.unfinished())}
         for shard in self._shards.values():
             open_moves |= {move.producer_id for move in shard.schedule.moves()}
         return sum(

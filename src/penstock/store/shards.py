@@ -29,6 +29,7 @@ from .contract import (
     Routes,
     Schedule,
     ShardState,
+    Staging,
     Store,
     Usage,
     Watcher,
@@ -73,6 +74,7 @@ class ShardedStore:
         self.brokers: Brokers = first.brokers
         self.access: Access = first.access
         self.rates: Rates = first.rates
+        self.staging: Staging = first.staging
         self._watchdog = Watchdog(shards.values())
 
     def now_ms(self) -> int:
@@ -162,6 +164,7 @@ class _Part:
         self.brokers = whole.brokers
         self.access = whole.access
         self.rates = whole.rates
+        self.staging = whole.staging
 
     def now_ms(self) -> int:
         now = self._shard.now_ms()

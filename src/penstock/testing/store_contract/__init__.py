@@ -42,6 +42,8 @@ _PARTS = (
     "sealing",
     "serving",
     "settling",
+    "staging",
+    "staging_published",
     "topics",
     "usage",
     "walk",
@@ -74,6 +76,8 @@ from .seal import SealContract  # noqa: E402
 from .sealing import SealedMoveContract  # noqa: E402
 from .serving import BrokerContract  # noqa: E402
 from .settling import SettleContract  # noqa: E402
+from .staging import StagingContract  # noqa: E402
+from .staging_published import PublishContract  # noqa: E402
 from .topics import TopicContract  # noqa: E402
 from .usage import UsageContract  # noqa: E402
 from .walk import WalkContract  # noqa: E402
@@ -100,6 +104,8 @@ class StoreContract(
     CancelContract,
     MoveContract,
     SealedMoveContract,
+    StagingContract,
+    PublishContract,
     SealContract,
     RouteContract,
     TurnBackContract,

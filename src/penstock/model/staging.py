@@ -1,0 +1,209 @@
+"""Staged messages: what a job writes is invisible until it is decided, and then published once (I20).
+
+A job is known by the id of its query; it writes batch after batch, numbered. The tasks of a batch stage
+segments, each under a name of its own attempt. One decision says which segments a batch consists of; whoever
+comes with the same batch again gets that decision back. What has been decided is moved into the logs as due
+messages are (`model.schedule`): the same plan over the same rows gives the same batches (I12).
+
+Rows may carry where they come from: a source partition and an offset in it. Then the query has marks, the
+highest offset of each source partition that was ever decided. Writers leave out what lies at or below the
+marks, so that a batch that comes back with another range brings only what is new. Without source offsets
+that cannot be told, and is refused. Must never depend on anything but its arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ..errors import CorruptBatch, InvalidSetting, StagingConflict
+from .batch import verify
+from .schedule import Planned
+from .sequence import next_sequence
+
+__all__ = [
+    "DUTY",
+    "NAME_CHARS",
+    "Decision",
+    "Known",
+    "OpenMove",
+    "Place",
+    "Progress",
+    "Segment",
+    "Span",
+    "Wish",
+    "advanced",
+    "check_name",
+    "marks_after",
+    "revision_for",
+    "split_batches",
+]
+
+DUTY = "staging"
+"""The lease of whoever finishes decisions that were left, and drops what nobody decided."""
+
+NAME_CHARS = 120
+
+Span = tuple[int, int]
+"""The first and the last offset."""
+
+Segment = tuple[str, int]
+"""Its name, and how many messages it has."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a job wants its batch to consist of."""
+
+    segments: tuple[Segment, ...]
+    rows: int  # all that its tasks saw, also those that were left out
+    source: Mapping[str, Span] = field(default_factory=dict)  # by source partition, of all these rows
+    marks: Mapping[str, int] = field(default_factory=dict)  # rows at or below them were left out
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of a query."""
+
+    batch: int  # the newest that was decided; -1: none
+    marks: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where messages of a batch are: between these offsets, maybe with others among them."""
+
+    topic_id: int
+    partition_id: int
+    first: int
+    last: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far the publishing of a decision is."""
+
+    places: Mapping[int, Place] = field(default_factory=dict)  # by partition
+    sequences: Mapping[int, int] = field(default_factory=dict)  # by partition: the producer's next one
+    dropped: int = 0  # messages of topics that were deleted meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class OpenMove:
+    """The stamp: what is going to be stored where, under the decision's producer (I12)."""
+
+    planned: tuple[Planned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a batch of a query consists of, for ever; and how far it is published."""
+
+    query: str
+    batch: int
+    revision: int  # 1, and more if the batch came back with rows that were new
+    segments: tuple[Segment, ...]
+    rows: int
+    source: Mapping[str, Span]
+    decided_at: int
+    published_at: int = 0  # 0: not yet
+    topics: tuple[int, ...] = ()  # ids
+    producer_id: int = -1
+    step: int = 0  # grows with each change: whoever knows another one knows nothing
+    progress: Progress = field(default_factory=Progress)
+    move: OpenMove | None = None
+
+    @property
+    def messages(self) -> int:
+        return sum(messages for _, messages in self.segments)
+
+
+def revision_for(known: Known, recorded: Decision | None, batch: int, wish: Wish) -> int | None:
+    """The revision of the decision that is to be written; None: the recorded one is what counts.
+
+    StagingConflict if the wish is for other rows than were decided, and it cannot be told which.
+    """
+    if recorded is not None and _same(recorded, wish):
+        return None
+    if recorded is None and batch > known.batch:
+        _check_marks(known, batch, wish)
+        return 1
+    if not wish.source and (wish.rows or recorded is None):
+        raise StagingConflict(_other_rows(known, recorded, batch, wish), batch=batch)
+    if not wish.segments:
+        return None if recorded is not None else 1
+    _check_marks(known, batch, wish)
+    return 1 if recorded is None else recorded.revision + 1
+
+
+def _same(recorded: Decision, wish: Wish) -> bool:
+    """Whether the batch comes with the rows it came with before, as far as can be told."""
+    if recorded.source or wish.source:
+        return dict(recorded.source) == dict(wish.source)
+    return recorded.rows == wish.rows
+
+
+def _check_marks(known: Known, batch: int, wish: Wish) -> None:
+    """What was left out is what was decided before; else somebody else has decided meanwhile."""
+    for partition in wish.source:
+        if known.marks.get(partition, -1) > wish.marks.get(partition, -1):
+            raise StagingConflict(
+                f"another run of this query has decided rows up to {known.marks[partition]} of source "
+                f"partition {partition!r} while batch {batch} was staged: see that one driver alone uses the "
+                "checkpoint, and start it again",
+                batch=batch,
+            )
+
+
+def _other_rows(known: Known, recorded: Decision | None, batch: int, wish: Wish) -> str:
+    if recorded is None:
+        what = f"batch {batch} comes after batch {known.batch} was published, and is not remembered"
+    else:
+        what = f"batch {batch} was published with {recorded.rows} rows, and comes back with {wish.rows}"
+    return (
+        f"{what}: the checkpoint was set back, and without source offsets nobody can tell which rows are "
+        "new. Write the columns source_partition and source_offset, so that this is done by itself; to go "
+        "on now, begin with a new checkpoint behind what was published"
+    )
+
+
+def marks_after(known: Known, wish: Wish) -> dict[str, int]:
+    """The query's marks once this is decided; they never go back."""
+    marks = dict(known.marks)
+    for partition, (_, last) in wish.source.items():
+        marks[partition] = max(last, marks.get(partition, -1))
+    return marks
+
+
+def advanced(progress: Progress, stored: Sequence[tuple[Planned, int, int]], dropped: int = 0) -> Progress:
+    """The progress once these are stored: (what was planned, its topic, its first offset)."""
+    places, sequences = dict(progress.places), dict(progress.sequences)
+    for one, topic_id, offset in stored:
+        sequences[one.partition_id] = next_sequence(one.sequence, one.records)
+        last, before = offset + one.records - 1, places.get(one.partition_id)
+        first = offset if before is None else min(before.first, offset)
+        last = last if before is None else max(before.last, last)
+        messages = one.records + (0 if before is None else before.messages)
+        places[one.partition_id] = Place(topic_id, one.partition_id, first, last, messages)
+    return Progress(places, sequences, progress.dropped + dropped)
+
+
+def check_name(name: object, what: str) -> str:
+    """The name of a query or a segment."""
+    if not isinstance(name, str) or not 0 < len(name) <= NAME_CHARS or not name.isprintable():
+        raise InvalidSetting(f"{what}={name!r}: a text of 1 to {NAME_CHARS} printable characters")
+    return name
+
+
+def split_batches(data: bytes) -> list[bytes]:
+    """Batches that follow each other, each of them checked."""
+    found, at = [], 0
+    while at < len(data):
+        size = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+        if not 12 < size <= len(data) - at:
+            raise CorruptBatch(f"of {len(data)} bytes of batches the last {len(data) - at} are none")
+        found.append(data[at : at + size])
+        verify(found[-1])
+        at += size
+    return found

@@ -1,0 +1,94 @@
+"""The store contract, for jobs that publish exactly once: staging, decisions and how far they are (I20).
+
+Exported by `contract`: import them from there. All of it is kept on the first shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ..model.schedule import Waiting
+from ..model.staging import Decision, Known, OpenMove, Progress, Wish
+from .values import Finished
+
+__all__ = ["Staged", "Staging"]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch of messages that waits to be published. A partition of the newest route: it may be another."""
+
+    topic_id: int
+    partition_id: int
+    batch: bytes = field(repr=False)  # a verified RecordBatch v2
+
+
+class Staging(Protocol):
+    """Every verb is flushed.
+
+    A decision is published in moves of three steps (I12): `stamp`, `Log.append` under the decision's producer
+    and the stamp's sequences, `finish`, which may be one with the next stamp. Anybody may go on with it, and
+    several at once: each change of it has a number, and whoever does not know the last one changes nothing.
+    """
+
+    def put(self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged]) -> None:
+        """Stage batches; they are numbered from `number` on within the segment. A repeat changes nothing."""
+
+    def known(self, query: str) -> Known:
+        """How far the query is."""
+
+    def decision(self, query: str, batch: int) -> Decision | None:
+        """The newest revision."""
+
+    def unfinished(self, query: str | None = None) -> list[Decision]:
+        """Those that are not published, of all queries or of one; the oldest first."""
+
+    def decide(
+        self, query: str, batch: int, wish: Wish, producer_id: int, topics: Collection[int] | None = None
+    ) -> Decision:
+        """Write down what the batch consists of, if `model.staging` says so; else the recorded decision.
+
+        StagingConflict as it says there; if a segment is not there as the wish has it, or has messages for
+        other than these topics; or if an earlier decision of the query is not published ("unfinished").
+        """
+
+    def next_rows(
+        self, decision: Decision, *, messages: int, max_bytes: int, skip: Collection[int] = ()
+    ) -> list[Waiting]:
+        """What is to be published next, up to these limits, but one row at least; each segment in order."""
+
+    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
+        """Those of these rows that are still there."""
+
+    def stamp(self, decision: Decision, move: OpenMove) -> Decision | None:
+        """Write down what is going to be stored where. The decision as it is then.
+
+        None: somebody else has gone on with it; look again.
+        """
+
+    def finish(
+        self,
+        decision: Decision,
+        finished: Finished,
+        progress: Progress,
+        *,
+        producer_id: int | None = None,
+        move: OpenMove | None = None,
+        done: bool = False,
+    ) -> Decision | None:
+        """Remove and change rows, and end the move; begin the next `move` with that, or none.
+
+        `producer_id`: another one from now on. `done`: nothing is left, it is published. None as in `stamp`.
+        """
+
+    def drop(self, query: str, batch: int, segments: Collection[str] | None = None) -> int:
+        """Remove these segments (None: all) of a batch, but for those decided. How many messages."""
+
+    def age(self, staged_ms: int, decision_ms: int, query_ms: int) -> tuple[int, int]:
+        """Drop batches that nobody has staged for, or decided, for so long; forget decisions that are old.
+
+        The newest batch of a query that has several is remembered for `query_ms`. How many messages, and how
+        many decisions.
+        """
