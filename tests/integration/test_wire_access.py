@@ -81,3 +81,6 @@ async def test_a_permission_on_a_topic_is_none_on_partitions_of_another(server: 
     async with penstock.connect(server.url, token=SHOP) as shop:
         with pytest.raises(UnknownPartition):
             await shop._endpoint.append("orders", secret, b"")
+    async with penstock.connect(server.url, token=BOSS) as boss:
+        with pytest.raises(UnknownPartition):  # nor is it a slip that anybody may make
+            await boss._endpoint.append("orders", secret, b"")

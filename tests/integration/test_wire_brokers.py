@@ -192,6 +192,19 @@ async def test_the_only_broker_comes_back_on_the_same_port(stack: ExitStack, url
 # ---- the way there ----
 
 
+async def test_another_queue_on_a_known_address_is_refused(
+    stack: ExitStack, url: str, tmp_path: Path
+) -> None:
+    broker = stack.enter_context(ThreadedBroker(url))
+    async with penstock.connect(f"penstock://{broker.address}") as mq:
+        await mq.create_topic("orders", partitions=1)
+        await asyncio.to_thread(broker.stop)
+        another = f"sqlite:///{tmp_path / 'another.db'}"
+        stack.enter_context(await asyncio.to_thread(ThreadedBroker, another, port=broker.port))
+        with pytest.raises(penstock.ProtocolError, match="serves another queue"):
+            await mq.topics()
+
+
 async def test_a_broken_connection_to_the_only_broker_is_made_again(stack: ExitStack, url: str) -> None:
     broker = stack.enter_context(ThreadedBroker(url))
     proxy = stack.enter_context(Proxy(broker.port))

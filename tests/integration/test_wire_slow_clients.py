@@ -129,6 +129,20 @@ async def test_requests_of_others_that_end_make_room() -> None:
             assert (await small.receive()).id == 6  # long before its poll ends
 
 
+async def test_frames_that_are_begun_hold_so_much_and_no_more() -> None:
+    async with served(Listening(port=0, all_request_bytes=3000)) as (mq, server):
+        await mq.create_topic("orders", partitions=1)
+        begun = frame(TOPIC, ["orders"], body=b"x" * 5000)[:2000]
+        async with Raw.open(server.port) as one, Raw.open(server.port) as other:
+            one.writer.write(begun)
+            await eventually(lambda: server.begun_bytes == 2000)
+            other.writer.write(begun)
+            assert "short of memory" in (await other.refused()).header[1]
+            await eventually(lambda: server.begun_bytes == 2000)
+        await eventually(lambda: server.begun_bytes == 0)
+        await healthy(server)
+
+
 # ---- gone at the wrong moment ----
 
 

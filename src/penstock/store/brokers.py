@@ -36,3 +36,9 @@ class SqlBrokers:
                 tx.now_ms(),
             )
         return [ServedBroker(*row) for row in rows]
+
+    def queue(self) -> str:
+        with self._session.read(Lane.PROGRESS) as tx:
+            row = tx.one("SELECT uuid FROM penstock_owner")
+        assert row is not None, "it was written down when the store was opened"
+        return str(row[0])

@@ -26,6 +26,9 @@ class Brokers(Protocol):
     def live(self) -> list[ServedBroker]:
         """In the order in which they were started."""
 
+    def queue(self) -> str:
+        """The UUID of the queue that they serve: no other has it."""
+
 
 class Access(Protocol):
     """Principals, each with the hash of a secret, or without one (""): R48. Every change is flushed."""

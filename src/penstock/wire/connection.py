@@ -55,6 +55,7 @@ class Host(Protocol):
 
     listening: Listening
     held_bytes: int
+    begun_bytes: int
     short_of_room: bool  # somebody waits for requests of others to end
 
     def joined(self, connection: Connection) -> None: ...
@@ -78,6 +79,7 @@ class Connection(asyncio.Protocol):
         self._waiting: set[asyncio.Task[None]] = set()  # of these, polls and the like
         self._undone: set[asyncio.Task[None]] = set()
         self._held_bytes = 0
+        self._begun_bytes = 0  # of a frame that is not whole
         self._reading = True
         self._stopping = False
         self._refused_at: float | None = None
@@ -111,6 +113,14 @@ class Connection(asyncio.Protocol):
                 self._take(frame)
         except ProtocolError as error:
             self.refuse(error)
+        self._count_begun(self._parser.waiting)
+
+    def _count_begun(self, size: int) -> None:
+        """Of frames that are not whole, all connections together hold so much, and no more."""
+        grown, self._begun_bytes = size - self._begun_bytes, size
+        self._host.begun_bytes += grown
+        if grown > 0 and self._host.begun_bytes > self._host.listening.all_request_bytes:
+            self.refuse(BrokerUnavailable("this broker is short of memory: ask another, or try again later"))
 
     def pause_writing(self) -> None:
         self._writable.clear()
@@ -122,6 +132,7 @@ class Connection(asyncio.Protocol):
         self.throttle()
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._count_begun(0)
         self._writable.set()
         self._transport = None
         for task in self._undone:

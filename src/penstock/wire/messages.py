@@ -103,6 +103,7 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
     max_frame_bytes: int
     brokers: tuple[BrokerInfo, ...] = ()
     software: str = ""
+    queue: str = ""  # which queue it serves: all brokers of a queue say the same
 
 
 class Cancel(Request):

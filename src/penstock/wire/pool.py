@@ -38,6 +38,7 @@ class Pool:
         self._known: dict[str, BrokerInfo] = {}  # as told by the last broker that said so
         self._opening: dict[str, asyncio.Task[Link]] = {}  # by address
         self._away: dict[str, tuple[float, int]] = {}  # by address: until when, after how many tries
+        self._queue = ""  # which one all brokers serve
         self._closed = False
         self.on_ask: Callable[[Ask], Answer] = lambda ask: Answer()
         self.on_late: Callable[[Any, Any], None] = lambda request, reply: None
@@ -155,6 +156,7 @@ class Pool:
         if self._closed:
             await link.close()
             raise BrokerUnavailable("this connection is closed")
+        await self._check_queue(link)
         link.on_ask, link.on_late, link.on_list = self.on_ask, self.on_late, self._listed
         known = self._links.get(link.welcome.broker)
         if known is not None and not known.gone:  # the same broker under another address
@@ -164,6 +166,19 @@ class Pool:
         self._away.pop(address, None)
         self._learn(link, link.welcome.brokers, link.welcome.now_ms, sent_at)
         return link
+
+    async def _check_queue(self, link: Link) -> None:
+        """An address may be another queue's by now: its partitions and offsets would be strangers."""
+        queue = self._queue = self._queue or link.welcome.queue
+        if link.welcome.queue == queue:
+            return
+        await link.close()
+        error = ProtocolError(
+            f"the broker at {link.address} serves another queue than the one this connection began with: "
+            "name brokers of one queue, and connect anew if it was replaced"
+        )
+        self._leave_alone(link.address, error)
+        raise error
 
     def _leave_alone(self, address: str, error: Exception) -> None:
         if self._is_left_alone(address):

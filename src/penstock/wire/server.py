@@ -36,8 +36,10 @@ class WireServer:
         self.broker, self.listening, self._gatekeeper = broker, listening, gatekeeper
         self.id = str(uuid.uuid4())
         self.connections: set[Connection] = set()
+        self.begun_bytes = 0  # of frames that are not whole
         self.held_bytes = 0  # of requests under way
         self._brokers: tuple[BrokerInfo, ...] = ()
+        self._queue = ""
         self._server: asyncio.Server | None = None
         self._duties: list[asyncio.Task[None]] = []
         self.short_of_room = False
@@ -66,6 +68,7 @@ class WireServer:
                 "choose another port, or stop that one"
             ) from error
         self._brokers = (self._me(),)
+        self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
         await self._enter()
         self._duties = [asyncio.create_task(self._keep_entering()), asyncio.create_task(self._keep_ticking())]
 
@@ -166,7 +169,7 @@ class WireServer:
         )
         return session, Welcome(
             version, self.id, principal.name, self.broker.now_ms(), self.listening.max_frame_bytes,
-            self._brokers, "penstock",
+            self._brokers, "penstock", self._queue,
         )  # fmt: skip
 
     def freed(self) -> None:

@@ -31,6 +31,9 @@ class BrokerContract(StoreHarness):
             clock.ms += 4000
         assert [b.zone for b in store.brokers.live()] == ["west"]
 
+    def test_all_serve_the_same_queue(self, store: Store, other: Store) -> None:
+        assert store.brokers.queue() == other.brokers.queue() != ""
+
     def test_a_broker_that_left_is_not_live(self, store: Store) -> None:
         store.brokers.enter("a", "host-a:7070", "", 10, 5000)
         store.brokers.leave("a")
