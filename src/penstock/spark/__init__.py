@@ -1,0 +1,7 @@
+"""The data pipeline: Spark reads topics and writes into them, through PySpark (R45)."""
+
+from __future__ import annotations
+
+from .session import session
+
+__all__ = ["session"]

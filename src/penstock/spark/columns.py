@@ -1,0 +1,156 @@
+"""Messages as columns: stored batches become Arrow batches, without an object for each row in between.
+
+The columns are those of the Kafka source. A schema that the user gives leaves out columns; only what is asked
+for is decoded, and a batch is not opened at all where its header has everything. Must match the schema that
+Spark expects to the letter: type, order, and nullability.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import InvalidSetting
+from ..model.batch import Record, read_header, records
+from ..store.contract import StoredBatch
+from .planning import Span
+
+__all__ = ["COLUMNS", "HEADERS", "Columns", "check_schema", "schema_text"]
+
+COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+}
+HEADERS = "array<struct<key:string,value:binary>>"
+
+_INSIDE = ("key", "value", "timestamp", "headers")  # the batch has to be opened for these
+_CREATE_TIME = 0
+
+
+def schema_text(headers: bool) -> str:
+    listed = {**COLUMNS, "headers": HEADERS} if headers else COLUMNS
+    return ", ".join(f"{name} {kind}" for name, kind in listed.items())
+
+
+def check_schema(schema: Any) -> None:
+    """A schema given by the user: these columns, or some of them, in any order."""
+    known = {**COLUMNS, "headers": HEADERS}
+    for column in schema.fields:
+        kind = column.dataType.simpleString()
+        if column.name not in known:
+            raise InvalidSetting(
+                f"schema: there is no column {column.name!r}; the columns are {schema_text(True)}. To read "
+                "what is in value, leave the schema out and use from_json or a cast"
+            )
+        if kind != known[column.name]:
+            raise InvalidSetting(f"schema: the column {column.name} is {known[column.name]}, not {kind}")
+
+
+class Columns:
+    """Gathers batches of one span, and gives them as an Arrow batch."""
+
+    def __init__(self, schema: Any) -> None:
+        from pyspark.sql.pandas.types import to_arrow_schema
+
+        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._names: list[str] = list(self._schema.names)
+        self._opens = any(name in _INSIDE for name in self._names)
+        self._clear()
+
+    def _clear(self) -> None:
+        self.rows = 0
+        self._runs: list[tuple[int, int]] = []  # offsets: the first, and behind the last
+        self._keys: list[bytes | None] = []
+        self._values: list[bytes | None] = []
+        self._stamps: list[int] = []
+        self._headers: list[list[tuple[str, bytes | None]]] = []
+
+    def add(self, batch: StoredBatch, span: Span, not_before_ms: int | None = None) -> None:
+        """What of the batch is in the span. Control batches have nothing (I18)."""
+        header = read_header(batch.data)
+        first, end = max(span.first, batch.base_offset), min(span.end, batch.last_offset + 1)
+        if header.control or first >= end or (not_before_ms is not None and header.last_ts < not_before_ms):
+            return
+        if self._opens:
+            found = records(batch.data)
+            if end - first < len(found):
+                found = found[first - batch.base_offset : end - batch.base_offset]
+            self._take(found)
+        self._runs.append((first, end))
+        self.rows += end - first
+
+    def _take(self, found: Sequence[Record]) -> None:
+        names = self._names
+        if "key" in names:
+            self._keys += [record.key for record in found]
+        if "value" in names:
+            self._values += [record.value for record in found]
+        if "timestamp" in names:
+            self._stamps += [record.timestamp for record in found]
+        if "headers" in names:
+            self._headers += [record.headers for record in found]
+
+    def flush(self, span: Span) -> Any:
+        """The rows gathered so far, as an Arrow batch of the schema."""
+        import pyarrow as pa
+
+        arrays = [self._array(field, span) for field in self._schema]
+        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        self._clear()
+        return made
+
+    def _array(self, field: Any, span: Span) -> Any:
+        import pyarrow as pa
+
+        match field.name:
+            case "key":
+                return pa.array(self._keys, field.type)
+            case "value":
+                return pa.array(self._values, field.type)
+            case "timestamp":
+                return pa.array(self._stamps, pa.timestamp("ms", "UTC")).cast(field.type)
+            case "headers":
+                return _header_array(self._headers, field.type)
+            case "offset":
+                return _offset_array(self._runs)
+            case "topic":
+                return pa.repeat(pa.scalar(span.topic, field.type), self.rows)
+            case "partition":
+                return pa.repeat(pa.scalar(span.partition, field.type), self.rows)
+            case _:
+                return pa.repeat(pa.scalar(_CREATE_TIME, field.type), self.rows)
+
+
+def _offset_array(runs: Sequence[tuple[int, int]]) -> Any:
+    import pyarrow as pa
+
+    joined: list[tuple[int, int]] = []
+    for first, end in runs:
+        if joined and joined[-1][1] == first:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((first, end))
+    parts = [pa.array(range(first, end), pa.int64()) for first, end in joined]
+    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+
+
+def _header_array(headers: Sequence[list[tuple[str, bytes | None]]], kind: Any) -> Any:
+    """null where a message has none, as the Kafka source has it."""
+    import pyarrow as pa
+
+    flat = [pair for pairs in headers for pair in pairs]
+    at, places = 0, list[int | None]()
+    for pairs in headers:
+        places.append(at if pairs else None)
+        at += len(pairs)
+    places.append(at)
+    pair = kind.value_type
+    names = pa.array([name for name, _ in flat], pair.field(0).type)
+    values = pa.array([value for _, value in flat], pair.field(1).type)
+    inner = pa.StructArray.from_arrays([names, values], fields=[pair.field(0), pair.field(1)])
+    return pa.ListArray.from_arrays(pa.array(places, pa.int32()), inner, type=kind)

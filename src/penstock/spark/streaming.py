@@ -1,0 +1,182 @@
+"""A stream as the driver sees it: where it begins, how far the next micro-batch goes, and who reads what.
+
+The checkpoint is the truth. A stream that begins at "latest" or at a moment would begin elsewhere after each
+crash before its first commit, so the first micro-batch is empty and only writes down where it begins. The
+group of the option `group` is told how far the checkpoint is, never further: Spark asks for the next batch
+from where the last one that it has committed ends.
+
+Lives in one process of the driver, which Spark kills in the end. Needs no Spark itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from time import monotonic
+
+from ..errors import GroupLive, InvalidSetting
+from . import positions
+from .offsets import Offsets, Place
+from .options import ReadOptions
+from .planning import Snapshot, Span, advance, backlog, below_start, pack, restarted, spans, until, vanished
+from .queue import Queue
+from .reading import Losses
+
+__all__ = ["Stream"]
+
+_TELL_S = 1.0  # a group learns no more often how far the stream is
+
+
+class Stream:
+    """One run of a streaming query."""
+
+    def __init__(
+        self,
+        options: ReadOptions,
+        open_queue: Callable[[], Queue] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self._options = options
+        self._losses = Losses(options.fail_on_data_loss)
+        self._open = open_queue or (lambda: Queue(options.reach))
+        self._clock = clock
+        self._queue: Queue | None = None
+        self._ids: dict[str, int] = {}
+        self._seen: dict[Place, int] = {}  # the ids of partitions
+        self._initial: Offsets | None = None
+        self._pinned = False  # where the stream begins is in the checkpoint, or on its way there
+        self._target: Snapshot | None = None
+        self._batch_at = clock()
+        self._told: tuple[float, Offsets] | None = None
+
+    # ---- what Spark asks ----
+
+    def initial(self) -> Offsets:
+        """Asked twice at the first start, and again after a crash before the first commit."""
+        if self._initial is None:
+            now = positions.look(self.queue, self._options.topics)
+            self._initial = positions.starts(self.queue, self._options, now)
+            if self._options.group is not None:  # from now on nothing of it is dropped
+                self._set_group(self._options.group, self._initial)
+        return self._initial
+
+    def freeze(self) -> None:
+        """Read what is there now, and then end."""
+        self._target = self._now()
+
+    def latest(self, start: Offsets, limit: int | None) -> Offsets:
+        if self._initial == start and not self._pinned:
+            self._pinned = True
+            return start
+        now = self._now()
+        self._check(start, now)
+        self._tell_group(start)
+        if self._target is not None:
+            now = until(now, self._target, start)
+        start = self._renewed(start, now)
+        found = advance(start, now, limit)
+        least = self._options.min_offsets
+        little = least is not None and self._target is None and backlog(start, found) < least
+        if little and self._clock() - self._batch_at < self._options.max_delay_ms / 1000:
+            return start
+        if found != start:
+            self._batch_at = self._clock()
+        return found
+
+    def newest(self) -> Offsets:
+        """Behind the newest message of each partition."""
+        now = self._now()
+        return Offsets({place: there.end for place, there in now.partitions.items()}, ids=now.ids)
+
+    def tasks(self, start: Offsets, end: Offsets) -> list[tuple[Span, ...]]:
+        self._pinned = True
+        if end.first:  # it only writes down where the stream begins
+            return []
+        now = self._now(starts=True)
+        start = self._renewed(start, now)
+        gone = [
+            Span(*place, -1, start.at.get(place, 0), last)
+            for place, last in sorted(end.at.items())
+            if place not in now.partitions and last > start.at.get(place, 0)
+        ]
+        wanted = spans(start, end, now)
+        self._losses.meet_spans([*gone, *below_start(wanted, now)])
+        return pack(
+            wanted,
+            cores=os.cpu_count() or 1,
+            min_tasks=self._options.min_partitions,
+            max_rows=self._options.max_records,
+        )
+
+    def decode(self, data: object) -> Offsets:
+        topics = self._options.topics
+        return Offsets.decode(data, topics.takes, str(topics))
+
+    def close(self) -> None:
+        if self._queue is not None:
+            self._queue.close()
+            self._queue = None
+
+    # ---- the queue ----
+
+    @property
+    def queue(self) -> Queue:
+        if self._queue is None:
+            self._queue = self._open()
+        return self._queue
+
+    def _now(self, *, starts: bool = False) -> Snapshot:
+        now = self.queue.snapshot(self._options.topics, self._identity, starts=starts)
+        anew = {p[0] for p, there in now.partitions.items() if self._seen.setdefault(p, there.id) != there.id}
+        if anew:  # deleted and made again, under the stream's feet
+            self._seen = {place: id for place, id in self._seen.items() if place[0] not in anew}
+            self._ids = {topic: id for topic, id in self._ids.items() if topic not in anew}
+            return self._now(starts=starts)
+        return now
+
+    def _identity(self, topic: str) -> int:
+        """Asked once, until its partitions are others."""
+        if topic not in self._ids:
+            self._ids[topic] = self.queue.identity(topic)
+        return self._ids[topic]
+
+    def _check(self, start: Offsets, now: Snapshot) -> None:
+        for topic in restarted(start, now):
+            self._losses.meet(f"topic {topic!r} was deleted, and made again, since the stream has read it")
+        gone = [place for place in vanished(start, now) if place[0] not in restarted(start, now)]
+        if gone:
+            listed = ", ".join(f"topic {topic!r} partition {number}" for topic, number in gone)
+            self._losses.meet(f"{listed}: gone, and was not read to its end")
+
+    def _renewed(self, start: Offsets, now: Snapshot) -> Offsets:
+        """Without topics that were made again: those are read from their beginning."""
+        new = restarted(start, now)
+        if not new:
+            return start
+        at = {place: offset for place, offset in start.at.items() if place[0] not in new}
+        return Offsets(at, frozenset(p for p in start.sealed if p[0] not in new), now.ids)
+
+    # ---- the group ----
+
+    def _tell_group(self, start: Offsets) -> None:
+        """`start` is in the checkpoint: retention may drop what is below."""
+        now = self._clock()
+        if self._options.group is None or (self._told is not None and self._told[1].at == start.at):
+            return
+        if self._told is None or self._target is not None or now - self._told[0] >= _TELL_S:
+            self._set_group(self._options.group, start)
+            self._told = (now, start)
+
+    def _set_group(self, group: str, at: Offsets) -> None:
+        for topic in at.ids:
+            try:
+                self.queue.set_group(topic, group, _of_topic(at, topic))
+            except GroupLive:
+                raise InvalidSetting(
+                    f"option group: {group!r} of topic {topic!r} is in use by consumers; give the stream "
+                    "a group of its own, or stop them"
+                ) from None
+
+
+def _of_topic(at: Offsets, topic: str) -> list[tuple[int, int]]:
+    return [(number, offset) for (name, number), offset in sorted(at.at.items()) if name == topic]

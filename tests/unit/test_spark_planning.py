@@ -1,0 +1,146 @@
+"""Who reads what: everything once, in few tasks of about equal weight; and what conditions leave."""
+
+from __future__ import annotations
+
+from collections import Counter
+from datetime import UTC, datetime
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+)
+
+from penstock.spark.filters import narrowing
+from penstock.spark.offsets import Offsets
+from penstock.spark.planning import Partition, Snapshot, Span, advance, below_start, pack, until
+
+lists_of_spans = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300_000)), max_size=12).map(
+    lambda found: [Span("t", n, n + 100, first, first + rows) for n, (first, rows) in enumerate(found)]
+)
+
+
+@given(
+    wanted=lists_of_spans,
+    cores=st.integers(1, 16),
+    min_tasks=st.none() | st.integers(1, 40),
+    max_rows=st.none() | st.integers(2000, 500_000),
+)
+def test_tasks_read_everything_once(
+    wanted: list[Span], cores: int, min_tasks: int | None, max_rows: int | None
+) -> None:
+    tasks = pack(wanted, cores=cores, min_tasks=min_tasks, max_rows=max_rows)
+    read: dict[int, list[Span]] = {}
+    for task in tasks:
+        assert task, "no task is empty"
+        for span in task:
+            read.setdefault(span.partition, []).append(span)
+    assert set(read) == {span.partition for span in wanted}
+    for span in wanted:
+        pieces = sorted(read[span.partition], key=lambda piece: piece.first)
+        assert (pieces[0].first, pieces[-1].end) == (span.first, span.end)
+        assert all(one.end == two.first for one, two in pairwise(pieces))
+        assert {piece.partition_id for piece in pieces} == {span.partition_id}
+        assert max_rows is None or all(piece.rows <= max_rows for piece in pieces)
+    total = sum(span.rows for span in wanted)
+    if min_tasks and total >= min_tasks:
+        assert len(tasks) >= min(min_tasks, total)
+    if tasks:
+        weights = [sum(span.rows for span in task) for task in tasks]
+        assert max(weights) <= 2 * -(-total // len(tasks)), "about equal"
+
+
+def test_many_small_partitions_are_few_tasks() -> None:
+    assert len(pack([Span("t", n, n, 0, 10) for n in range(64)], cores=4)) == 1
+    assert len(pack([Span("t", n, n, 0, 10_000) for n in range(64)], cores=4)) == 4
+    assert len(pack([Span("t", 0, 0, 0, 30_000_000)], cores=4)) == 30
+    assert pack([], cores=4) == []
+
+
+@given(
+    sizes=st.lists(st.integers(0, 1000), min_size=1, max_size=8),
+    starts=st.lists(st.integers(0, 50), min_size=8, max_size=8),
+    limit=st.integers(1, 2000),
+)
+def test_a_limit_is_shared_by_backlog(sizes: list[int], starts: list[int], limit: int) -> None:
+    begin = Offsets({("t", n): starts[n] for n in range(len(sizes))}, ids={"t": 1})
+    now = Snapshot({("t", n): Partition(n, starts[n] + size) for n, size in enumerate(sizes)}, {"t": 1})
+    taken = [advance(begin, now, limit).at["t", n] - starts[n] for n in range(len(sizes))]
+    assert all(0 <= got <= size and bool(got) == bool(size) for got, size in zip(taken, sizes, strict=True))
+    assert sum(taken) <= max(limit, sum(1 for size in sizes if size)) + len(sizes)
+    if sum(sizes) <= limit:
+        assert taken == sizes
+
+
+def test_what_came_after_the_target_is_not_read() -> None:
+    start = Offsets({("t", 0): 2}, ids={"t": 1})
+    target = Snapshot({("t", 0): Partition(1, 5)}, {"t": 1})
+    now = Snapshot({("t", 0): Partition(1, 9, sealed=True), ("t", 1): Partition(2, 4, before=(0,))}, {"t": 1})
+    end = advance(start, until(now, target, start))
+    assert (end.at, end.sealed) == ({("t", 0): 5}, frozenset())
+    assert advance(end, until(now, target, end)) == end
+
+
+def test_what_was_dropped() -> None:
+    now = Snapshot({("t", 0): Partition(1, 9, start=4), ("t", 1): Partition(8, 9)})
+    wanted = [Span("t", 0, 1, 2, 6), Span("t", 0, 1, 5, 6), Span("t", 1, 2, 0, 3), Span("t", 2, 3, 0, 1)]
+    assert below_start(wanted, now) == [Span("t", 0, 1, 2, 4), Span("t", 1, 2, 0, 3), Span("t", 2, 3, 0, 1)]
+
+
+MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
+SPANS = [Span(topic, number, 1, 0, 100) for topic in ("a", "b") for number in range(3)]
+
+
+@pytest.mark.parametrize(
+    ("filters", "rows"),
+    [
+        ([EqualTo(("offset",), 7)], 6),
+        ([GreaterThan(("offset",), 7), LessThan(("offset",), 10)], 12),
+        ([GreaterThanOrEqual(("offset",), 7), LessThanOrEqual(("offset",), 10)], 24),
+        ([In(("offset",), (3, 5))], 18),
+        ([EqualTo(("offset",), 100)], 0),
+        ([EqualTo(("partition",), 1)], 200),
+        ([In(("partition",), (1, 2)), EqualTo(("topic",), "a")], 200),
+        ([In(("topic",), ("a",)), In(("topic",), ("b",))], 0),
+        ([Not(EqualTo(("offset",), 7)), IsNotNull(("offset",)), EqualTo(("key",), b"k")], 600),
+        ([GreaterThan(("value", "offset"), 7)], 600),
+        ([EqualTo(("offset",), None)], 600),
+    ],
+)
+def test_conditions_narrow(filters: list[Any], rows: int) -> None:
+    assert sum(span.rows for span in narrowing(filters).apply(SPANS)) == rows
+
+
+def test_conditions_on_time() -> None:
+    assert narrowing([]).not_before_ms is None
+    micros = 1_767_323_045_000_678
+    found = narrowing([GreaterThan(("timestamp",), MOMENT)])
+    assert (found.timestamp.low, found.not_before_ms) == (micros + 1, micros // 1000)
+    assert narrowing([LessThan(("timestamp",), MOMENT)]).not_before_ms is None
+
+
+@given(
+    kind=st.sampled_from([EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual]),
+    value=st.integers(-5, 120),
+)
+def test_no_row_that_fits_is_left_out(kind: Any, value: int) -> None:
+    fits = {
+        EqualTo: lambda n: n == value,
+        GreaterThan: lambda n: n > value,
+        GreaterThanOrEqual: lambda n: n >= value,
+        LessThan: lambda n: n < value,
+        LessThanOrEqual: lambda n: n <= value,
+    }[kind]
+    left = narrowing([kind(("offset",), value)]).apply([Span("t", 0, 1, 0, 100)])
+    read = Counter(n for span in left for n in range(span.first, span.end))
+    assert set(read) >= {n for n in range(100) if fits(n)}
