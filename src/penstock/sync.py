@@ -33,9 +33,21 @@ from .client.consuming.consumer import Consumer as AsyncConsumer
 from .client.message import Received as AsyncReceived
 from .client.producing.producer import Producer as AsyncProducer
 from .client.serving import Served as AsyncServed
+from .client.staging import Segment as AsyncSegment
+from .client.staging import Staging as AsyncStaging
 from .clock import Clock
 
-__all__ = ["Connection", "Consumer", "PostFuture", "Producer", "Received", "Served", "connect"]
+__all__ = [
+    "Connection",
+    "Consumer",
+    "PostFuture",
+    "Producer",
+    "Received",
+    "Segment",
+    "Served",
+    "Staging",
+    "connect",
+]
 
 C = TypeVar("C", bound="type[Facade]")
 
@@ -185,6 +197,16 @@ class Consumer(_Block):
 
 @like(AsyncServed)
 class Served(_Block):
+    __slots__ = ()
+
+
+@like(AsyncSegment)
+class Segment(Facade):
+    __slots__ = ()
+
+
+@like(AsyncStaging)
+class Staging(Facade):
     __slots__ = ()
 
 

@@ -55,9 +55,11 @@ from .helping import RouteHelp
 from .mover import Mover
 from .ordered import OrderedDeliveries
 from .polling import HOLDERS, Polling
+from .publishing import FinishDecisions, Publisher
 from .quotas import Quotas
 from .routes import FinishChanges, RouteChanges
 from .shardwork import ShardWork
+from .staging import StagingVerbs, StagingWork
 from .tail import TailCache
 from .waiters import Waiters, wait
 from .workers import Workers
@@ -84,7 +86,7 @@ async def open_endpoint(
     return Broker(store, clock or SystemClock(), limits)
 
 
-class Broker:
+class Broker(StagingVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.store = store
         self._clock = clock
@@ -117,6 +119,8 @@ class Broker:
             store, limits, self._catalog, self._deliveries, self._ordered, self._mover, self._waiters,
             self._quotas, self._workers,
         )  # fmt: skip
+        publisher = Publisher(store, self._due_moved, self._routes.help)
+        self._staging = StagingWork(store, self._catalog, publisher, self._backlog, self._quotas)
         self._ends: dict[int, int] = {}  # of partitions, as far as waiters were told
         self._dues: dict[str, dict[int, int]] = {}  # by shard, when groups have something due
         self._waiters.on_first, self._waiters.on_none = self._work.resume, self._work.pause
@@ -124,6 +128,7 @@ class Broker:
         self._unsubscribe = clock.subscribe(self._clock_moved)
         duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
         duties += [ExpireGroups(store, self._groups.forget), FinishChanges(store, self._routes)]
+        duties.append(FinishDecisions(store, publisher, limits))
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -150,6 +155,7 @@ class Broker:
         await self._polling.close()
         await self._quotas.close()
         await self._help.close()
+        await self._staging.close()
         await self._work.close_writers()
         await asyncio.to_thread(self._work.stop)
         await self.duties.close()

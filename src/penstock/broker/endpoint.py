@@ -17,12 +17,14 @@ from ..model.delivery import Span
 from ..model.flow import Rate
 from ..model.route import Change, Route
 from ..model.settings import GroupSettings, GroupWish, Start, TopicSettings
+from ..model.staging import Segment, Wish
 from ..store.contract import Appended, StoredBatch
 
 __all__ = [
     "NEVER_STORED",
     "Beat",
     "DeadLetters",
+    "Decided",
     "Endpoint",
     "Fetched",
     "Grant",
@@ -34,6 +36,8 @@ __all__ = [
     "PartitionLag",
     "PollReply",
     "PollRequest",
+    "Published",
+    "PublishedPlace",
     "RateInfo",
     "Settle",
     "SettleReply",
@@ -256,6 +260,38 @@ class DeadLetters:
     batches: tuple[StoredBatch, ...]
 
 
+# ---- staging ----
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """What a batch of a query consists of: not always what was asked for just now (I20)."""
+
+    revision: int
+    segments: tuple[Segment, ...]
+    published: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedPlace:
+    """Where messages of a batch are: between these offsets, maybe with others among them."""
+
+    topic: str
+    partition: int  # -1: it is gone
+    partition_id: int
+    first: int
+    last: int
+    messages: int
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    done: bool  # else: ask again
+    messages: int
+    dropped: int = 0  # messages of topics that were deleted
+    places: tuple[PublishedPlace, ...] = ()
+
+
 class Endpoint(Protocol):
     # catalog
     async def create_topic(
@@ -362,6 +398,39 @@ class Endpoint(Protocol):
 
     async def discard(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         """Throw dead letters away."""
+
+    # staging (I20)
+    async def stage(
+        self,
+        topic: str,
+        query: str,
+        batch: int,
+        segment: str,
+        number: int,
+        partition_ids: Sequence[int],
+        data: bytes,
+    ) -> None:
+        """Keep batches, invisible, for a batch of a query; `data` has one for each of these partitions.
+
+        They are numbered from `number` on within the segment: repeated, nothing is stored twice.
+        """
+
+    async def staged_marks(self, topics: Sequence[str], query: str) -> dict[str, int]:
+        """By source partition, the highest offset that the query has decided. Any topic it writes to."""
+
+    async def decide_staged(self, topics: Sequence[str], query: str, batch: int, wish: Wish) -> Decided:
+        """Decide what the batch consists of; what was decided before counts. `topics`: all it writes to.
+
+        StagingConflict as `model.staging` says.
+        """
+
+    async def publish_staged(self, topics: Sequence[str], query: str, batch: int) -> Published:
+        """Go on publishing what was decided, for a while."""
+
+    async def drop_staged(
+        self, topics: Sequence[str], query: str, batch: int, segments: Sequence[str] | None
+    ) -> int:
+        """Drop these segments (None: all), but for what was decided. How many messages."""
 
     def now_ms(self) -> int: ...
 

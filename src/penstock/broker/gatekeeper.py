@@ -80,6 +80,11 @@ ACTIONS: dict[str, Need] = {
     "discard": "manage",
     "set_rate": "manage",  # on the whole queue, if it is about a producer
     "rates": "manage",
+    "stage": "send",  # and the next four: on every topic that they name
+    "staged_marks": "send",
+    "decide_staged": "send",
+    "publish_staged": "send",
+    "drop_staged": "send",
     "now_ms": "none",
     "close": "none",
 }

@@ -42,6 +42,8 @@ from .producing.accumulator import Batching
 from .producing.producer import Producer
 from .reaching import Reaching, reaching
 from .serving import Served
+from .staging import Staging
+from .staging import make as make_staging
 
 __all__ = ["Connecting", "Connection", "connect"]
 
@@ -245,6 +247,15 @@ class Connection(Admin):
             found = Producer(self._endpoint, self._guard, check_topic(topic), self.route, batching)
             self._shared[topic] = found
         return found
+
+    def staging(self, query: str, batch: int = 0, *, timeout: Duration = "1m") -> Staging:
+        """What a job writes, published once however often the job is run again: see `client.staging` (I20).
+
+        `query` is the job's name, the same whenever it is run again; `batch` counts what it writes one after
+        the other. A store or broker that is away is waited for until `timeout`.
+        """
+        self._guard.check()
+        return make_staging(self._endpoint, self._guard, self.route, query, batch, timeout)
 
     # ---- receiving ----
 

@@ -55,10 +55,10 @@ Segment = tuple[str, int]
 class Wish:
     """What a job wants its batch to consist of."""
 
-    segments: tuple[Segment, ...]
-    rows: int  # all that its tasks saw, also those that were left out
-    source: Mapping[str, Span] = field(default_factory=dict)  # by source partition, of all these rows
-    marks: Mapping[str, int] = field(default_factory=dict)  # rows at or below them were left out
+    segments: tuple[Segment, ...] = ()
+    rows: int = 0  # all that its tasks saw, also those that were left out
+    source: dict[str, Span] = field(default_factory=dict)  # by source partition, of all these rows
+    marks: dict[str, int] = field(default_factory=dict)  # rows at or below them were left out
 
 
 @dataclass(frozen=True, slots=True)

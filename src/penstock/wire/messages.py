@@ -17,10 +17,12 @@ import msgspec
 
 from ..broker.endpoint import (
     Beat,
+    Decided,
     GroupInfo,
     Held,
     Lag,
     PollRequest,
+    Published,
     RateInfo,
     Settle,
     SettleReply,
@@ -33,7 +35,8 @@ from ..model.flow import Rate
 from ..model.route import Change
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store.contract import Appended
-from . import batches, routes
+from . import batches, routes, staging
+from .request import Request
 
 __all__ = [
     "ASK",
@@ -66,9 +69,6 @@ CANCEL = 2
 BROKERS = 3
 ASK = 4
 
-
-class Request(msgspec.Struct, array_like=True):
-    """The header of a request."""
 
 
 # ---- the connection ----
@@ -388,6 +388,12 @@ _TABLE = (
     # rates
     Operation(70, "set_rate", SetRate, None),
     Operation(71, "rates", Nothing, list[RateInfo]),
+    # staging
+    Operation(80, "stage", staging.Stage, None, body="data"),
+    Operation(81, "staged_marks", staging.Marks, dict[str, int]),
+    Operation(82, "decide_staged", staging.Decide, Decided),
+    Operation(83, "publish_staged", staging.Publish, Published),
+    Operation(84, "drop_staged", staging.Drop, int),
 )  # fmt: skip
 
 OPERATIONS = {operation.name: operation for operation in _TABLE}

@@ -34,6 +34,7 @@ from ..store.contract import Appended
 from . import messages as m
 from .beats import Beater
 from .pool import Pool
+from .staging import Stage
 
 __all__ = ["RemoteEndpoint", "open_remote"]
 
@@ -172,6 +173,24 @@ class RemoteEndpoint:
 
     set_rate = _asked("set_rate")
     rates = _asked("rates")
+
+    staged_marks = _asked("staged_marks")
+    decide_staged = _asked("decide_staged")
+    publish_staged = _asked("publish_staged")
+    drop_staged = _asked("drop_staged")
+
+    async def stage(
+        self,
+        topic: str,
+        query: str,
+        batch: int,
+        segment: str,
+        number: int,
+        partition_ids: Sequence[int],
+        data: bytes,
+    ) -> None:
+        request = Stage(topic, query, batch, segment, number, tuple(partition_ids))
+        await self.pool.call(m.OPERATIONS["stage"], request, (data,), key=f"q{query}")
 
     # ---- the log ----
 

@@ -20,6 +20,7 @@ from ..errors import MessageTooLarge, PenstockError
 from ..model.access import ANONYMOUS, Principal
 from ..model.batch import HEADER_SIZE
 from . import messages as m
+from . import staging
 from .asking import Holdings
 from .messages import Answer, Ask, Operation, Request
 
@@ -149,6 +150,8 @@ def _topics(operation: Operation, request: Any) -> Iterable[str | None]:
         return {beat.topic for beat in request.beats} | held
     if isinstance(request, m.SetRate):
         return (request.rate.subject[0] or None,)
+    if isinstance(request, staging.Marks | staging.Decide | staging.Publish | staging.Drop):
+        return request.topics or (None,)
     if operation.name in ("topics", "shards", "drain_shard", "open_shard", "rates"):
         return (None,)
     topic = getattr(request, "topic", None)
