@@ -25,8 +25,10 @@ def look(queue: Queue, wanted: Topics) -> Snapshot:
         raise bad_option(
             "subscribePattern", f"no topic fits {wanted.pattern!r} yet; `penstock topic list` lists them"
         )
-    for topic, number in sorted(wanted.partitions):
-        _there("assign", (topic, number), now)
+    if not wanted.partitions <= set(now.partitions):
+        routes = {route.topic: route for route in queue.routes(wanted)}
+        for topic, number in sorted(wanted.partitions):
+            routes[topic].readable(number)  # raises, and says which there are
     return now
 
 

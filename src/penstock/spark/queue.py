@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from socket import gethostname
 from time import sleep
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from ..address import parse
 from ..broker.endpoint import Fetched
 from ..client.app.portal import LoopThread
 from ..client.connection import Connection, connect
@@ -19,7 +21,7 @@ from ..client.producing.appending import pause
 from ..errors import PenstockError, UnknownGroup, UnknownPartition
 from ..model.route import Route
 from ..model.settings import GroupWish, Start
-from .options import Reach, Topics
+from .options import Reach, Topics, bad_option
 from .planning import Partition, Snapshot, Span
 
 __all__ = ["Queue"]
@@ -141,6 +143,9 @@ class Queue:
 
 
 async def _open(reach: Reach) -> Connection:
+    path = parse(reach.url).path
+    if path is not None and not path.exists():  # to connect would make it
+        raise bad_option("url", f"there is no file {path} on this machine, {gethostname()}")
     tls = {"true": True, "false": None}.get((reach.tls or "false").lower(), reach.tls)
     return await connect(
         reach.url, token=reach.token, tls=tls, shards=dict(reach.shards) or None, client_id=None

@@ -1,0 +1,51 @@
+"""One Spark session for all tests here: it takes seconds to start, and a process has one.
+
+They run in one process (`xdist_group`), which is why there are few of them, each with much in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock.spark
+import penstock.sync
+
+HERE = Path(__file__).parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.xdist_group("spark"))
+            item.add_marker(pytest.mark.timeout(300))
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    session = penstock.spark.session(
+        "penstock-tests",
+        master="local[2]",
+        memory="1g",
+        config={
+            "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse"),
+            "spark.sql.shuffle.partitions": 2,
+        },
+    )
+    session.sparkContext.setLogLevel("FATAL")
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/queue.db"
+
+
+@pytest.fixture
+def mq(url: str) -> Iterator[penstock.sync.Connection]:
+    with penstock.sync.connect(url) as connection:
+        yield connection

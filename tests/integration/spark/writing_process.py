@@ -1,0 +1,28 @@
+"""A driver that copies a topic into another, batch by batch, until it is killed: `python … URL CHECKPOINT`."""
+
+from __future__ import annotations
+
+import sys
+
+import penstock.spark
+
+
+def main(url: str, checkpoint: str) -> None:
+    spark = penstock.spark.session("copy", master="local[2]", memory="700m")
+    spark.sparkContext.setLogLevel("FATAL")
+    copy(spark, url, checkpoint, maxOffsetsPerTrigger=200).start().awaitTermination()
+
+
+def copy(spark: object, url: str, checkpoint: str, source: bool = True, **options: object):  # type: ignore[no-untyped-def]
+    """The stream; rows carry where they come from, if `source`."""
+    reading = spark.readStream.format("penstock").options(url=url, subscribe="in", startingOffsets="earliest")  # type: ignore[attr-defined]
+    columns = ["key", "value"]
+    if source:
+        columns += ["concat(topic, '-', partition) source_partition", "`offset` source_offset"]
+    rows = reading.options(**options).load().selectExpr(*columns)
+    writing = rows.writeStream.format("penstock").options(url=url, topic="out")
+    return writing.option("checkpointLocation", checkpoint)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
