@@ -205,6 +205,13 @@ class Segment:
         self._closed = True
         return self._staged
 
+    async def abort(self) -> int:
+        """Drop what was staged so far: the task has failed. How many messages."""
+        self._closed = True
+        if self._sending is not None:
+            await asyncio.wait((self._sending,))
+        return await self._staging._drop(tuple(self._packing), [self.name])
+
     async def _add(self, topic: str, entries: list[Entry]) -> None:
         if self._closed:
             raise UsageError("this segment is closed: begin another")

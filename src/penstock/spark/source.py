@@ -35,6 +35,7 @@ from .planning import Span, below_start, pack, spans
 from .queue import Queue
 from .reading import Losses, read_spans
 from .streaming import Stream
+from .writing import BatchWriter, StreamWriter, write_options
 
 __all__ = ["PenstockSource"]
 
@@ -65,6 +66,12 @@ class PenstockSource(DataSource):  # type: ignore[misc]
 
     def streamReader(self, schema: Any) -> StreamReader:
         return StreamReader(read_options(self.options, streaming=True), schema)
+
+    def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
+        return BatchWriter(write_options(self.options, streaming=False), schema, overwrite)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
+        return StreamWriter(write_options(self.options, streaming=True), schema, overwrite)
 
     def __repr__(self) -> str:
         return "PenstockSource(…)"  # the options have the token

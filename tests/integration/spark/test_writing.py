@@ -53,9 +53,9 @@ def test_a_batch_write(spark: Any, url: str, mq: Any) -> None:
         write(rows.limit(10), url, query="nightly")
     broken = rows.selectExpr("topic", "key", "if(key = '9', raise_error('broken'), value) value")
     for wrong in (broken, rows.selectExpr("topic", "key", "nullif(value, '2999') value")):
-        with pytest.raises(Exception, match="broken|is null in 1 rows"):
+        with pytest.raises(Exception, match=r"broken|is null in 1 rows"):
             write(wrong, url)
-    with pytest.raises(Exception, match="there is no topic|unknown topic|'nowhere'"):
+    with pytest.raises(Exception, match="nowhere"):
         write(rows, url, topic="nowhere")
     with pytest.raises(Exception, match="column id: it would not be written"):
         write(rows.selectExpr("value", "1 id"), url, topic="a")
@@ -81,13 +81,13 @@ def test_a_stream_whose_checkpoint_is_set_back(spark: Any, url: str, mq: Any, tm
         return last
 
     send(mq, "in", 0, 300)
-    run(maxOffsetsPerTrigger=100)
+    run(maxOffsetsPerTrigger=200)
     last = back()
     send(mq, "in", 300, 200)
     run()  # the last batch has more rows than before
     assert numbers(mq) == list(range(500))
     assert back() == last
-    run(maxOffsetsPerTrigger=30)  # and now fewer, and others follow
+    run(maxOffsetsPerTrigger=150)  # and now fewer, and others follow
     send(mq, "in", 500, 50)
     mq.split("out", 0)
     run()

@@ -1,4 +1,4 @@
-"""A driver that copies a topic into another, batch by batch, until it is killed: `python … URL CHECKPOINT`."""
+"""A driver that copies a topic into another until it is killed: `python -m … URL CHECKPOINT`."""
 
 from __future__ import annotations
 
