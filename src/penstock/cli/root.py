@@ -20,6 +20,7 @@ from . import (
     groups,
     lag,
     migrate,
+    pipeline,
     rate,
     read,
     route,
@@ -51,6 +52,7 @@ app = typer.Typer(
 
 for family in (topics.app, groups.app, route.app, shard.app, dead.app, rate.app, access.app):
     app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
+app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
 for register in (
     send.register, consume.register, read.register, lag.register,
     serve.register, worker.register, migrate.register, doctor.register, demo.register,

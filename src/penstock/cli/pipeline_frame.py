@@ -1,0 +1,99 @@
+"""What the commands of `penstock pipeline` share: a session, progress on a terminal, and a table at the end.
+
+Decides how a job is shown, and that its errors are sentences. What Spark itself says goes nowhere, unless
+`--debug` asks for it. Must import neither Spark nor a job before a command runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from . import show
+from .frame import Run
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+__all__ = ["Master", "Memory", "queue_options", "spark_session", "stepping", "summary"]
+
+Master = Annotated[
+    str | None,
+    typer.Option(
+        "--master",
+        metavar="URL",
+        help="Where Spark runs, such as spark://host:7077. Default: this machine.",
+        show_default=False,
+    ),
+]
+Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="For Spark's driver, such as 2g.")]
+
+
+@contextmanager
+def spark_session(run: Run, master: str | None = None, memory: str = "2g") -> Iterator[Any]:
+    """A session for one command. Whatever Spark raises comes out as an error of Penstock."""
+    from penstock.spark import session
+
+    from ..spark.jobs.failures import explained
+
+    run.refuse_missing()
+    theirs = _active()
+    quiet = None if run.debug else {"spark.log.level": "ERROR"}
+    with _hushed(run.debug):
+        spark = theirs or session("penstock pipeline", master=master, memory=memory, config=quiet)
+    try:
+        with explained():
+            yield spark
+    finally:
+        if theirs is None:
+            with _hushed(run.debug):
+                spark.stop()
+
+
+def _active() -> Any:
+    """The session of this process, where the command is called from a program that has one."""
+    sql = sys.modules.get("pyspark.sql")
+    return None if sql is None else sql.SparkSession.getActiveSession()
+
+
+def queue_options(run: Run) -> dict[str, str]:
+    """How the data source reaches the queue that the command works on."""
+    return {"url": run.url, **{f"url.{name}": url for name, url in run.shards.items()}}
+
+
+@contextmanager
+def stepping(run: Run, what: str) -> Iterator[Callable[[str], None]]:
+    """A spinner with what is being done, on a terminal; the call changes the text."""
+    if run.json or not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    with show.console(stderr=True).status(what) as status:
+        yield status.update
+
+
+def summary(title: str, rows: list[tuple[str, str | Text]]) -> None:
+    """The table at the end of a job."""
+    show.console().print(show.table(("what", "value"), rows, title=title))
+
+
+@contextmanager
+def _hushed(debug: bool) -> Iterator[None]:
+    """Processes that begin here, Spark's among them, have nowhere to write their warnings."""
+    if debug:
+        yield
+        return
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
