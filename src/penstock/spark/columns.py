@@ -135,7 +135,10 @@ def _offset_array(runs: Sequence[tuple[int, int]]) -> Any:
             joined[-1] = (joined[-1][0], end)
         else:
             joined.append((first, end))
-    parts = [pa.array(range(first, end), pa.int64()) for first, end in joined]
+    parts = [
+        pa.arange(first, end) if hasattr(pa, "arange") else pa.array(range(first, end), pa.int64())
+        for first, end in joined
+    ]
     return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
 
 
