@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import pytest
 from hypothesis import given
@@ -121,7 +121,7 @@ def test_no_plan_has_fewer_splits(few: list[int], partitions: int, factor: float
     for extra in range(len(free) + 1):
         for chosen in combinations(free, extra):
             edges = [*sorted({*fixed, *chosen}), SLOTS]
-            heavy = max(sum(loads[a:b]) for a, b in zip(edges, edges[1:], strict=False))
+            heavy = max(sum(loads[a:b]) for a, b in pairwise(edges))
             if best is None and heavy * (len(edges) - 1) <= factor * total:
                 best = extra
     if best is None:  # then at least the heaviest slot is not beside another one

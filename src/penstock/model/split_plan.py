@@ -1,12 +1,12 @@
 """A split plan: which partitions of a topic to split and which to merge, so that each has its share (R47).
 
 Decides it from the load of each slot, and decides how much of a plan a route has been through already. A plan
-is for one version of one topic's route. Its steps name slots, not partitions: those that open get their number
-when they open. A step of a plan adds one edge between two partitions, or takes one away.
+is for one version of one topic's route. Its steps name slots, not partitions: those that open get their
+number when they open. A step of a plan adds one edge between two partitions, or takes one away.
 
 The fewest partitions are looked for whose heaviest has at most `factor` times the mean. A partition is cut
-between slots only. Where one slot is heavier than that, nothing is gained by more partitions: then the heaviest
-is made as light as it can be, and the plan is not `even`. Must never plan without a load to go by.
+between slots only. Where one slot is heavier than that, nothing is gained by more partitions: then the
+heaviest is made as light as it can be, and the plan is not `even`. Must never plan without a load to go by.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from ..config import SLOTS
@@ -114,7 +115,7 @@ def make_plan(
     weighed: str = "messages",
     made_at_ms: int = 0,
 ) -> SplitPlan:
-    """`loads`: of each slot. By default there are at most four times as many partitions, and up to 16 anyway."""
+    """`loads`: of each slot. By default at most four times as many partitions, and up to 16 anyway."""
     assert len(loads) == SLOTS, "each slot has a load, if only 0"
     if not 1 < factor <= MAX_FACTOR:
         raise InvalidSetting(f"factor={factor!r}: choose more than 1, such as 1.5, up to {MAX_FACTOR:.0f}")
@@ -218,11 +219,11 @@ def _merged(route: Route, pieces: Sequence[Piece], most: float) -> tuple[list[St
     """The coldest neighbours first. What was split stays so, and nothing is moved to another shard by it."""
     whole = {(old.first_slot, old.last_slot) for old in route.ranges}
     left = list(pieces)
-    steps = []
+    steps: list[Step] = []
     while True:
         pairs = [
             (a.load + b.load, at)
-            for at, (a, b) in enumerate(zip(left, left[1:], strict=False))
+            for at, (a, b) in enumerate(pairwise(left))
             if a.load + b.load <= most
             and {(a.first_slot, a.last_slot), (b.first_slot, b.last_slot)} <= whole
             and route.of_slot(a.first_slot).shard == route.of_slot(b.first_slot).shard
@@ -250,8 +251,8 @@ def done_steps(plan: SplitPlan, history: Sequence[Route]) -> int:
     again = "make a new one with `penstock pipeline hotspots`"
     if then is None:
         raise RouteConflict(
-            f"the plan is for version {plan.version} of the route of topic {plan.topic!r}, and that is at version "
-            f"{newest.version}: {again}"
+            f"the plan is for version {plan.version} of the route of topic {plan.topic!r}, and that is at "
+            f"version {newest.version}: {again}"
         )
     if [_identity(piece) for piece in then.ranges] != [_identity(piece) for piece in plan.ranges]:
         raise RouteConflict(

@@ -1,7 +1,7 @@
 """A split plan as a file: JSON, with a version of its form, so that people can read it and change it.
 
-Decides whether a text is a plan. Must never take one that is only nearly right: what it says is done to a live
-topic.
+Decides whether a text is a plan. Must never take one that is only nearly right: what it says is done to a
+live topic.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def plan_from_text(text: str | bytes) -> SplitPlan:
     form = found.pop(_MARK)
     if form != FORM:
         raise InvalidSetting(
-            f"the split plan has form {form!r}, and this version of Penstock reads form {FORM}: use the version "
-            "that has made it, or make a new plan"
+            f"the split plan has form {form!r}, and this version of Penstock reads form {FORM}: use the "
+            "version that has made it, or make a new plan"
         )
     unknown = sorted(set(found) - set(SplitPlan.__dataclass_fields__))
     if unknown:
