@@ -15,7 +15,7 @@ import typer
 from ..address import FIRST_SHARD
 from ..errors import InvalidSetting, StoreUnavailable
 from ..units import format_duration
-from . import exits, show
+from . import exits, route_apply, show
 from . import route_picture as picture
 from .frame import Run, command, family
 from .values import Topic
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = family("route", "Show which partition takes which slots; split, merge and move partitions.")
+route_apply.register(app)
 
 Partition = Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the route before and after; change nothing.")]
