@@ -1,0 +1,181 @@
+"""The job archive in real Spark: every message once in a table, through changes, kills and restores."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import deltalake
+import pyarrow as pa
+import pytest
+
+import penstock
+from penstock.errors import DataLoss, InvalidSetting, StagingConflict, UsageError
+from penstock.spark.jobs.archive import ArchiveOptions, archive, compact
+from penstock.spark.jobs.lake import COLUMNS, Lake
+from tests.integration.spark.streams import send
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def options(url: str, where: Path, **others: Any) -> ArchiveOptions:
+    return ArchiveOptions({"url": url}, "orders", str(where / "lake"), **others)
+
+
+def rows(where: Path) -> list[dict[str, Any]]:
+    """As any reader of Delta sees them; none is there twice."""
+    found = pa.table(deltalake.DeltaTable(where / "lake" / "orders").to_pyarrow_table()).to_pylist()
+    assert max(Counter((r["partition"], r["offset"]) for r in found).values(), default=1) == 1
+    return found
+
+
+def numbers(where: Path) -> list[int]:
+    return sorted(int(row["value"]) for row in rows(where))
+
+
+def test_every_message_once(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+    wanted = options(url, tmp_path)
+    mq.create_topic("orders", partitions=2)
+    send(mq, "orders", 0, 100)
+    old = 1_700_000_000_000  # another day
+    mq.send_many(
+        "orders", [penstock.Message(b"100", headers={"h": "x"}, timestamp=old), penstock.Message(b"101")]
+    )
+    told = list[tuple[int, int]]()
+    done = archive(spark, options(url, tmp_path, max_rows=60), progress=lambda *what: told.append(what))
+    assert (done.messages, done.batches, done.behind) == (102, 2, 0)
+    assert done.files == len(list(Path(done.table).rglob("*.parquet"))) and told[-1] == (102, 102)
+    assert numbers(tmp_path) == list(range(102))
+    row = next(row for row in rows(tmp_path) if row["value"] == b"100")
+    assert list(row) == list(COLUMNS) and row["key"] is None
+    assert row["headers"] == [{"key": "h", "value": b"x"}]
+    assert row["timestamp"] == datetime.fromtimestamp(old / 1000, UTC) and str(row["date"]) == "2023-11-14"
+    assert mq.lag("orders", "archive").total.messages == 0
+    mq.split("orders", 0)
+    send(mq, "orders", 102, 50)
+    assert mq.lag("orders", "archive").total.messages == 50  # held by the group until they are archived
+    assert archive(spark, wanted).messages == 50
+    before = deltalake.DeltaTable(tmp_path / "lake" / "orders").version()
+    assert archive(spark, wanted).batches == 0
+    merged = compact(wanted)
+    assert merged.files_after == 2 < merged.files_before  # one for each day
+    assert deltalake.DeltaTable(tmp_path / "lake" / "orders").version() > before
+    send(mq, "orders", 152, 10)
+    assert archive(spark, wanted).messages == 10
+    assert numbers(tmp_path) == list(range(162))
+    native = spark.read.option("basePath", done.table).parquet(*Lake(wanted.folder, "orders").files())
+    assert native.selectExpr("max(cast(cast(value as string) as int))", "count(distinct date)").first()[
+        :
+    ] == (161, 2)
+
+    deltalake.DeltaTable(done.table).restore(before)  # the last ten are gone from it
+    assert numbers(tmp_path) == list(range(152))
+    assert archive(spark, wanted).messages == 10
+    assert numbers(tmp_path) == list(range(162))
+
+
+RUNNER = """
+import sys
+import penstock.spark
+from penstock.spark.jobs.archive import ArchiveOptions, archive
+spark = penstock.spark.session(master="local[2]", memory="512m")
+archive(spark, ArchiveOptions({"url": sys.argv[1]}, "orders", sys.argv[2], once=False, max_rows=500))
+"""
+
+
+def test_killed(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+    mq.create_topic("orders", partitions=2)
+    for first in range(0, 10_000, 1000):
+        mq.send_many(
+            "orders", [penstock.Message(b"%d" % n, key=f"k{n % 7}") for n in range(first, first + 1000)]
+        )
+    child = subprocess.Popen(
+        [sys.executable, "-c", RUNNER, url, str(tmp_path / "lake")],
+        cwd=ROOT,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    log = tmp_path / "lake" / "orders" / "_delta_log"
+    try:
+        deadline = time.monotonic() + 100
+        while not (log / f"{2:020}.json").exists():
+            assert time.monotonic() < deadline and child.poll() is None, "it did not begin"
+            time.sleep(0.005)
+    finally:
+        os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    so_far = len(rows(tmp_path))
+    assert 0 < so_far < 10_000, "killed in the middle"
+    assert mq.lag("orders", "archive").total.messages >= 10_000 - so_far  # never told more than is archived
+    (tmp_path / "lake" / "orders" / "date=2020-01-01").mkdir()
+    (tmp_path / "lake" / "orders" / "date=2020-01-01" / "left.parquet").write_bytes(b"half a file")
+    assert archive(spark, options(url, tmp_path)).messages == 10_000 - so_far
+    assert numbers(tmp_path) == list(range(10_000))
+
+
+def test_refused(url: str, mq: Any, tmp_path: Path) -> None:
+    mq.create_topic("orders", partitions=1)
+    send(mq, "orders", 0, 10)
+    table = tmp_path / "lake" / "orders"
+    deltalake.write_deltalake(table, pa.table({"topic": ["orders"], "offset": ["0"], "more": [1]}))
+    before = sorted(table.rglob("*"))
+    with pytest.raises(InvalidSetting, match="has another schema: column partition is missing") as error:
+        archive(None, options(url, tmp_path))
+    assert "column offset is string, not long; " in str(error.value)
+    assert "there is a column more. Nothing was written" in str(error.value)
+    assert sorted(table.rglob("*")) == before and not mq.groups("orders")
+
+    Lake(str(tmp_path / "b"), "others").create({"v": 1, "topics": {}, "ids": {}})
+    (tmp_path / "b" / "others").rename(tmp_path / "b" / "orders")
+    with pytest.raises(InvalidSetting, match="is of topic 'others', and not of 'orders'"):
+        archive(None, ArchiveOptions({"url": url}, "orders", str(tmp_path / "b")))
+    (tmp_path / "c" / "orders").mkdir(parents=True)
+    (tmp_path / "c" / "orders" / "mine.txt").touch()
+    with pytest.raises(UsageError, match="is not empty, and holds no Delta table"):
+        archive(None, ArchiveOptions({"url": url}, "orders", str(tmp_path / "c")))
+    with pytest.raises(UsageError, match="there is no archive of topic 'orders' in"):
+        compact(ArchiveOptions({"url": url}, "orders", str(tmp_path / "d")))
+    with pytest.raises(penstock.UnknownTopic, match="no topic 'order': did you mean 'orders'"):
+        archive(None, ArchiveOptions({"url": url}, "order", str(tmp_path / "d")))
+    assert not (tmp_path / "d").exists()
+
+
+def test_two_at_once(tmp_path: Path) -> None:
+    """One of them writes, the other is told."""
+    lake, other = (Lake(str(tmp_path), "orders") for _ in range(2))
+    at = [{"v": 1, "topics": {"orders": {"0": n}}, "ids": {"orders": 1}} for n in (0, 5, 9)]
+    mark = lake.create(at[0])
+    with pytest.raises(StagingConflict, match="another run has written"):
+        other.create(at[0])
+    first = lake.append(mark, [], at[1])
+    with pytest.raises(StagingConflict, match="another run has written"):
+        other.append(mark, [], at[2])
+    assert other.mark() == first == lake.mark()
+
+    stale = other.there()  # a commit of the same number that was on its way all the time
+    lake.append(first, [], at[2])
+    other.there = lambda: stale  # type: ignore[method-assign]
+    with pytest.raises(StagingConflict, match="another run has written"):
+        other.append(first, [], at[1])
+    assert Lake(str(tmp_path), "orders").mark() == lake.mark()
+
+
+def test_what_was_dropped(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+    mq.create_topic("orders", partitions=1)
+    send(mq, "orders", 0, 10)
+    archive(spark, options(url, tmp_path))
+    send(mq, "orders", 10, 10)
+    mq.purge("orders")
+    send(mq, "orders", 20, 5)
+    with pytest.raises(DataLoss, match="10 offsets were dropped before they were read"):
+        archive(spark, options(url, tmp_path))
+    archive(spark, options(url, tmp_path, fail_on_data_loss=False))
+    assert numbers(tmp_path) == [*range(10), *range(20, 25)]
