@@ -31,9 +31,16 @@ _EXIT = re.compile(r"#\s*exit (\d+)\s*$")
 _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
-@pytest.mark.timeout(PAGE_SECONDS)
+def _param(page: Path) -> Any:
+    """Pages about Spark run in the process of its tests: they share a session."""
+    spark = "spark" in page.name
+    marks = [pytest.mark.timeout(3 * PAGE_SECONDS if spark else PAGE_SECONDS)]
+    marks += [pytest.mark.xdist_group("spark")] if spark else []
+    return pytest.param(page, id=page_id(page), marks=marks)
+
+
 @pytest.mark.usefixtures("fresh_directory")
-@pytest.mark.parametrize("page", PAGES, ids=page_id)
+@pytest.mark.parametrize("page", [_param(page) for page in PAGES])
 def test_a_page_does_what_it_shows(
     page: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from .session import session
+from .session import session, settings
 
-__all__ = ["session"]
+__all__ = ["session", "settings"]

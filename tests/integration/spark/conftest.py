@@ -25,16 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    session = penstock.spark.session(
-        "penstock-tests",
-        master="local[2]",
-        memory="1g",
-        config={
-            "spark.sql.warehouse.dir": tmp_path_factory.mktemp("warehouse"),
-            "spark.sql.shuffle.partitions": 2,
-        },
-    )
+def spark() -> Iterator[Any]:
+    """May be there already: pages about Spark run in this process, too."""
+    session = penstock.spark.session("penstock-tests", master="local[2]")
     session.sparkContext.setLogLevel("FATAL")
     yield session
     session.stop()
