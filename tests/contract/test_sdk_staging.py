@@ -54,6 +54,7 @@ async def test_what_is_staged_is_seen_once_it_is_committed(mq: Connection, opene
     async with opened() as other:
         again = [await task(other, "job", 0, [b"%c%d" % (97 + n % 7, n) for n in range(3000)])]
         assert await other.staging("job").commit(again) == published
+        assert await other.staging("job").abort(again) == 0  # they were dropped
     assert len(await there(mq)) == 3000
 
 

@@ -28,6 +28,7 @@ from ..errors import (
     PenstockError,
     SequenceGap,
     StagingConflict,
+    StoreBusy,
     UnknownFate,
     UnknownPartition,
     UnknownProducer,
@@ -85,9 +86,17 @@ class Publisher:
         self._move_messages = move_messages
 
     def decide(
-        self, query: str, batch: int, wish: staging.Wish, topics: Collection[int] | None = None
+        self,
+        query: str,
+        batch: int,
+        wish: staging.Wish,
+        topics: Collection[int] | None = None,
+        more: Callable[[], bool] = _always,
     ) -> Decision:
-        """What the batch consists of; what was decided before it is published first."""
+        """What the batch consists of; what was decided before it is published first.
+
+        StoreBusy if there is no `more` time for that.
+        """
         while True:
             try:
                 return self._store.staging.decide(query, batch, wish, secrets.randbits(62), topics)
@@ -95,7 +104,8 @@ class Publisher:
                 before = error.details.get("unfinished")
                 if before is None:
                     raise
-            self.publish(query, before)
+            if not self.publish(query, before, more).published_at:
+                raise StoreBusy(f"batch {before} of query {query!r} is being published first: try again")
 
     def publish(self, query: str, batch: int, more: Callable[[], bool] = _always) -> Decision:
         """Publish while there is `more` time; the decision as it is then."""

@@ -85,19 +85,22 @@ class StagingWork:
 
     def decide(self, topics: Sequence[str], query: str, batch: int, wish: Wish) -> Decided:
         ids = {self._catalog.topic(name).id for name in topics}
-        decision = self._publisher.decide(query, batch, wish, ids)
+        decision = self._publisher.decide(query, batch, wish, ids, self._for_a_while())
         self._check(decision, topics)
         return Decided(decision.revision, decision.segments, decision.published_at > 0)
 
     def publish(self, topics: Sequence[str], query: str, batch: int) -> Published:
-        until = time.monotonic() + _SLICE_S
         recorded = self._store.staging.decision(query, batch)
         if recorded is not None:
             self._check(recorded, topics)
-        done = self._publisher.publish(query, batch, lambda: not self._closed and time.monotonic() < until)
+        done = self._publisher.publish(query, batch, self._for_a_while())
         places = self._shown(done.progress.places.values())
         messages = sum(place.messages for place in places)
         return Published(done.published_at > 0, messages, done.progress.dropped, places)
+
+    def _for_a_while(self) -> Callable[[], bool]:
+        until = time.monotonic() + _SLICE_S
+        return lambda: not self._closed and time.monotonic() < until
 
     def _check(self, decision: Decision, topics: Sequence[str]) -> None:
         """Permissions are about topics: whoever names a query must name the topics it writes to."""

@@ -101,6 +101,7 @@ class SqlStaging:
             ]  # fmt: skip
             if new:
                 tx.many(_INSERT, new)
+                _check_open(tx, query, batch, segment)
 
     def drop(self, query: str, batch: int, segments: Collection[str] | None = None) -> int:
         with self._session.read(Lane.LOG) as tx:
@@ -286,6 +287,15 @@ def _decided(tx: Transaction, query: str, batch: int) -> set[str]:
     """Segments that belong to a decision; to be asked under the query's lock."""
     rows = tx.all(f"{_DECISION} WHERE query = ? AND batch = ?", query, batch)
     return {name for row in rows for name, _ in _decision(row).segments}
+
+
+def _check_open(tx: Transaction, query: str, batch: int, segment: str) -> None:
+    """A repeat that comes late must not bring back what was published and removed.
+
+    Asked behind the insert: whoever puts the same row meanwhile waits for us.
+    """
+    if segment in _decided(tx, query, batch):
+        raise StagingConflict(f"segment {segment!r} was decided, and takes no more: begin another")
 
 
 def _is_last(tx: Transaction, decision: Decision) -> bool:

@@ -34,7 +34,10 @@ class Staging(Protocol):
     """
 
     def put(self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged]) -> None:
-        """Stage batches; they are numbered from `number` on within the segment. A repeat changes nothing."""
+        """Stage batches; they are numbered from `number` on within the segment. A repeat changes nothing.
+
+        StagingConflict if the segment was decided: also of a repeat, once the rows are published.
+        """
 
     def known(self, query: str) -> Known:
         """How far the query is."""

@@ -119,6 +119,20 @@ class StagingContract(StoreHarness):
         assert (done.progress, done.producer_id, done.move) == (progress, 9, None)
         assert store.staging.finish(stamped, gone, progress) is None
 
+    def test_a_decided_segment_takes_no_more(self, store: Store, topic: Topic) -> None:
+        """Also not what was in it: a repeat that comes late would be published again."""
+        stage(store, topic, "q", 0, "a", "x", "y")
+        decision = store.staging.decide("q", 0, wish({"a": 2}), 7)
+        stage(store, topic, "q", 0, "a", "x", "y")  # is there
+        [row] = store.staging.next_rows(decision, messages=9, max_bytes=10**6)
+        gone = Finished(None, frozenset({row.id}))
+        assert store.staging.finish(decision, gone, decision.progress) is not None
+        for number in (0, 1):
+            with pytest.raises(StagingConflict, match="takes no more"):
+                stage(store, topic, "q", 0, "a", "x", "y", first=number)
+        assert store.staging.next_rows(decision, messages=9, max_bytes=10**6) == []
+        stage(store, topic, "q", 0, "b", "x")
+
     # ---- batches that come back ----
 
     def test_other_rows_without_source_offsets_are_refused(self, store: Store, topic: Topic) -> None:
