@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers
 
 _APP = "penstock-archive"
 _BATCH, _START, _END = "penstock.batch", "penstock.start", "penstock.end"
+_DAY = re.compile(r"/date=([0-9-]+)/")
 _LOOK = 20  # commits that are looked at first
 _TARGET_BYTES = 256 * 1024 * 1024  # of a file, after compaction
 
@@ -100,11 +102,11 @@ class Lake:
             )
         return Mark(max(found.batch, known), found.offsets)
 
-    def files(self, where: Sequence[tuple[str, str, str]] = ()) -> list[str]:
-        """Addresses of the files whose dates fit, as Spark takes them."""
-        table = self.there()
-        uris: list[str] = table.file_uris(list(where) or None)
-        return sorted(uris)
+    def files(self, first: str = "", last: str = "9") -> list[str]:
+        """Addresses of the files of these days (2026-01-31), as Spark takes them."""
+        uris: list[str] = self.there().file_uris()
+        days = ((uri, found[1]) for uri in uris if (found := _DAY.search(uri)))
+        return sorted(uri for uri, day in days if first <= day <= last)
 
     def there(self) -> Any:
         """The table. UsageError if there is none."""
