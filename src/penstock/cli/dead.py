@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -9,6 +11,7 @@ import typer
 from ..errors import UsageError
 from . import show
 from .ask import DryRun, Losses, Yes, agreed
+from .exits import say_note
 from .frame import Run, command, family
 from .values import Group, Topic
 
@@ -22,6 +25,15 @@ app = family("dead", "List, inspect, redrive and discard dead letters.")
 Ids = Annotated[
     list[str] | None,
     typer.Option("--id", help="Only the one with this id; repeatable. Default: all.", show_default=False),
+]
+List = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Only those of a list, one JSON object with an id a line, as of `penstock pipeline triage`.",
+        show_default=False,
+    ),
 ]
 _EVERY = 2**31 - 1
 _VALUE_WIDTH = 60
@@ -64,10 +76,17 @@ async def show_letters(run: Run, topic: Topic, group: Group, id: Ids = None) -> 
 
 
 @command(app, "redrive")
-async def redrive(run: Run, topic: Topic, group: Group, id: Ids = None, dry_run: DryRun = False) -> None:
+async def redrive(
+    run: Run, topic: Topic, group: Group, id: Ids = None, file: List = None, dry_run: DryRun = False
+) -> None:
     """Hand dead letters back to that group alone; they are handled again."""
+    listed = None if file is None else _listed(file, topic, group)
     async with run.connect() as mq:
-        if dry_run:
+        if listed is not None:
+            id = [*(id or ()), *await _still_there(mq, topic, group, listed)]
+        if listed is not None and not id:
+            moved = 0
+        elif dry_run:
             moved = len(await _chosen(mq, topic, group, id))
         else:
             moved = await mq.redrive(topic, group, ids=id or None)
@@ -95,6 +114,37 @@ async def discard(
         show.json_line({"topic": topic, "group": group, "discarded": gone})
     else:
         typer.echo(f"discarded {show.dead_letters(gone)} of group {group}")
+
+
+def _listed(file: Path, topic: str, group: str) -> set[str]:
+    """The ids in a list of dead letters; UsageError with the line that is none of it."""
+    found = set()
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--from {file}: cannot be read ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict) or not isinstance(fields.get("id"), str):
+            raise UsageError(f'--from {file}, line {number}: write an object such as {{"id": "o-1"}}')
+        if fields.get("topic", topic) != topic or fields.get("group", group) != group:
+            of = f"group {fields.get('group')!r} of topic {fields.get('topic')!r}"
+            raise UsageError(f"--from {file}, line {number}: this is a dead letter of {of}; nothing was done")
+        found.add(fields["id"])
+    return found
+
+
+async def _still_there(mq: Connection, topic: str, group: str, ids: set[str]) -> list[str]:
+    """A list may be older than what was redriven since."""
+    there = ids & {letter.id for letter in await mq.dead_letters(topic, group, limit=_EVERY)}
+    if gone := len(ids) - len(there):
+        say_note(f"{show.dead_letters(gone)} of the list {'is' if gone == 1 else 'are'} not there any more")
+    return sorted(there)
 
 
 async def _chosen(mq: Connection, topic: str, group: str, ids: list[str] | None) -> list[DeadLetter]:
