@@ -1,0 +1,223 @@
+"""The job `backlog`: what arrived, what was handled and how long messages waited, by window (R43, R46).
+
+Arrival is the time of a stored message. Handling comes from a journal: ids with the time at which each was
+handled; its percentiles are of the messages handled in a window. Without one, samples of how far a group was
+behind will do: what was handled is then what arrived and is not behind any more, and the waiting time is an
+estimate, the messages behind over the rate at which they go (Little). With neither, only arrival is known.
+The first time a message was handled counts. Only messages of the range are looked at.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from ...errors import InvalidSetting
+from .backlog_samples import Sample, read_samples
+from .failures import explained
+from .fields import Field, Journal
+from .stored import Stored, look
+
+__all__ = ["BacklogOptions", "Backlogged", "Waits", "Window", "backlog"]
+
+MAX_WINDOWS = 10_000
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BacklogOptions:
+    queue: Mapping[str, str] = field(repr=False)  # how it is reached: url, token, …
+    topic: str
+    start_ms: int | None = None  # by the time of the messages
+    end_ms: int | None = None
+    window_ms: int = 60_000
+    id: str = "id"  # where the id of a stored message is
+    handled: Journal | None = None
+    samples: str | None = None  # a file of JSON lines: {"time": …, "messages": how far it was behind}
+    charts: str | None = None  # a folder
+
+    def __post_init__(self) -> None:
+        Field.parse(self.id, "id")
+        if self.window_ms < 1:
+            raise InvalidSetting(f"window={self.window_ms}: choose a duration, such as 1m")
+        if self.handled is not None and self.samples is not None:
+            raise InvalidSetting("handled and samples contradict each other: give one of them")
+        if self.handled is not None and not self.handled.has_order:
+            raise InvalidSetting(
+                f"the journal {self.handled.source} has ids only: name the column with the time at which "
+                "each was handled"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """How long messages waited, from arrival until they were handled."""
+
+    p50_ms: int
+    p95_ms: int
+    p99_ms: int
+    max_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    start_ms: int
+    arrived: int
+    handled: int | None = None  # None: nobody knows
+    behind: int | None = None  # at its end
+    waits: Waits | None = None  # of what was handled in it
+    about_wait_ms: int | None = None  # an estimate, from samples
+
+
+@dataclass(frozen=True, slots=True)
+class Backlogged:
+    topic: str
+    source: Literal["journal", "samples", "arrival"]
+    window_ms: int
+    windows: tuple[Window, ...]
+    arrived: int
+    handled: int | None
+    waits: Waits | None
+    charts: tuple[str, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def peak(self) -> int | None:
+        """The most that was behind at the end of a window."""
+        return max((w.behind for w in self.windows if w.behind is not None), default=None)
+
+
+def backlog(spark: Any, options: BacklogOptions, *, progress: Progress = lambda text: None) -> Backlogged:
+    began = time.monotonic()
+    samples = read_samples(options.samples) if options.samples is not None else []
+    with explained():
+        stored = look(options.queue, options.topic, start_ms=options.start_ms, end_ms=options.end_ms)
+        progress("adding up arrival and waiting times")
+        rows = _by_window(_events(spark, stored, options), options.window_ms) if stored.offsets else []
+    total = next((row for row in rows if row["window"] is None), None)
+    windows = _windows([row for row in rows if row["window"] is not None], options)
+    if samples:
+        windows = _with_samples(windows, samples, options.window_ms)
+    found = Backlogged(
+        topic=options.topic,
+        source="journal" if options.handled else "samples" if samples else "arrival",
+        window_ms=options.window_ms,
+        windows=tuple(windows),
+        arrived=total["arrived"] if total is not None else 0,
+        handled=_handled(windows),
+        waits=_waits(total) if total is not None else None,
+    )
+    if options.charts is not None and windows:
+        from .backlog_charts import draw
+
+        progress("drawing")
+        found = replace(found, charts=tuple(draw(found, options.charts)))
+    return replace(found, seconds=time.monotonic() - began)
+
+
+def _handled(windows: Sequence[Window]) -> int | None:
+    known = [window.handled for window in windows if window.handled is not None]
+    return sum(known) if known else None
+
+
+# ---- in Spark ----
+
+
+def _events(spark: Any, stored: Stored, options: BacklogOptions) -> Any:
+    """arrived_ms and handled_ms of each message."""
+    from pyspark.sql import functions as F
+
+    arrived = F.unix_millis("timestamp").alias("arrived_ms")
+    never = F.lit(None).cast("bigint")
+    if options.handled is None:
+        return stored.frame(spark, ["timestamp"]).select(arrived, never.alias("handled_ms"))
+    id = Field.parse(options.id, "id")
+    frame = stored.frame(spark, list(dict.fromkeys(("timestamp", "partition", "offset", *id.columns))))
+    place = F.concat(F.lit("\0"), F.concat_ws(":", "partition", "offset"))  # without an id it is alone
+    messages = frame.select(F.coalesce(id.text(), place).alias("id"), arrived, never.alias("handled_ms"))
+    handled = options.handled.ids(spark, stored.queue, time=True)
+    handled = handled.select("id", never.alias("arrived_ms"), F.col("at").alias("handled_ms"))
+    both = messages.unionAll(handled.where("id is not null")).groupBy("id")
+    both = both.agg(F.min("arrived_ms").alias("arrived_ms"), F.min("handled_ms").alias("handled_ms"))
+    return both.where("arrived_ms is not null")
+
+
+def _by_window(events: Any, window_ms: int) -> list[Any]:
+    """A row for each window, and one for all, in which `window` is null."""
+    from pyspark.sql import functions as F
+
+    wait = F.greatest(F.col("handled_ms") - F.col("arrived_ms"), F.lit(0))  # clocks differ
+    arrival = F.struct(F.col("arrived_ms").alias("at"), F.lit(None).cast("bigint").alias("wait"))
+    handling = F.struct(F.col("handled_ms").alias("at"), wait.alias("wait"))
+    each = F.when(F.col("handled_ms").isNull(), F.array(arrival)).otherwise(F.array(arrival, handling))
+    rows = events.select(F.inline(each))
+    rows = rows.withColumn("window", F.floor(F.col("at") / window_ms).cast("bigint"))
+    sums = (
+        rows.rollup("window")
+        .agg(
+            F.count_if(F.col("wait").isNull()).alias("arrived"),
+            F.count("wait").alias("handled"),
+            F.percentile_approx("wait", [0.5, 0.95, 0.99], 10_000).alias("waits"),
+            F.max("wait").alias("longest"),
+        )
+        .limit(MAX_WINDOWS + 2)
+    )
+    found: list[Any] = sums.collect()
+    return found
+
+
+# ---- from windows to a table ----
+
+
+def _windows(rows: Sequence[Any], options: BacklogOptions) -> list[Window]:
+    """Without holes: a window in which nothing happened is a row, too."""
+    if not rows:
+        return []
+    by_number = {row["window"]: row for row in rows}
+    first, last = min(by_number), max(by_number)
+    if last - first >= MAX_WINDOWS:
+        raise InvalidSetting(
+            f"the range has {last - first + 1:,} windows, and there may be {MAX_WINDOWS:,}: choose longer "
+            "ones, or a shorter range"
+        )
+    found: list[Window] = []
+    behind = 0
+    for number in range(first, last + 1):
+        row = by_number.get(number)
+        arrived = row["arrived"] if row is not None else 0
+        if options.handled is None:
+            found.append(Window(number * options.window_ms, arrived))
+            continue
+        handled = row["handled"] if row is not None else 0
+        behind += arrived - handled
+        waits = _waits(row) if row is not None else None
+        found.append(Window(number * options.window_ms, arrived, handled, behind, waits))
+    return found
+
+
+def _waits(row: Any) -> Waits | None:
+    if not row["waits"]:
+        return None
+    p50_ms, p95_ms, p99_ms = row["waits"]
+    return Waits(p50_ms, p95_ms, p99_ms, row["longest"])
+
+
+def _with_samples(windows: Sequence[Window], samples: Sequence[Sample], window_ms: int) -> list[Window]:
+    """Each window has its last sample; between two that are known, what went is what came less the rise."""
+    last = {sample.time_ms // window_ms: sample.behind for sample in samples}
+    found: list[Window] = []
+    before: int | None = None
+    for window in windows:
+        behind = last.get(window.start_ms // window_ms)
+        if behind is None:
+            before = None
+            found.append(window)
+            continue
+        handled = None if before is None else max(0, window.arrived - (behind - before))
+        about = round(behind * window_ms / handled) if handled else None
+        found.append(replace(window, handled=handled, behind=behind, about_wait_ms=about))
+        before = behind
+    return found

@@ -1,0 +1,181 @@
+"""Where in a message a job finds what it needs: `key`, `value`, `id`, `place`, `header:NAME` or `json:FIELD`.
+
+And where it finds it beside the queue: in a journal, which is a topic or a file. Decides how such words are
+understood, and refuses those that are not, with the option's name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import PurePath
+from typing import Any, Literal
+
+from ...errors import InvalidSetting
+from ...model.dedup import ID_HEADER
+from .stored import Stored, look, ranks
+
+__all__ = ["Field", "Journal", "rank_column", "text_of_bytes"]
+
+_WORDS = ("key", "value", "id", "place")
+_JSON_NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")
+_JSON = (".json", ".jsonl", ".ndjson")
+_FILES = {".parquet": "parquet", ".csv": "csv", ".txt": "text", **dict.fromkeys(_JSON, "json")}
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    kind: Literal["key", "value", "id", "place", "header", "json"]
+    name: str = ""
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Field:
+        kind, colon, name = text.partition(":")
+        if kind in _WORDS and not colon:
+            return cls(kind)  # type: ignore[arg-type]
+        if (kind == "header" and name) or (kind == "json" and _JSON_NAME.fullmatch(name)):
+            return cls(kind, name)  # type: ignore[arg-type]
+        raise InvalidSetting(
+            f"{option}={text!r}: choose {', '.join(_WORDS)}, header:NAME or json:FIELD (of a JSON value)"
+        )
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Of the data source."""
+        match self.kind:
+            case "id" | "header":
+                return ("headers",)
+            case "place":
+                return ("partition", "offset")
+            case "json":
+                return ("value",)
+            case kind:
+                return (kind,)
+
+    def bytes(self) -> Any:
+        """A Spark column: what is there, null if nothing is."""
+        from pyspark.sql import functions as F
+
+        match self.kind:
+            case "id" | "header":
+                name = ID_HEADER if self.kind == "id" else self.name
+                return F.get(F.filter("headers", lambda pair: pair["key"] == name), F.lit(0))["value"]
+            case "json":
+                return F.get_json_object(F.col("value").cast("string"), f"$.{self.name}").cast("binary")
+            case "place":
+                return F.concat_ws(":", F.col("partition"), F.col("offset")).cast("binary")
+            case kind:
+                return F.col(kind)
+
+    def text(self) -> Any:
+        return self.bytes().cast("string")
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.name}" if self.name else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """Ids that somebody wrote down: `topic:NAME`, or a file.
+
+    A file is Parquet, CSV with a header, JSON lines (`.jsonl`), or text with an id on each line (`.txt`); a
+    folder is Parquet. `id`: where the id is, in a message, or the column of a file; `at`: the column with the
+    order or the time. A topic has those by itself.
+    """
+
+    source: str
+    id: str = "id"
+    at: str = ""
+
+    @property
+    def topic(self) -> str | None:
+        return self.source.removeprefix("topic:") if self.source.startswith("topic:") else None
+
+    @property
+    def has_order(self) -> bool:
+        return self.topic is not None or bool(self.at)
+
+    def ids(self, spark: Any, queue: Mapping[str, str], *, time: bool = False) -> Any:
+        """A DataFrame: `id`, and `at`, a number that grows. `time`: `at` is milliseconds since 1970."""
+        if self.topic is not None:
+            return self._of_topic(spark, look(queue, self.topic), time)
+        return self._of_file(spark, time)
+
+    def _of_topic(self, spark: Any, stored: Stored, time: bool) -> Any:
+        from pyspark.sql import functions as F
+
+        id = Field.parse(self.id, "id")
+        columns = dict.fromkeys((*id.columns, *(("timestamp",) if time else ("partition", "offset"))))
+        at = F.unix_millis("timestamp") if time else rank_column(stored) * F.lit(1 << 48) + F.col("offset")
+        return stored.frame(spark, list(columns)).select(id.text().alias("id"), at.alias("at"))
+
+    def _of_file(self, spark: Any, time: bool) -> Any:
+        from pyspark.errors import AnalysisException
+        from pyspark.sql import functions as F
+
+        try:
+            frame = self._rows(spark)
+        except AnalysisException as error:
+            if "PATH_NOT_FOUND" in (error.getCondition() or ""):
+                raise InvalidSetting(
+                    f"there is no journal {self.source}: name a file, or topic:NAME"
+                ) from None
+            raise
+        wanted = [name for name in (self.id, self.at) if name]
+        missing = [name for name in wanted if name not in frame.columns]
+        if missing:
+            raise InvalidSetting(
+                f"the journal {self.source} has no column {missing[0]!r}; it has {', '.join(frame.columns)}"
+            )
+        at = _as_number(frame, self.at, time) if self.at else F.lit(None).cast("bigint")
+        return frame.select(F.col(f"`{self.id}`").cast("string").alias("id"), at.alias("at"))
+
+    def _rows(self, spark: Any) -> Any:
+        path = PurePath(self.source)
+        suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+        match _FILES.get(suffix.lower()):
+            case "csv":
+                return spark.read.option("header", "true").csv(self.source)
+            case "json":
+                return spark.read.option("primitivesAsString", "true").json(self.source)
+            case "text":
+                return spark.read.text(self.source).withColumnRenamed("value", self.id)
+            case "parquet":
+                return spark.read.parquet(self.source)
+            case _ if not suffix:
+                return spark.read.parquet(self.source)
+        raise InvalidSetting(
+            f"the journal {self.source} is of no kind that is known: {', '.join(_FILES)}, a folder of "
+            "Parquet files, or topic:NAME"
+        )
+
+
+def _as_number(frame: Any, name: str, time: bool) -> Any:
+    """Moments as milliseconds, or as microseconds where only the order counts."""
+    from pyspark.sql import functions as F
+
+    kind = frame.schema[name].dataType.typeName()
+    column = F.col(f"`{name}`")
+    moment = F.unix_millis if time else F.unix_micros
+    if kind in ("timestamp", "date"):
+        return moment(column.cast("timestamp"))
+    if kind != "string":
+        return column.cast("bigint")
+    return F.coalesce(column.try_cast("bigint"), moment(column.try_cast("timestamp")))
+
+
+def rank_column(stored: Stored) -> Any:
+    """Of a row's partition: messages of one key are in the order of (rank, offset)."""
+    from pyspark.sql import functions as F
+
+    pairs = [F.lit(one) for pair in sorted(ranks(stored.route).items()) for one in pair]
+    return F.element_at(F.create_map(*pairs), F.col("partition")).cast("bigint")
+
+
+def text_of_bytes(name: str) -> Any:
+    """Bytes as people read them: text, or `hex:…`."""
+    from pyspark.sql import functions as F
+
+    text = F.col(name).cast("string")
+    return F.when(F.is_valid_utf8(text), text).otherwise(F.concat(F.lit("hex:"), F.hex(name)))
