@@ -1,0 +1,119 @@
+"""A real cluster: a master and two workers of their own, and executors that have Penstock from the driver.
+
+Started from the classes of the pip package. The Python of the executors has every package but ours; that is
+shipped with the job, as on a cluster where nothing may be installed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyspark
+
+from penstock.spark.java import find_java
+from tests.integration.spark.streams import send
+
+SOURCE = Path(__file__).resolve().parents[3] / "src"
+HOME = Path(pyspark.__file__).parent
+
+DRIVER = """
+import sys
+import penstock.spark
+master, url, token, package, where = sys.argv[1:]
+spark = penstock.spark.session(master=master, memory="600m", config={
+    "spark.submit.pyFiles": package, "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1",
+    "spark.cores.max": 2, "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
+})
+options = dict(url=url, token=token, subscribe="orders", minPartitions=4, startingOffsets="earliest")
+frame = spark.read.format("penstock").options(**options).load()
+
+def executors(rows):
+    import os, penstock
+    yield len(list(rows)), penstock.__file__, os.environ["SPARK_EXECUTOR_DIRS"]
+
+found = frame.rdd.mapPartitions(executors).collect()
+stream = spark.readStream.format("penstock").options(**options).load()
+query = stream.writeStream.format("parquet").option("checkpointLocation", where + "/checkpoint")
+query = query.trigger(availableNow=True).start(where + "/out")
+query.awaitTermination()
+assert token not in query.lastProgress.json
+print("rows", sum(rows for rows, _, _ in found), spark.read.parquet(where + "/out").count())
+print("executors", len({where for _, _, where in found}))
+print("shipped", all("penstock.zip" in file for _, file, _ in found))
+"""
+
+
+@contextmanager
+def cluster(where: Path) -> Iterator[str]:
+    """The address of its master."""
+    environ = {
+        **os.environ,
+        "JAVA_HOME": str(find_java()),
+        "SPARK_HOME": str(HOME),
+        "SPARK_WORKER_DIR": str(where / "work"),
+        "SPARK_DAEMON_MEMORY": "256m",
+    }
+    running: list[subprocess.Popen[bytes]] = []
+
+    def start(name: str, kind: str, *words: str) -> Path:
+        log = where / f"{name}.log"
+        command = [str(HOME / "bin" / "spark-class"), f"org.apache.spark.deploy.{kind}"]
+        with log.open("wb") as out:
+            running.append(
+                subprocess.Popen(
+                    [*command, "--host", "127.0.0.1", "--webui-port", "0", *words],
+                    env=environ,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            )
+        return log
+
+    try:
+        master = said(start("master", "master.Master", "--port", "0"), r"spark://127\.0\.0\.1:\d+")
+        for n in range(2):
+            start(f"worker-{n}", "worker.Worker", "-c", "1", "-m", "700m", master)
+        yield master
+    finally:
+        for process in reversed(running):
+            os.killpg(process.pid, 15)
+            process.wait(60)
+
+
+def said(log: Path, pattern: str) -> str:
+    deadline = time.monotonic() + 120
+    while (found := re.search(pattern, log.read_text())) is None:
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(0.1)
+    return found[0]
+
+
+def test_a_cluster_reads_with_what_is_shipped(mq: Any, tmp_path: Path) -> None:
+    mq.create_topic("orders", partitions=2)
+    send(mq, "orders", 0, 200)
+    package = shutil.make_archive(str(tmp_path / "penstock"), "zip", SOURCE)
+    python = tmp_path / "python"  # without `site`, and so without the package that is installed for the tests
+    python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{HOME.parent}" exec {sys.executable} -S "$@"\n')
+    python.chmod(0o755)
+    token = "pst_" + "z" * 43
+    with mq.serve("127.0.0.1", 0, token=token) as served, cluster(tmp_path) as master:
+        done = subprocess.run(
+            [sys.executable, "-c", DRIVER, master, served.url, token, package, str(tmp_path)],
+            env={**os.environ, "PYSPARK_PYTHON": str(python)},
+            capture_output=True,
+            text=True,
+            timeout=270,
+        )
+    assert done.stdout.splitlines() == ["rows 200 200", "executors 2", "shipped True"], done.stderr[-3000:]
+    assert token not in done.stderr
