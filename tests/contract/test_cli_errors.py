@@ -39,7 +39,7 @@ def test_an_unknown_group_with_a_suggestion(cli: Cli) -> None:
         ("orders.db", "sqlite:///orders.db"),
         ("sqlite:/orders.db", "too few slashes"),
         ("sqlit:///orders.db", "did you mean sqlite"),
-        ("penstock://localhost/q", "not in this version"),
+        ("penstock://localhost/q", "use penstock://host:7070"),
         ("postgresql://localhost", "names no database"),
         ("mysql://localhost/q?sslca=x", "unknown option 'sslca'"),
     ],

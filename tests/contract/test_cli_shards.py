@@ -10,6 +10,7 @@ import pytest
 import penstock
 from penstock.cli.shard_urls import shard_text, shard_urls
 from penstock.errors import InvalidSetting
+from penstock.store.schema import VERSION
 from tests.contract.cli_runner import Answer, Cli
 
 
@@ -111,7 +112,7 @@ def test_a_shard_that_is_needed_and_missing(cli: ShardedCli) -> None:
 
 
 def test_migrate_and_doctor_look_at_every_database(cli: ShardedCli) -> None:
-    assert [line["version"] for line in cli.ok("migrate", "--check", "--json").lines] == [3, 3]
+    assert [line["version"] for line in cli.ok("migrate", "--check", "--json").lines] == [VERSION, VERSION]
     checks = [f["check"] for f in cli.ok("doctor", "--json").json["checks"]]
     assert {"log lane", "b: log lane"} <= set(checks)
 

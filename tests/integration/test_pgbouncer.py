@@ -99,7 +99,7 @@ def test_durability_is_asked_for_in_each_transaction(url: str) -> None:
             work("append", lambda: append(store, place, batch()))
             work("poll", lambda number=number: store.progress.poll(group, place, ask(number, 9, messages=1)))
             work("ack", lambda number=number: store.progress.settle(group, place, number, acks((0, 9))))
-        limits = ("5s", "10s", "read committed")
+        limits = ("5s", "5s", "read committed")
         assert seen == {"append": {("on", *limits)}, "poll": {("off", *limits)}, "ack": {("off", *limits)}}
         assert len(read_all(store, place)) == 7
 

@@ -406,7 +406,7 @@ def poll_until_full(store: Store, place: int, group: Group) -> int:
 
 
 def test_a_new_store_on_a_full_disk_is_refused_and_can_be_made_later(tmp_path: Path) -> None:
-    with mounted(tmp_path / "disk", "1m") as disk:
+    with mounted(tmp_path / "disk", "2m") as disk:
         ballast = fill(disk, "ballast")
         with pytest.raises(StoreError) as caught:
             open_sqlite(disk / "orders.db")

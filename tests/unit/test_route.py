@@ -370,12 +370,18 @@ class History:
         assert [p for p in before.sealed if p != piece] == list(self.route.sealed)
 
     def check(self) -> None:
-        """Predecessors, told from who had each slot before: those that are there still."""
-        told: dict[int, set[int]] = {}
+        """Predecessors, told from who had each slot before: those that are there still, or their own."""
+        direct: dict[int, set[int]] = {}
         for old, new in pairwise(self.owners):
             for slot in range(SLOTS):
-                if old[slot] != new[slot] and old[slot] not in self.gone and new[slot] not in self.gone:
-                    told.setdefault(new[slot], set()).add(old[slot])
+                if old[slot] != new[slot]:
+                    direct.setdefault(new[slot], set()).add(old[slot])
+
+        def before(one: int) -> set[int]:
+            found = direct.get(one, set())
+            return (found - self.gone).union(*(before(old) for old in found & self.gone))
+
+        told = {one: olds for one in self.used - self.gone if (olds := before(one))}
         assert {one: set(olds) for one, olds in self.route.predecessors.items()} == told
         assert all(len(set(olds)) == len(olds) for olds in self.route.predecessors.values())
         there = {piece.partition_id for piece in self.route.partitions}
@@ -402,6 +408,6 @@ def test_a_route_without_what_is_gone_keeps_the_rest() -> None:
     history.remove(history.route.sealed[2])
     assert history.route.predecessors == {102: (100,), 103: (100,), 104: (103,)}
     assert [piece.partition for piece in history.route.sealed] == [0, 3]
-    assert history.route.without(103).predecessors == {102: (100,)}
+    assert history.route.without(103).predecessors == {102: (100,), 104: (100,)}
     assert history.route.without(100).predecessors == {104: (103,)}
     assert history.route.without(999) == history.route

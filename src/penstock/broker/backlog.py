@@ -21,11 +21,11 @@ from ..store.contract import Store, Topic
 from ..units import format_bytes
 from .catalog import readers
 
-__all__ = ["BacklogGate"]
+__all__ = ["BacklogGate", "Measured"]
 
 
 @dataclass(slots=True)
-class _Measured:
+class Measured:
     """A topic's backlog, and what this process has let through since."""
 
     messages: int
@@ -33,6 +33,11 @@ class _Measured:
     slowest: str  # the group with most messages to settle; "": the topic has no groups
     largest: str  # the one with most bytes
     until: float = 0.0  # by the loop's clock: measured again after that
+
+    def put_back(self, messages: int, size: int) -> None:
+        """A batch that was let through was not stored."""
+        self.messages -= messages
+        self.bytes -= size
 
 
 class BacklogGate:
@@ -42,14 +47,14 @@ class BacklogGate:
         self._store = store
         self._look_s = limits.backlog_look_ms / 1000
         self._in_thread = in_thread
-        self._measured: dict[int, _Measured] = {}  # by topic id
-        self._looking: dict[int, asyncio.Future[_Measured]] = {}
+        self._measured: dict[int, Measured] = {}  # by topic id
+        self._looking: dict[int, asyncio.Future[Measured]] = {}
 
     @staticmethod
     def limits(settings: TopicSettings) -> bool:
         return settings.max_backlog > 0 or settings.max_backlog_bytes > 0
 
-    async def pass_through(self, topic: Topic, messages: int, size: int) -> None:
+    async def pass_through(self, topic: Topic, messages: int, size: int) -> Measured:
         """Count a batch that is about to be stored; BacklogFull if there is no room for any."""
         found = self._measured.get(topic.id)
         if found is None or found.until <= asyncio.get_running_loop().time():
@@ -63,8 +68,9 @@ class BacklogGate:
             raise _full(topic, found.largest, format_bytes(found.bytes), limit)
         found.messages += messages
         found.bytes += size
+        return found
 
-    async def _look(self, topic: Topic) -> _Measured:
+    async def _look(self, topic: Topic) -> Measured:
         """Those who come while one is looking wait for what it finds."""
         looking = self._looking.get(topic.id)
         if looking is None:
@@ -73,7 +79,7 @@ class BacklogGate:
             looking.add_done_callback(lambda done: self._looked(topic.id, done))
         return await asyncio.shield(looking)
 
-    def _looked(self, topic_id: int, done: asyncio.Future[_Measured]) -> None:
+    def _looked(self, topic_id: int, done: asyncio.Future[Measured]) -> None:
         del self._looking[topic_id]
         self._measured.pop(topic_id, None)
         if not done.cancelled() and done.exception() is None:
@@ -83,7 +89,7 @@ class BacklogGate:
 
     # ---- in a worker thread ----
 
-    def _measure(self, topic: Topic) -> _Measured:
+    def _measure(self, topic: Topic) -> Measured:
         places = [piece.partition_id for piece in topic.route.partitions]
         groups = readers(self._store.catalog.groups(topic.name))
         places = self._store.present(places)  # what is on a shard that is away does not hold up the others
@@ -100,7 +106,7 @@ class BacklogGate:
         if topic.settings.max_backlog_bytes:
             size = dict(zip(lowest, self._store.usage.bytes_from(list(lowest.values())), strict=True))
         slowest, largest = max(messages, key=messages.__getitem__), max(size, key=size.__getitem__)
-        return _Measured(messages[slowest], size[largest], slowest, largest)
+        return Measured(messages[slowest], size[largest], slowest, largest)
 
 
 def _full(topic: Topic, group: str, behind: str, limit: str) -> BacklogFull:

@@ -52,6 +52,7 @@ from .figures import Figures
 from .gatekeeper import InThread
 from .groups import Groups
 from .helping import RouteHelp
+from .looks import Looks
 from .mover import Mover
 from .ordered import OrderedDeliveries
 from .polling import HOLDERS, Polling
@@ -95,6 +96,7 @@ class Broker(StagingVerbs):
         threads = limits.reader_threads * len(store.parts())  # a shard that hangs does not take them all
         self._workers = Workers(threads, "penstock-worker")
         self._in_thread = self._workers.run
+        self._looks = Looks(self._in_thread)
         self._catalog = CatalogCache(store.catalog, lasting=len(store.parts()) > 1)
         self._tail = TailCache(limits.tail_cache_bytes)
         self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)
@@ -304,8 +306,8 @@ class Broker(StagingVerbs):
         if header.control:
             raise UsageError("control batches are Penstock's own; send messages")
         known = await self._topic(topic)
-        if not due_at and self._backlog.limits(known.settings):
-            await self._backlog.pass_through(known, header.records, header.size)
+        limited = not due_at and self._backlog.limits(known.settings)
+        counted = await self._backlog.pass_through(known, header.records, header.size) if limited else None
         passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
@@ -317,6 +319,8 @@ class Broker(StagingVerbs):
             return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms), line)
         except PenstockError as error:
             self._quotas.put_back(passed)
+            if counted is not None:
+                counted.put_back(header.records, header.size)
             if isinstance(error, PartitionSealed):
                 self._route_changed()
                 await self._help.met_seal(topic, partition_id, error)
@@ -327,8 +331,7 @@ class Broker(StagingVerbs):
         return await self._in_thread(self.store.schedule.cancel, topic_id, digest(id))
 
     async def _topic(self, name: str) -> Topic:
-        known = self._catalog.known_topic(name)
-        return await self._in_thread(self._catalog.topic, name) if known is None else known
+        return await self._looks.look(name, self._catalog.known_topic(name), self._catalog.topic, name)
 
     async def fetch(
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int

@@ -28,6 +28,7 @@ from ..clock import Clock
 from ..errors import NotAuthenticated, PermissionDenied, StoreError, UnknownPartition
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
 from ..store.contract import Store
+from .looks import Looks
 
 __all__ = ["ACTIONS", "REMEMBER_MS", "Gatekeeper", "InThread", "new_token"]
 
@@ -124,6 +125,7 @@ class Gatekeeper:
         self._asked: dict[tuple[str, str], asyncio.Task[Principal | None]] = {}
         self._turns = asyncio.Semaphore(_ASKING)
         self._wrong: deque[int] = deque(maxlen=_WRONG_PER_S)
+        self._looks = Looks(in_thread)
         self._topics: dict[int, str] = {}  # of partitions; their ids are never used again
 
     # ---- who ----
@@ -242,9 +244,8 @@ class Gatekeeper:
 
     async def check_partition(self, topic: str, partition_id: int) -> None:
         """UnknownPartition if it is not a partition of that topic: permissions are about topics."""
-        if self._topics.get(partition_id) == topic:
-            return
-        if partition_id not in await self._in_thread(self._partitions, topic):
+        known = {partition_id} if self._topics.get(partition_id) == topic else None
+        if partition_id not in await self._looks.look(topic, known, self._partitions, topic):
             raise UnknownPartition(
                 f"that is not a partition of topic {topic!r}: fetch the route again", topic=topic
             )

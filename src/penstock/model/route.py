@@ -141,9 +141,13 @@ class Route:
         )
 
     def without(self, partition_id: int) -> Route:
-        """The same when the log of a sealed partition is gone: it counts as read by all (I10)."""
+        """The same when the log of a sealed partition is gone: it counts as read by all (I10).
+
+        What followed it follows what it followed: a group that is reset reads those again first.
+        """
+        before = self.predecessors.get(partition_id, ())
         left = {
-            one: tuple(old for old in olds if old != partition_id)
+            one: tuple(dict.fromkeys(p for old in olds for p in (before if old == partition_id else (old,))))
             for one, olds in self.predecessors.items()
             if one != partition_id
         }

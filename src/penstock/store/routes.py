@@ -31,6 +31,8 @@ _END = "DELETE FROM penstock_changes WHERE topic_id = ? AND id = ?"
 _RANGE = """INSERT INTO penstock_ranges (topic_id, version, first_slot, last_slot, partition_id)
             VALUES (?, ?, ?, ?, ?)"""
 _LINEAGE = "INSERT INTO penstock_lineage (topic_id, partition_id, predecessor_id) VALUES (?, ?, ?)"
+_FOLLOWERS = "SELECT topic_id, partition_id FROM penstock_lineage WHERE predecessor_id = ?"
+_FOLLOWED = "SELECT predecessor_id FROM penstock_lineage WHERE partition_id = ?"
 _HISTORY = """SELECT r.version, r.first_slot, r.last_slot, p.number, p.id, p.shard FROM penstock_ranges r
               JOIN penstock_partitions p ON p.id = r.partition_id
               WHERE r.topic_id = ? ORDER BY r.version, r.first_slot"""
@@ -139,9 +141,19 @@ class SqlRoutes:
                 "UPDATE penstock_partitions SET state = 'removed' WHERE id = ? AND state = 'sealed'",
                 partition_id,
             )
-            tx.do("DELETE FROM penstock_lineage WHERE predecessor_id = ?", partition_id)
+            self._close_ranks(tx, partition_id)
             tx.do("DELETE FROM penstock_starts WHERE partition_id = ?", partition_id)
         self._catalog.remove_log(partition_id)
+
+    def _close_ranks(self, tx: Transaction, partition_id: int) -> None:
+        """What followed it follows what it followed: those may still be there, and be read again (I10)."""
+        after = tx.all(_FOLLOWERS, partition_id)
+        before = tx.all(_FOLLOWED, partition_id)
+        tx.do("DELETE FROM penstock_lineage WHERE predecessor_id = ?", partition_id)
+        tx.do("DELETE FROM penstock_lineage WHERE partition_id = ?", partition_id)
+        for topic_id, successor in after:
+            known = {old for (old,) in tx.all(_FOLLOWED, successor)}
+            tx.many(_LINEAGE, [(topic_id, successor, old) for (old,) in before if old not in known])
 
     def _written(self, tx: Transaction, topic: Topic, draft: Draft) -> Change:
         for piece in draft.opens:

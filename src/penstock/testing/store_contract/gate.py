@@ -254,6 +254,32 @@ class GateContract(OrderedHarness):
         assert drained(store, line, middle)
         assert spans(store.progress.poll_ordered(line, last, want(ANN, 2))) == [(0, 1)]
 
+    def test_one_in_the_middle_is_removed_before_the_first(
+        self, store: Store, line: Group, topic: Topic, place: int
+    ) -> None:
+        """A group that is reset reads the first again, and only then what followed the one in between."""
+        append(store, place, batch(2))
+        draft = renew(topic.route, [place])
+        assert draft is not None
+        middle = carried_out(store, draft).opens[0].partition_id
+        again = renew(store.catalog.topic(topic.name).route, [middle])
+        assert again is not None
+        last = carried_out(store, again).opens[0].partition_id
+        append(store, last, batch(2))
+        assert drained(store, line, place) and drained(store, line, middle)
+        store.log.trim(middle, 1)
+        while store.log.sweep(middle, rows=10):
+            pass
+        store.routes.remove(middle)
+        assert store.catalog.topic(topic.name).route.predecessors == {last: (place,)}
+        reset = store.catalog.reset_group(line.topic, line.name, Start("earliest"))
+        store.progress.fence(reset, [last])
+        store.progress.rewind(reset, [place])
+        with pytest.raises(GateClosed):
+            store.progress.poll_ordered(reset, last, want(ANN, 2))
+        assert drained(store, reset, place)
+        assert spans(store.progress.poll_ordered(reset, last, want(ANN, 2))) == [(0, 1)]
+
     def test_a_gate_that_is_open_stays_open(
         self, store: Store, line: Group, topic: Topic, place: int, halves: list[int]
     ) -> None:
