@@ -6,7 +6,7 @@ that waits for Spark. A queue is opened where it is used, and never sent to anot
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from socket import gethostname
 from time import sleep
@@ -18,7 +18,7 @@ from ..broker.endpoint import Fetched
 from ..client.app.portal import LoopThread
 from ..client.connection import Connection, connect
 from ..client.producing.appending import pause
-from ..errors import PenstockError, UnknownGroup, UnknownPartition
+from ..errors import InvalidSetting, PenstockError, UnknownGroup, UnknownPartition
 from ..model.route import Route
 from ..model.settings import GroupWish, Start
 from .options import Reach, Topics, bad_option
@@ -135,7 +135,18 @@ class Queue:
 
     def set_group(self, topic: str, group: str, offsets: Iterable[tuple[int, int]]) -> None:
         """Where a group is, by partition number. GroupLive if somebody consumes in it."""
-        start = Start("offsets", offsets=tuple(offsets))
+        known = dict(offsets)
+        for tries in range(1, _TRIES + 1):
+            try:
+                return self._set_group(topic, group, known)
+            except InvalidSetting:  # a partition was dropped by retention after the look at the route
+                if tries == _TRIES:
+                    raise
+
+    def _set_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
+        route: Route = self._call(self._mq.route, topic)
+        there = {piece.partition for piece in route.partitions}
+        start = Start("offsets", offsets=tuple((n, at) for n, at in sorted(offsets.items()) if n in there))
         try:
             self._call(self._mq._endpoint.reset, topic, group, start, False)
         except UnknownGroup:

@@ -1,0 +1,144 @@
+"""The readers as Spark uses them, without a JVM: pickled, in JSON, over a real queue.
+
+What is done to a topic is drawn at random: messages, splits, merges, runs that are killed at any step, and
+retention that drops what was read. In the end every message was read once.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
+
+import penstock.sync
+from penstock.broker.duties import Retention
+from penstock.config import DEFAULTS
+from penstock.spark.source import PenstockSource
+from tests.integration.spark.streams import send
+
+SCHEMA = StructType(
+    [
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+    ]
+)
+
+
+def sent_along(value: Any) -> Any:
+    return cloudpickle.loads(cloudpickle.dumps(value))
+
+
+class Killed(Exception):
+    pass
+
+
+class Checkpoint:
+    def __init__(self) -> None:
+        self.offsets: list[str] = []
+        self.commits = 0
+        self.sink: dict[int, list[int]] = {}
+
+    @property
+    def values(self) -> list[int]:
+        return sorted(value for batch in self.sink.values() for value in batch)
+
+
+class Run:
+    """One run of a query with the trigger availableNow."""
+
+    def __init__(
+        self, options: dict[str, str], checkpoint: Checkpoint, kill: str = "", after: int = 0
+    ) -> None:
+        source = sent_along(PenstockSource(options))
+        self.reader = source.streamReader(SCHEMA)
+        self.executor = sent_along(source.streamReader(SCHEMA))  # as it is sent to tasks
+        self.checkpoint, self.kill, self.left = checkpoint, kill, after
+
+    def go(self) -> None:
+        at = self.checkpoint
+        try:
+            self.reader.prepareForTriggerAvailableNow()
+            begin = at.offsets[-1] if at.commits else json.dumps(self.reader.initialOffset())
+            if len(at.offsets) > at.commits:
+                begin = at.offsets[-2] if at.commits else begin
+                begin = self.batch(begin, at.offsets[-1])
+            while True:
+                found = self.reader.latestOffset(json.loads(begin), self.reader.getDefaultReadLimit())
+                if at.offsets and json.dumps(found) == begin:
+                    return
+                at.offsets.append(json.dumps(found))
+                self.maybe("logged")
+                begin = self.batch(begin, at.offsets[-1])
+        finally:
+            self.reader.stop()
+
+    def batch(self, begin: str, end: str) -> str:
+        tasks = self.reader.partitions(json.loads(begin), json.loads(end))
+        rows = [
+            row
+            for task in tasks
+            for arrow in self.executor.read(sent_along(task))
+            for row in arrow.to_pylist()
+        ]
+        self.checkpoint.sink[len(self.checkpoint.offsets) - 1] = [int(row["value"]) for row in rows]
+        self.maybe("ran")
+        self.checkpoint.commits = len(self.checkpoint.offsets)
+        return end
+
+    def maybe(self, step: str) -> None:
+        if step == self.kill:
+            self.left -= 1
+            if self.left < 0:
+                raise Killed
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_message_once(seed: int, url: str, mq: penstock.sync.Connection) -> None:
+    chance = random.Random(seed)
+    mq.create_topic("orders", partitions=2, drop_settled=True)
+    options = {"url": url, "subscribe": "orders", "startingOffsets": "earliest", "group": "lake"}
+    options["maxOffsetsPerTrigger"] = str(chance.choice([7, 40, 1000]))
+    checkpoint, sent = Checkpoint(), 0
+    for _ in range(14):
+        match chance.choice(["send", "send", "split", "merge", "run", "kill", "drop"]):
+            case "send":
+                count = chance.randrange(1, 60)
+                send(mq, "orders", sent, count)
+                sent += count
+            case "split":
+                mq.split("orders", chance.choice(mq.route("orders").ranges).partition)
+            case "merge":
+                ranges = mq.route("orders").ranges
+                if len(ranges) > 1:
+                    at = chance.randrange(len(ranges) - 1)
+                    mq.merge("orders", ranges[at].partition, ranges[at + 1].partition)
+            case "run":
+                Run(options, checkpoint).go()
+            case "kill":
+                try:
+                    Run(options, checkpoint, chance.choice(["logged", "ran"]), chance.randrange(4)).go()
+                except Killed:
+                    pass
+            case "drop":  # what the group has read is dropped, and sealed partitions go as a whole
+                Retention(mq._target._endpoint.store, DEFAULTS).run_once()
+    Run(options, checkpoint).go()
+    assert checkpoint.values == list(range(sent))
+    assert mq.lag("orders", "lake").total.messages == 0
+
+
+def test_batch_reader(url: str, mq: penstock.sync.Connection) -> None:
+    mq.create_topic("orders", partitions=2)
+    send(mq, "orders", 0, 100)
+    reader = sent_along(
+        sent_along(PenstockSource({"url": url, "subscribe": "orders", "minPartitions": "3"})).reader(SCHEMA)
+    )
+    tasks = reader.partitions()
+    assert len(tasks) == 3
+    found = [row for task in tasks for arrow in reader.read(sent_along(task)) for row in arrow.to_pylist()]
+    assert sorted(int(row["value"]) for row in found) == list(range(100))
