@@ -33,7 +33,8 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "broker": serve,
 }
 
-_LATE = ("broker.embedded", "client.connection", "wire.server", "store.mysql", "store.postgres", "store.sqlite")
+_STORES = ("store.mysql", "store.postgres", "store.sqlite")
+_LATE = ("broker.embedded", "client.connection", "wire.server", *_STORES)
 """What Penstock imports only when somebody connects."""
 
 

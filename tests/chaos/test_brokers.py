@@ -88,9 +88,15 @@ async def _repeatedly(crew: Crew, trouble: Callable[[Crew], Awaitable[None]]) ->
         await asyncio.sleep(random.uniform(0.2, 1.0))
 
 
+def _skip_all_but_postgres(store_url: str) -> None:
+    if not LONG and not store_url.startswith("postgresql"):
+        pytest.skip("short runs harm brokers on PostgreSQL only")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_a_broker_is_killed(store_url: str, tmp_path: Path) -> None:
+    _skip_all_but_postgres(store_url)
     async with served(store_url, tmp_path) as (crew, _):
         await _repeatedly(crew, kill_one)
 
@@ -98,8 +104,7 @@ async def test_a_broker_is_killed(store_url: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 3 + 240)
 async def test_a_broker_stands_still(store_url: str, tmp_path: Path) -> None:
-    if not LONG and not store_url.startswith("postgresql"):
-        pytest.skip("short runs stop a broker on PostgreSQL only")
+    _skip_all_but_postgres(store_url)
     async with served(store_url, tmp_path) as (crew, _):
         await _repeatedly(crew, stop_one)
 

@@ -28,6 +28,7 @@ from penstock.testing.store_contract.harness import (
 )
 from penstock.testing.store_contract.ids import Ids, named
 from penstock.testing.store_contract.schedule import all_due, gone, lead
+from tests.model.examples import examples
 
 WINDOW, LIMIT = 1_000, 50
 IDS = [None, *(f"id-{number}" for number in range(12))]
@@ -179,4 +180,4 @@ class DedupMachine(RuleBasedStateMachine):
 
 
 TestDedup = DedupMachine.TestCase
-TestDedup.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+TestDedup.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)

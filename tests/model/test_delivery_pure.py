@@ -13,6 +13,7 @@ from penstock.model.delivery import Ask, Change, Delivery, Kind, Settlement, Spa
 from penstock.model.settlement import covered, extend, seize, settle
 from penstock.store.contract import Granted, Settled
 from tests.model.delivery_machine import Backend, DeliveryMachine, Picture
+from tests.model.examples import examples
 from tests.model.naive_progress import LEASE_MS, MOVER_MS
 
 
@@ -98,4 +99,4 @@ class PureMachine(DeliveryMachine):
 
 
 TestPureMachine = pytest.mark.timeout(120)(PureMachine.TestCase)
-TestPureMachine.settings = settings(max_examples=500, stateful_step_count=50, deadline=None)
+TestPureMachine.settings = settings(max_examples=examples(250), stateful_step_count=50, deadline=None)

@@ -12,6 +12,7 @@ from penstock.model.delivery import Ask, Delivery, Kind, Settlement, Span
 from penstock.model.settings import GroupSettings
 from penstock.store.contract import Granted
 from tests.model.delivery_machine import Backend, DeliveryMachine, Picture
+from tests.model.examples import examples
 from tests.model.naive_progress import LEASE_MS
 from tests.model.sqlite_backend import GroupOnSqlite
 
@@ -42,4 +43,4 @@ class SqliteMachine(DeliveryMachine):
 
 
 TestSqliteMachine = pytest.mark.timeout(120)(SqliteMachine.TestCase)
-TestSqliteMachine.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+TestSqliteMachine.settings = settings(max_examples=examples(110), stateful_step_count=50, deadline=None)

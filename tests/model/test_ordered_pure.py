@@ -14,6 +14,7 @@ from penstock.model.delivery import Change, Delivery, Holder, OrderedAsk, Settle
 from penstock.model.ordered import FAR, Claim
 from penstock.model.settlement import covered
 from penstock.store.contract import Granted, Settled
+from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine
 from tests.model.ordered_rules import LEASE_MS, MAX_HOLD_MS, MOVER_MS, Picture
 
@@ -123,4 +124,4 @@ class PureMachine(OrderedMachine):
 
 
 TestPureMachine = pytest.mark.timeout(120)(PureMachine.TestCase)
-TestPureMachine.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)
+TestPureMachine.settings = settings(max_examples=examples(200), stateful_step_count=50, deadline=None)

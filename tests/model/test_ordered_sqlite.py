@@ -12,6 +12,7 @@ from penstock.model.delivery import Holder, OrderedAsk
 from penstock.model.settings import GroupSettings
 from penstock.store.contract import Granted
 from penstock.store.session import Lane
+from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine
 from tests.model.ordered_rules import FAR, LEASE_MS, MAX_HOLD_MS, Picture
 from tests.model.sqlite_backend import GroupOnSqlite
@@ -67,4 +68,4 @@ class SqliteMachine(OrderedMachine):
 
 
 TestSqliteMachine = pytest.mark.timeout(120)(SqliteMachine.TestCase)
-TestSqliteMachine.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+TestSqliteMachine.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)

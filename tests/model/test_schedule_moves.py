@@ -24,6 +24,7 @@ from penstock.store.session import Lane
 from penstock.testing.store_contract import MovableClock
 from penstock.testing.store_contract.moving import STEPS, Cut, CutError, mover
 from penstock.testing.store_contract.sealing import SealedMoveContract
+from tests.model.examples import examples
 
 LEASE_MS = 1_000  # of `mover`
 KEYS = (None, b"a", b"b", b"c", b"42")
@@ -220,4 +221,4 @@ class ScheduleMachine(RuleBasedStateMachine):
 
 
 TestScheduleMoves = ScheduleMachine.TestCase
-TestScheduleMoves.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+TestScheduleMoves.settings = settings(max_examples=examples(80), stateful_step_count=40, deadline=None)
