@@ -17,6 +17,7 @@ from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, Str
 import penstock.sync
 from penstock.broker.duties import Retention
 from penstock.config import DEFAULTS
+from penstock.errors import DataLoss
 from penstock.spark.source import PenstockSource
 from tests.integration.spark.streams import send
 
@@ -142,3 +143,42 @@ def test_batch_reader(url: str, mq: penstock.sync.Connection) -> None:
     assert len(tasks) == 3
     found = [row for task in tasks for arrow in reader.read(sent_along(task)) for row in arrow.to_pylist()]
     assert sorted(int(row["value"]) for row in found) == list(range(100))
+
+
+def rows(reader: Any, tasks: Any) -> list[int]:
+    found = [row for task in tasks for arrow in reader.read(task) for row in arrow.to_pylist()]
+    return sorted(int(row["value"]) for row in found)
+
+
+def test_many_small_fetches(url: str, mq: penstock.sync.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.spark.queue._FETCH_MESSAGES", 10)
+    monkeypatch.setattr("penstock.spark.reading._ROWS", 7)
+    mq.create_topic("orders", partitions=1)
+    for n in range(40):
+        mq.send("orders", b"%d" % n)
+    send(mq, "orders", 40, 60)
+    given = {"url": url, "subscribe": "orders", "startingOffsets": '{"orders": {"0": 3}}'}
+    reader = PenstockSource({**given, "endingOffsets": '{"orders": {"0": 77}}', "minPartitions": "2"}).reader(
+        SCHEMA
+    )
+    assert rows(reader, reader.partitions()) == list(range(3, 77))
+
+
+@pytest.mark.parametrize("gone", ["messages", "topic"])
+def test_gone_after_it_was_planned(url: str, mq: penstock.sync.Connection, gone: str) -> None:
+    mq.create_topic("orders", partitions=1)
+    send(mq, "orders", 0, 10)
+    given = {"url": url, "subscribe": "orders"}
+    strict = PenstockSource(given).reader(SCHEMA)
+    lenient = PenstockSource({**given, "failOnDataLoss": "false"}).reader(SCHEMA)
+    tasks = strict.partitions()
+    if gone == "topic":
+        mq.delete_topic("orders")
+    else:
+        mq.purge("orders")
+        send(mq, "orders", 10, 3)
+    with pytest.raises(
+        DataLoss, match=r"10 offsets were dropped before they were read: .* partition 0, 0 to 9"
+    ):
+        rows(strict, tasks)
+    assert rows(lenient, tasks) == []
