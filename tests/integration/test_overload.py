@@ -1,4 +1,4 @@
-"""A broker that is offered far more than it can store: it slows down, and its memory stays bounded (R40, I17).
+"""A broker that is offered far more than it can store: it slows down, its memory stays bounded (R40, I17).
 
 Every client keeps as much under way as its connection takes. What the broker has not read waits in sockets.
 """
