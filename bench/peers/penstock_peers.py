@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from tests.servers.places import base_folder, free_port
 
 from .peer import HOST, NotInstalled, Peer, ServerProcess
 
-__all__ = ["PenstockEmbedded", "PenstockServed"]
+__all__ = ["PenstockEmbedded", "PenstockPushed", "PenstockServed"]
 
 SERVE = [sys.executable, "-m", "penstock", "serve"]
 
@@ -61,6 +62,17 @@ class PenstockServed(PenstockEmbedded):
             yield f"penstock://{HOST}:{port}"
 
 
+class PenstockPushed(PenstockServed):
+    name = "penstock pushed"
+    how = "the same; messages come one by one (async for), and are acked one by one"
+    acks_at_once = 64
+
+    async def taker(self, address: str, queue: str) -> _Pushed:
+        mq = await penstock.connect(address)
+        consumer = mq.consumer(queue, group="bench", window=4000)
+        return _Pushed(mq, await consumer.__aenter__())
+
+
 class _Publisher:
     def __init__(self, mq: penstock.Connection, queue: str) -> None:
         self._mq, self._queue = mq, queue
@@ -89,3 +101,31 @@ class _Taker:
     async def close(self) -> None:
         await self._consumer.__aexit__(None, None, None)
         await self._mq.close()
+
+
+class _Pushed(_Taker):
+    """What the broker sends while there is room in the window, one message after the other."""
+
+    def __init__(self, mq: penstock.Connection, consumer: penstock.Consumer) -> None:
+        super().__init__(mq, consumer)
+        self._messages = aiter(consumer)
+        self._next: asyncio.Task[penstock.Received] | None = None
+
+    async def take(self) -> tuple[list[bytes], list[penstock.Received]]:
+        if self._next is None:
+            self._next = asyncio.ensure_future(_next(self._messages))
+        done, _ = await asyncio.wait((self._next,), timeout=1)
+        if not done:
+            return [], []
+        message, self._next = self._next.result(), None
+        return [message.value], [message]
+
+    async def close(self) -> None:
+        if self._next is not None:
+            self._next.cancel()
+            await asyncio.wait((self._next,))
+        await super().close()
+
+
+async def _next(messages: AsyncIterator[penstock.Received]) -> penstock.Received:
+    return await anext(messages)
