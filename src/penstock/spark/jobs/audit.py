@@ -79,7 +79,7 @@ class Audited:
     level: int
     partitions: tuple[PartitionCount, ...]
     counts: Mapping[str, int] = field(hash=False)  # of rows that were looked at: stored, numbered, sent, …
-    bad: tuple[Bad, ...] = ()  # how many, by stage and kind
+    bad: tuple[Bad, ...] = ()
     waiting: int = 0
     unchecked: tuple[str, ...] = ()
     report: str | None = None
@@ -97,9 +97,9 @@ class Audited:
     def verdict(self) -> str:
         return "clean" if self.clean else "not clean"
 
-    def count(self, kind: str, stage: str | None = None) -> int:
-        """Messages that are bad in this way, at this stage or at any."""
-        return sum(one.messages for one in self.bad if one.kind == kind and stage in (None, one.stage))
+    def count(self, stage: str, kind: str) -> int:
+        """Messages that are bad in this way; what both numbers and ids tell counts once."""
+        return max((one.messages for one in self.bad if (one.stage, one.kind) == (stage, kind)), default=0)
 
 
 def audit(spark: Any, options: AuditOptions, *, progress: Progress = lambda text: None) -> Audited:

@@ -66,6 +66,7 @@ def id_checks(spark: Any, stored: Stored, wanted: IdCheck) -> list[Check]:
     return [
         Check(
             what="ids",
+            by="id",
             rows=rows,
             flags=_flags(wanted),
             counts=_counts(wanted),

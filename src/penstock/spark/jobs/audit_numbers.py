@@ -45,6 +45,7 @@ def number_check(spark: Any, stored: Stored, number: Field, stream: Field, first
     missing = F.col("number") - before - 1
     return Check(
         what=f"the running numbers in {number}",
+        by="number",
         rows=rows,
         flags=(
             Flag(
@@ -85,4 +86,4 @@ def offset_check(spark: Any, stored: Stored) -> Check:
         "offset": F.col("before") + 1,
         "last_offset": F.col("offset") - 1,
     }
-    return Check("offsets", rows, (Flag("stored", "gap", missing > 0, missing),), {}, fields)
+    return Check("offsets", "offset", rows, (Flag("stored", "gap", missing > 0, missing),), {}, fields)

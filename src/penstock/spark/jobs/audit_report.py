@@ -26,6 +26,7 @@ FIELDS = ("id", "key", "number", "last_number", "partition", "offset", "last_off
 class Bad:
     stage: str  # stored, handled: where it went wrong
     kind: str  # lost, repeated, out of order, unknown, gap
+    by: str  # number, id, offset: what told it; the same loss may be told by two of them
     messages: int
 
 
@@ -49,6 +50,7 @@ class Found:
 @dataclass(frozen=True, slots=True)
 class Check:
     what: str
+    by: str
     rows: Any
     flags: Sequence[Flag]
     counts: Mapping[str, Any]  # columns that are true where a row counts
@@ -63,7 +65,7 @@ class Check:
             sums.append(F.sum(F.when(flag.when, each.cast("bigint"))).alias(f"flag_{n}"))
         row = self.rows.agg(*sums).head()
         bad = tuple(
-            Bad(flag.stage, flag.kind, row[f"flag_{n}"])
+            Bad(flag.stage, flag.kind, self.by, row[f"flag_{n}"])
             for n, flag in enumerate(self.flags)
             if row[f"flag_{n}"]
         )
