@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pyarrow as pa
 import pytest
 
 import penstock
+from penstock.cli.root import run
 from penstock.errors import DataLoss, InvalidSetting, StagingConflict, UsageError
 from penstock.spark.jobs.archive import ArchiveOptions, archive, compact
 from penstock.spark.jobs.lake import COLUMNS, Lake
@@ -40,7 +42,9 @@ def numbers(where: Path) -> list[int]:
     return sorted(int(row["value"]) for row in rows(where))
 
 
-def test_every_message_once(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+def test_every_message_once(
+    spark: Any, url: str, mq: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wanted = options(url, tmp_path)
     mq.create_topic("orders", partitions=2)
     send(mq, "orders", 0, 100)
@@ -63,17 +67,18 @@ def test_every_message_once(spark: Any, url: str, mq: Any, tmp_path: Path) -> No
     assert mq.lag("orders", "archive").total.messages == 50  # held by the group until they are archived
     assert archive(spark, wanted).messages == 50
     before = deltalake.DeltaTable(tmp_path / "lake" / "orders").version()
-    assert archive(spark, wanted).batches == 0
-    merged = compact(wanted)
-    assert merged.files_after == 2 < merged.files_before  # one for each day
+    capsys.readouterr()
+    assert (
+        run(["pipeline", "archive", "orders", "--to", wanted.folder, "--compact", "--json", "--url", url])
+        == 0
+    )
+    said = json.loads(capsys.readouterr().out)
+    assert (said["topic"], said["batches"], said["behind"]) == ("orders", 0, 0)
+    assert said["compacted"]["files_after"] == 2 < said["compacted"]["files_before"]  # one for each day
     assert deltalake.DeltaTable(tmp_path / "lake" / "orders").version() > before
     send(mq, "orders", 152, 10)
     assert archive(spark, wanted).messages == 10
     assert numbers(tmp_path) == list(range(162))
-    native = spark.read.option("basePath", done.table).parquet(*Lake(wanted.folder, "orders").files())
-    assert native.selectExpr("max(cast(cast(value as string) as int))", "count(distinct date)").first()[
-        :
-    ] == (161, 2)
 
     deltalake.DeltaTable(done.table).restore(before)  # the last ten are gone from it
     assert numbers(tmp_path) == list(range(152))
@@ -121,7 +126,9 @@ def test_killed(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
     assert numbers(tmp_path) == list(range(10_000))
 
 
-def test_refused(url: str, mq: Any, tmp_path: Path) -> None:
+def test_refused(
+    url: str, mq: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     mq.create_topic("orders", partitions=1)
     send(mq, "orders", 0, 10)
     table = tmp_path / "lake" / "orders"
@@ -145,6 +152,13 @@ def test_refused(url: str, mq: Any, tmp_path: Path) -> None:
         compact(ArchiveOptions({"url": url}, "orders", str(tmp_path / "d")))
     with pytest.raises(penstock.UnknownTopic, match="no topic 'order': did you mean 'orders'"):
         archive(None, ArchiveOptions({"url": url}, "order", str(tmp_path / "d")))
+    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+    assert run(["pipeline", "archive", "orders", "--to", str(tmp_path / "d"), "--url", url]) == 2
+    assert "there is no pyspark here: pip install 'penstock[spark-local]'" in capsys.readouterr().err
+    assert (
+        run(["pipeline", "archive", "a", "b", "--continuous", "--to", str(tmp_path / "d"), "--url", url]) == 2
+    )
+    assert "--continuous is for one topic" in capsys.readouterr().err
     assert not (tmp_path / "d").exists()
 
 

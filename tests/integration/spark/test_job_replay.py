@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import penstock
+from penstock.cli.root import run
 from penstock.errors import InvalidSetting, UsageError
 from penstock.spark.jobs.archive import ArchiveOptions, archive
 from penstock.spark.jobs.replay import Replayed, ReplayOptions, replay
@@ -30,7 +32,9 @@ def counts(done: Replayed) -> tuple[int, int]:
     return done.messages, done.before
 
 
-def test_from_an_archive(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+def test_from_an_archive(
+    spark: Any, url: str, mq: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     mq.create_topic("orders", partitions=2)
     mq.create_topic("again", partitions=3)
     for day in range(3):
@@ -62,12 +66,27 @@ def test_from_an_archive(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
     assert values(mq, "again") == list(range(321))
 
     mq.create_topic("day", partitions=1)
-    second_day = (
-        datetime.fromtimestamp((OLD + DAY_MS) / 1000, UTC),
-        datetime.fromtimestamp((OLD + 2 * DAY_MS) / 1000, UTC),
+    capsys.readouterr()
+    first_ms, end_ms = (
+        datetime.fromtimestamp((OLD + day * DAY_MS) / 1000, UTC).isoformat() for day in (1, 2)
     )
-    done = replay(spark, ReplayOptions({"url": url}, "orders", "day", "day", lake, *second_day))
-    assert counts(done) == (100, 0) and values(mq, "day") == list(range(100, 200))
+    called = [
+        "pipeline",
+        "replay",
+        "orders",
+        "--to",
+        "day",
+        "--archive",
+        lake,
+        "--job",
+        "day",
+        "--url",
+        url,
+        "--json",
+    ]
+    assert run([*called, "--start", first_ms, "--end", end_ms]) == 0
+    assert json.loads(capsys.readouterr().out)["messages"] == 100
+    assert values(mq, "day") == list(range(100, 200))
 
 
 def test_from_a_topic(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:

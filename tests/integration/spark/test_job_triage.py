@@ -58,10 +58,12 @@ def test_by_error(spark: Any, url: str, mq: Any, tmp_path: Path, capsys: pytest.
                         "error": "no customer <n>"}  # fmt: skip
     with pytest.raises(InvalidSetting, match="is there already"):
         triage(spark, TriageOptions({"url": url}, "orders", "billing", redrive_list=str(file)))
-    some = triage(
-        spark, TriageOptions({"url": url}, "orders", "billing", limit=5, error="CUSTOMER", samples=0)
-    )
-    assert (some.letters, some.more, len(some.errors)) == (2, True, 1)
+    capsys.readouterr()
+    called = ["pipeline", "triage", "orders", "billing", "--error", "CUSTOMER", "--limit", "5", "--url", url]
+    assert run(called) == 0
+    said = capsys.readouterr().out
+    assert "no customer <n>        2     2         1  20" in said and "there are more than --limit" in said
+    assert "no customer <n>  o-0  0:0    k0   h=x      v0 xxx" in said and "KeyError" not in said
 
     chosen = tmp_path / "customers.jsonl"
     chosen.write_text("\n".join(line for line in file.read_text().splitlines() if "no customer" in line))

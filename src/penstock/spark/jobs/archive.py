@@ -23,8 +23,9 @@ from ..streaming import Stream
 from .failures import explained
 from .lake import Compacted, File, Lake, Mark
 from .parquet import RESULT, file_of, write_spans
+from .queues import connected
 
-__all__ = ["ArchiveOptions", "Archived", "archive", "compact"]
+__all__ = ["ArchiveOptions", "Archived", "archive", "check", "compact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +77,23 @@ def archive(
     stop: threading.Event | None = None,
 ) -> Archived:
     """`stop` ends a run that goes on and on, after the batch that is being written."""
-    reading = options.reading()
-    if not options.every_s > 0:
-        raise InvalidSetting(f"every_s={options.every_s!r}: seconds, more than 0")
-    lake = Lake(options.folder, options.topic)
-    lake.mark()  # another table is refused before anything is made
-    run = _Run(spark, options, reading, lake)
+    check(options)
+    run = _Run(spark, options, options.reading(), Lake(options.folder, options.topic))
     try:
         run.go(progress, stop or threading.Event())
         return run.result()
     finally:
         run.stream.close()
+
+
+def check(options: ArchiveOptions) -> None:
+    """Refuses what cannot be archived, or not into this table, before anything is made or started."""
+    options.reading()
+    if not options.every_s > 0:
+        raise InvalidSetting(f"every_s={options.every_s!r}: seconds, more than 0")
+    Lake(options.folder, options.topic).mark()
+    with connected(options.queue) as mq:
+        mq.topic(options.topic)
 
 
 def compact(options: ArchiveOptions) -> Compacted:

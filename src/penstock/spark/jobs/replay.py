@@ -26,7 +26,7 @@ from .failures import explained
 from .lake import Lake
 from .queues import connected
 
-__all__ = ["ORIGIN", "Place", "ReplayOptions", "Replayed", "replay"]
+__all__ = ["ORIGIN", "Place", "ReplayOptions", "Replayed", "check", "replay"]
 
 Place: TypeAlias = datetime | Mapping[int, int] | None
 """A moment, offsets by partition, or None: all of it. What ends a range is not in it."""
@@ -60,9 +60,8 @@ class Replayed:
 def replay(spark: Any, options: ReplayOptions) -> Replayed:
     """Stages the messages, and publishes them when all are there."""
     since = time.monotonic()
-    _check(options)
+    check(options)
     with connected(options.queue) as mq:
-        mq.topic(options.to)  # raises, and says what was probably meant
         marks = mq.staging(options.job).marks([options.to])
     source = options.topic if options.folder is None else Lake(options.folder, options.topic).path
     with explained():
@@ -71,7 +70,8 @@ def replay(spark: Any, options: ReplayOptions) -> Replayed:
     return Replayed(options.topic, options.to, options.job, source, *counts, time.monotonic() - since)
 
 
-def _check(options: ReplayOptions) -> None:
+def check(options: ReplayOptions) -> None:
+    """Refuses what cannot be replayed, before anything is started."""
     check_topic(options.topic)
     check_topic(options.to)
     check_name(options.job, "job")
@@ -84,6 +84,11 @@ def _check(options: ReplayOptions) -> None:
         empty = any(first >= options.end[n] for n, first in options.start.items() if n in options.end)
     else:
         empty = False
+    if options.folder is not None:
+        Lake(options.folder, options.topic).there()
+    with connected(options.queue) as mq:
+        for topic in {options.to} if options.folder is not None else {options.topic, options.to}:
+            mq.topic(topic)  # raises, and says what was probably meant
     if empty:
         raise InvalidSetting(
             f"end={options.end!r} is not behind start={options.start!r}: there is nothing between"
