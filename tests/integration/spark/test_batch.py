@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,36 +21,15 @@ def values(frame: Any) -> list[int]:
     return numbers(frame.selectExpr("cast(value as string) value").collect())
 
 
-def test_where_it_begins_and_ends(spark: Any, url: str, mq: Any) -> None:
+def test_in_real_spark(spark: Any, url: str, mq: Any) -> None:
+    """Where reading begins and ends is in `test_readers`, which needs no JVM."""
     mq.create_topic("orders", partitions=1)
-    mq.create_topic("others", partitions=1)
-    send(mq, "orders", 0, 10)
-    time.sleep(0.02)  # time is what is read by here
-    between = int(time.time() * 1000)
-    time.sleep(0.02)
-    send(mq, "orders", 10, 10)
+    send(mq, "orders", 0, 20)
     mq.split("orders", 0)
     send(mq, "orders", 20, 10)
-    send(mq, "others", 100, 5)
     assert values(read(spark, url)) == list(range(30))
-    assert values(read(spark, url, subscribe="orders,others")) == [*range(30), *range(100, 105)]
-    later = {"startingTimestamp": between, "startingOffsetsByTimestampStrategy": "latest"}
-    assert values(read(spark, url, subscribe=None, subscribePattern="o.*s", **later)) == [
-        *range(10, 30),
-        *range(100, 105),
-    ]
-    assert values(read(spark, url, subscribe=None, assign='{"orders": [0]}')) == list(range(20))
-    some = {"orders": {"0": 15, "1": -2}}
-    assert values(read(spark, url, startingOffsets=json.dumps(some))) == list(range(15, 30))
-    first = {"orders": {"0": 5, "1": 0, "2": 0}}
-    assert values(read(spark, url, endingOffsets=json.dumps(first))) == list(range(5))
-    assert values(read(spark, url, subscribe=None, assign='{"orders": [0]}', endingTimestamp=between,
-                       startingOffsets='{"orders": {"0": 3}}')) == list(range(3, 10))  # fmt: skip
-    by_time = json.dumps({"orders": {"0": between}})
-    assert values(read(spark, url, startingOffsetsByTimestamp=by_time)) == list(range(10, 30))
-    assert values(read(spark, url, endingOffsetsByTimestamp=by_time, minPartitions=4)) == sorted(
-        [*range(10), *range(20, 30)]
-    )
+    some = {"startingOffsets": '{"orders": {"0": 15, "1": -2}}', "endingOffsets": '{"orders": {"0": 18}}'}
+    assert values(read(spark, url, **some, minPartitions=4)) == [15, 16, 17, *range(20, 30)]
 
 
 def test_columns(spark: Any, url: str, mq: Any) -> None:
@@ -137,7 +114,7 @@ def test_refused(spark: Any, url: str, mq: Any, options: dict[str, object], text
     assert len(str(error.value)) < 6000
 
 
-def test_through_a_broker_with_a_token(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+def test_through_a_broker_with_a_token(spark: Any, url: str, mq: Any) -> None:
     mq.create_topic("orders", partitions=2)
     send(mq, "orders", 0, 100)
     token = "pst_" + "x" * 43

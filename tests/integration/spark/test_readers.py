@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from typing import Any
 
 import pytest
@@ -133,21 +134,44 @@ def test_every_message_once(seed: int, url: str, mq: penstock.sync.Connection) -
     assert mq.lag("orders", "lake").total.messages == 0
 
 
-def test_batch_reader(url: str, mq: penstock.sync.Connection) -> None:
-    mq.create_topic("orders", partitions=2)
-    send(mq, "orders", 0, 100)
-    reader = sent_along(
-        sent_along(PenstockSource({"url": url, "subscribe": "orders", "minPartitions": "3"})).reader(SCHEMA)
-    )
-    tasks = reader.partitions()
-    assert len(tasks) == 3
-    found = [row for task in tasks for arrow in reader.read(sent_along(task)) for row in arrow.to_pylist()]
-    assert sorted(int(row["value"]) for row in found) == list(range(100))
-
-
 def rows(reader: Any, tasks: Any) -> list[int]:
     found = [row for task in tasks for arrow in reader.read(task) for row in arrow.to_pylist()]
     return sorted(int(row["value"]) for row in found)
+
+
+def read(url: str, **options: object) -> list[int]:
+    given = {"url": url, "subscribe": "orders", **options}
+    source = PenstockSource({name: str(value) for name, value in given.items() if value is not None})
+    reader = sent_along(sent_along(source).reader(SCHEMA))
+    return rows(reader, map(sent_along, reader.partitions()))
+
+
+def test_where_a_batch_read_begins_and_ends(url: str, mq: penstock.sync.Connection) -> None:
+    mq.create_topic("orders", partitions=1)
+    mq.create_topic("others", partitions=1)
+    send(mq, "orders", 0, 10)
+    time.sleep(0.02)  # time is what is read by here
+    between = int(time.time() * 1000)
+    time.sleep(0.02)
+    send(mq, "orders", 10, 10)
+    mq.split("orders", 0)
+    send(mq, "orders", 20, 10)
+    send(mq, "others", 100, 5)
+    everything = [*range(30), *range(100, 105)]
+    assert read(url) == list(range(30))
+    assert read(url, subscribe="orders,others") == everything
+    later = {"startingTimestamp": between, "startingOffsetsByTimestampStrategy": "latest"}
+    assert read(url, subscribe=None, subscribePattern="o.*s", **later) == everything[10:]
+    first: dict[str, object] = {"subscribe": None, "assign": '{"orders": [0]}'}
+    assert read(url, **first) == list(range(20))
+    assert read(url, startingOffsets='{"orders": {"0": 15, "1": -2}}') == list(range(15, 30))
+    assert read(url, endingOffsets='{"orders": {"0": 5, "1": 0, "2": 0}}') == list(range(5))
+    assert read(url, **first, endingTimestamp=between, startingOffsets='{"orders": {"0": 3}}') == list(
+        range(3, 10)
+    )
+    by_time = json.dumps({"orders": {"0": between}})
+    assert read(url, startingOffsetsByTimestamp=by_time) == list(range(10, 30))
+    assert read(url, endingOffsetsByTimestamp=by_time, minPartitions=4) == [*range(10), *range(20, 30)]
 
 
 def test_many_small_fetches(url: str, mq: penstock.sync.Connection, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -82,6 +82,7 @@ def test_killed(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
         while query.batches < 3 and child.poll() is None:
             send(mq, "orders", sent, 25)
             sent += 25
+            time.sleep(0.1)  # so that there is something to do, and time to do it
         assert child.poll() is None, "it ended by itself"
         mq.split("orders", 0)
         send(mq, "orders", sent, 75)
