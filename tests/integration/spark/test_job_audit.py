@@ -13,6 +13,7 @@ import penstock
 from penstock.errors import InvalidSetting, UnknownTopic
 from penstock.spark.jobs.audit import AuditOptions, Bad, audit
 from penstock.spark.jobs.fields import Journal
+from tests.contract.cli_runner import Cli
 
 KEYS, NUMBERS = 6, 40
 
@@ -173,3 +174,27 @@ def test_what_is_not_there(spark: Any, url: str, mq: Any, tmp_path: Path) -> Non
     journal.write_text("number,when\n1,2\n")
     with pytest.raises(InvalidSetting, match="has no column 'id'; it has number, when"):
         audit(spark, AuditOptions({"url": url}, "orders", sent=Journal(str(journal))))
+
+
+@pytest.mark.usefixtures("spark")
+def test_on_the_command_line(url: str, mq: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli = Cli(tmp_path, url)
+    mq.create_topic("orders", partitions=1)
+    mq.send_many("orders", [message(0, number) for number in (0, 1, 3)])
+    shown = cli("pipeline", "audit", "orders", "--number", "header:seq")
+    assert shown.code == 1
+    assert "verdict: not clean; each message that is bad is in audit-orders.jsonl" in shown.out
+    assert lines(tmp_path / "audit-orders.jsonl")[0]["last_number"] == 2
+    mq.send_many("orders", [message(0, 2)])
+    Path("sent.csv").write_text("id\nk0-0\nk0-1\nk0-3\nk0-2\n")
+    clean = cli.ok("pipeline", "audit", "orders", "--sent", "sent.csv", "--json").json
+    assert (clean["verdict"], clean["counts"]["sent"], clean["bad"], clean["report"]) == (
+        "clean",
+        4,
+        [],
+        None,
+    )
+    assert not Path("audit-orders.jsonl").exists()
+    assert cli("pipeline", "audit", "orders", "--since", "today").code == 2
+    assert "did you mean orders" in cli("pipeline", "audit", "order").err

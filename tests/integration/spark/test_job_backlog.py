@@ -12,6 +12,7 @@ import penstock
 from penstock.errors import InvalidSetting
 from penstock.spark.jobs.backlog import BacklogOptions, Waits, backlog
 from penstock.spark.jobs.fields import Journal
+from tests.contract.cli_runner import Cli
 
 WINDOW_MS = 1000
 
@@ -84,3 +85,14 @@ def test_refused(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
         bad.write_text(f"{text}\n")
         with pytest.raises(InvalidSetting, match=said):
             backlog(spark, BacklogOptions({"url": url}, "orders", samples=str(bad)))
+
+
+@pytest.mark.usefixtures("spark")
+def test_on_the_command_line(url: str, times: list[int], tmp_path: Path) -> None:
+    journal = tmp_path / "handled.csv"
+    journal.write_text("id,done\n" + "".join(f"m{n},{at + 1500}\n" for n, at in enumerate(times)))
+    cli, words = Cli(tmp_path, url), ["pipeline", "backlog", "orders", "--handled", str(journal)]
+    shown = cli.ok(*words, "--handled-at", "done", "--window", "1h").out
+    assert "40 messages arrived, 40 handled; at most" in shown and "half waited up to 1.5s" in shown
+    refused = cli(*words)
+    assert refused.code == 2 and "has ids only: name the column with the time" in refused.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ import penstock
 from penstock.errors import InvalidSetting
 from penstock.model.slot import TEST_VECTORS, slot_of
 from penstock.spark.jobs.hotspots import HotspotsOptions, hotspots, slot_column
+from tests.contract.cli_runner import Cli
 
 
 def test_spark_computes_the_same_slots(spark: Any) -> None:
@@ -72,3 +74,26 @@ def test_nothing_stored(spark: Any, url: str, mq: Any) -> None:
         HotspotsOptions({"url": url}, "orders", weigh="colour")  # type: ignore[arg-type]
     with pytest.raises(InvalidSetting, match="factor=1: choose more than 1"):
         hotspots(spark, HotspotsOptions({"url": url}, "orders", factor=1))
+
+
+@pytest.mark.usefixtures("spark")
+def test_from_the_load_to_the_route(
+    mq: Any, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """R47: one command looks, the next one does it."""
+    monkeypatch.chdir(tmp_path)
+    cli = Cli(tmp_path, url)
+    mq.create_topic("orders", partitions=2)
+    keys = [key for key in (f"k{n}" for n in range(400)) if slot_of(key.encode()) < 512]
+    mq.send_many("orders", [penstock.Message(b"x", key=key) for key in [*keys, *["\xe4"] * 300]])
+    shown = cli.ok("pipeline", "hotspots", "orders", "--top", "2").out
+    assert "key \xe4 alone has" in shown and "too hot to split" in shown and "plan: 2 splits" in shown
+    path = "split-plan-orders.json"
+    assert f"written to {path}; carry it out with `penstock route apply {path}`" in shown
+    cli.ok("route", "apply", path, "--yes")
+    again = cli.ok("pipeline", "hotspots", "orders", "--json", "--plan", "other.json").json
+    assert (again["plan"]["version"], len(again["partitions"]), again["plan_file"]) == (3, 4, None)
+    assert again["plan"]["steps"] == [] and not Path("other.json").exists()
+    assert "no messages in this range" in cli.ok("pipeline", "hotspots", "orders", "--until", "1h").out
+    bad = cli("pipeline", "hotspots", "orders", "--factor", "1", "--json")
+    assert (bad.code, bad.error["error"]) == (2, "invalid_setting")

@@ -38,6 +38,7 @@ def draw(found: Backlogged, folder: str) -> list[str]:
             )
         axes.set_title(f"{found.topic}: {title}", loc="left")
         axes.set_ylabel(unit)
+        axes.set_xlabel("UTC")
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend(loc="upper left", frameon=False)

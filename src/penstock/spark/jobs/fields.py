@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Literal
 
 from ...errors import InvalidSetting
@@ -131,20 +131,26 @@ class Journal:
         at = _as_number(frame, self.at, time) if self.at else F.lit(None).cast("bigint")
         return frame.select(F.col(f"`{self.id}`").cast("string").alias("id"), at.alias("at"))
 
+    @property
+    def _path(self) -> str:
+        """Spark has a working directory and a file system of its own: what is here is named in full."""
+        here = Path(self.source)
+        return f"file://{here.absolute()}" if here.exists() else self.source
+
     def _rows(self, spark: Any) -> Any:
-        path = PurePath(self.source)
+        path = Path(self.source)
         suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
         match _FILES.get(suffix.lower()):
             case "csv":
-                return spark.read.option("header", "true").csv(self.source)
+                return spark.read.option("header", "true").csv(self._path)
             case "json":
-                return spark.read.option("primitivesAsString", "true").json(self.source)
+                return spark.read.option("primitivesAsString", "true").json(self._path)
             case "text":
-                return spark.read.text(self.source).withColumnRenamed("value", self.id)
+                return spark.read.text(self._path).withColumnRenamed("value", self.id)
             case "parquet":
-                return spark.read.parquet(self.source)
+                return spark.read.parquet(self._path)
             case _ if not suffix:
-                return spark.read.parquet(self.source)
+                return spark.read.parquet(self._path)
         raise InvalidSetting(
             f"the journal {self.source} is of no kind that is known: {', '.join(_FILES)}, a folder of "
             "Parquet files, or topic:NAME"
