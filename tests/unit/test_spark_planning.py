@@ -60,6 +60,11 @@ def test_tasks_read_everything_once(
         assert max(weights) <= 2 * -(-total // len(tasks)), "about equal"
 
 
+def test_there_are_as_many_tasks_as_asked_for() -> None:
+    tasks = pack([Span("t", 0, 0, 0, 5)], cores=1, min_tasks=4)
+    assert sorted(sum(span.rows for span in task) for task in tasks) == [1, 1, 1, 2]
+
+
 def test_many_small_partitions_are_few_tasks() -> None:
     assert len(pack([Span("t", n, n, 0, 10) for n in range(64)], cores=4)) == 1
     assert len(pack([Span("t", n, n, 0, 10_000) for n in range(64)], cores=4)) == 4

@@ -171,7 +171,7 @@ def pack(
     tasks = max(min(cores, math.ceil(total / TASK_ROWS)), math.ceil(total / MAX_TASK_ROWS), min_tasks or 1)
     if max_rows:
         tasks = max(tasks, math.ceil(total / max_rows))
-    piece = max(1, min(max_rows or total, math.ceil(total / tasks)))
+    piece = max(1, min(max_rows or total, total // tasks))  # rounded down: else there may be too few
     cut = [
         replace(span, first=at, end=min(span.end, at + piece))
         for span in wanted
