@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -51,7 +51,7 @@ def spark_session(run: Run, master: str | None = None, memory: str = "2g") -> It
             yield spark
     finally:
         if theirs is None:
-            with _hushed(run.debug):
+            with _hushed(run.debug), suppress(Exception):  # a signal to all processes has ended it already
                 spark.stop()
 
 

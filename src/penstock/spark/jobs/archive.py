@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
-from ...errors import InvalidSetting
+from ...errors import InvalidSetting, PenstockError
 from ..offsets import Offsets
 from ..options import ReadOptions, read_options
 from ..planning import Span, backlog
@@ -123,7 +123,12 @@ class _Run:
                 continue
             before = sum(file.rows for file in self._files)
             progress(before, before + backlog(self._at, self.stream.newest()))
-            mark = self._batch(mark, end)
+            try:
+                mark = self._batch(mark, end)
+            except PenstockError:
+                if stop.is_set():  # a signal has ended Spark, too: the next run does this batch
+                    return
+                raise
             progress(sum(file.rows for file in self._files), before + backlog(self._at, self.stream.newest()))
             self._at = end
 

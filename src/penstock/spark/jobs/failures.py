@@ -27,6 +27,8 @@ def explained() -> Iterator[None]:
         yield
     except PenstockError:
         raise
+    except ConnectionError as error:
+        raise PenstockError(f"Spark has ended while the job was running ({error}): run it again") from error
     except Exception as error:
         if not type(error).__module__.startswith(("pyspark", "py4j")):
             raise
