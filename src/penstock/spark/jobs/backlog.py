@@ -131,18 +131,14 @@ def _events(spark: Any, stored: Stored, options: BacklogOptions) -> Any:
     from pyspark.sql import functions as F
 
     arrived = F.unix_millis("timestamp").alias("arrived_ms")
-    never = F.lit(None).cast("bigint")
     if options.handled is None:
-        return stored.frame(spark, ["timestamp"]).select(arrived, never.alias("handled_ms"))
+        never = F.lit(None).cast("bigint").alias("handled_ms")
+        return stored.frame(spark, ["timestamp"]).select(arrived, never)
     id = Field.parse(options.id, "id")
-    frame = stored.frame(spark, list(dict.fromkeys(("timestamp", "partition", "offset", *id.columns))))
-    place = F.concat(F.lit("\0"), F.concat_ws(":", "partition", "offset"))  # without an id it is alone
-    messages = frame.select(F.coalesce(id.text(), place).alias("id"), arrived, never.alias("handled_ms"))
-    handled = options.handled.ids(spark, stored.queue, time=True)
-    handled = handled.select("id", never.alias("arrived_ms"), F.col("at").alias("handled_ms"))
-    both = messages.unionAll(handled.where("id is not null")).groupBy("id")
-    both = both.agg(F.min("arrived_ms").alias("arrived_ms"), F.min("handled_ms").alias("handled_ms"))
-    return both.where("arrived_ms is not null")
+    frame = stored.frame(spark, list(dict.fromkeys(("timestamp", *id.columns))))
+    journal = options.handled.ids(spark, stored.queue, time=True)
+    handled = journal.groupBy("id").agg(F.min("at").alias("handled_ms"))
+    return frame.select(id.text().alias("id"), arrived).join(handled, "id", "left")
 
 
 def _by_window(events: Any, window_ms: int) -> list[Any]:
