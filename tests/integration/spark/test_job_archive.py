@@ -21,7 +21,7 @@ import penstock
 from penstock.cli.root import run
 from penstock.errors import DataLoss, InvalidSetting, StagingConflict, UsageError
 from penstock.spark.jobs.archive import ArchiveOptions, archive, compact
-from penstock.spark.jobs.lake import COLUMNS, Lake
+from penstock.spark.jobs.lake import COLUMNS, Lake, Mark, _newest
 from tests.integration.spark.streams import send
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -180,6 +180,22 @@ def test_two_at_once(tmp_path: Path) -> None:
     with pytest.raises(StagingConflict, match="another run has written"):
         other.append(first, [], at[1])
     assert Lake(str(tmp_path), "orders").mark() == lake.mark()
+
+
+def test_how_far_a_table_is() -> None:
+    """The last batch says it, and not a compaction that began before it; a restore as what it restores."""
+
+    def commit(version: int, operation: str, batch: int | None = None, to: str = "") -> dict[str, Any]:
+        said = (
+            {} if batch is None else {"penstock.batch": str(batch), "penstock.end": json.dumps({"at": batch})}
+        )
+        return {"version": version, "operation": operation, "operationParameters": {"version": to}, **said}
+
+    late = [commit(4, "VACUUM END"), commit(3, "OPTIMIZE", 1), commit(2, "WRITE", 2), commit(1, "WRITE", 1)]
+    assert _newest(iter(late)) == (Mark(2, {"at": 2}), False)
+    assert _newest(iter(late[:2])) == (Mark(1, {"at": 1}), False)  # the log is cut off behind it
+    assert _newest(iter([commit(5, "RESTORE", to="1"), *late])) == (Mark(1, {"at": 1}), True)
+    assert _newest(iter([commit(0, "CREATE TABLE")])) == (None, False)
 
 
 def test_what_was_dropped(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
