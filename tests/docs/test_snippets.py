@@ -32,11 +32,9 @@ _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
 def _param(page: Path) -> Any:
-    """Pages about Spark run in the process of its tests: they share a session."""
-    spark = "spark" in page.name
-    marks = [pytest.mark.timeout(3 * PAGE_SECONDS if spark else PAGE_SECONDS)]
-    marks += [pytest.mark.xdist_group("spark")] if spark else []
-    return pytest.param(page, id=page_id(page), marks=marks)
+    """Pages about Spark take longer; they share a session with its tests (`tests.sharing`)."""
+    seconds = 3 * PAGE_SECONDS if "spark" in page.name else PAGE_SECONDS
+    return pytest.param(page, id=page_id(page), marks=pytest.mark.timeout(seconds))
 
 
 @pytest.mark.usefixtures("fresh_directory")

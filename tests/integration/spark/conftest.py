@@ -1,6 +1,6 @@
 """One Spark session for all tests here: it takes seconds to start, and a process has one.
 
-They run in one process (`xdist_group`), which is why there are few of them, each with much in it.
+They run in one process (`tests.sharing`), which is why there are few of them, each with much in it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ HERE = Path(__file__).parent
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
-            item.add_marker(pytest.mark.xdist_group("spark"))
             item.add_marker(pytest.mark.timeout(300))
 
 

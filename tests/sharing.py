@@ -1,0 +1,35 @@
+"""Which tests run in the same process: those that share a Spark session, which takes seconds to start.
+
+With `--dist loadgroup` they are one unit of work. xdist's own mark for that (`xdist_group`) does nothing with
+pytest 9.2, which does not look at the name that xdist 3.8 gives a test; so the path decides.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+__all__ = ["unit_of"]
+
+_SPARK = "tests/integration/spark/"
+_WITHOUT_JVM = f"{_SPARK}test_readers.py"
+_PAGES = "tests/docs/test_snippets.py::test_a_page_does_what_it_shows[docs/howto/spark"
+
+
+def unit_of(nodeid: str) -> str:
+    in_session = nodeid.startswith(_SPARK) and not nodeid.startswith(_WITHOUT_JVM)
+    return "spark" if in_session or nodeid.startswith(_PAGES) else nodeid
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler.loadgroup import LoadGroupScheduling
+
+    class Sharing(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return unit_of(nodeid)
+
+    return Sharing(config, log)
