@@ -12,10 +12,10 @@ TYPED := $(wildcard src bench)
 LINTED := $(wildcard src tests bench examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers peers demo test check bench chaos fuzz format clean
+.PHONY: help venv servers peers demo test test-spark check bench chaos fuzz format clean
 
 help: ## List the targets
-	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "  PYTHON=python3.12   the interpreter for the environment (3.11 or newer)"
 	@echo "  JOBS=4              how many test processes"
@@ -32,8 +32,11 @@ peers: ## Install the queues that the benchmark compares with, where that may be
 demo: $(STAMP) ## See the queue work: penstock demo
 	@$(BIN)/penstock demo
 
-test: $(STAMP) servers ## Run all tests in parallel
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 $(ARGS)
+test: $(STAMP) servers ## Run all tests in parallel, but those that start Spark
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 -m 'not spark' $(ARGS)
+
+test-spark: $(STAMP) ## Run the tests that start Spark: one session, one process
+	$(BIN)/python -m pytest --durations 10 -m spark $(ARGS)
 
 check: $(STAMP) ## Format, lint, types and layers, without changing anything
 	$(BIN)/ruff format --check $(LINTED)

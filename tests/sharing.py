@@ -22,6 +22,12 @@ def unit_of(nodeid: str) -> str:
     return "spark" if in_session or nodeid.startswith(_PAGES) else nodeid
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if unit_of(item.nodeid) == "spark":
+            item.add_marker(pytest.mark.spark)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     if config.getvalue("dist") != "loadgroup":

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-NOT_CLEAN = exits.FAILED
+NOT_CLEAN = exits.CROSSED
 _SHOWN_WINDOWS = 60
 
 Since = Annotated[
