@@ -162,7 +162,7 @@ _HOMES = {
         "PartitionLag",
         "RateInfo",
         "ShardInfo",
-    "StagingConflict",
+        "StagingConflict",
         "TopicInfo",
     ),
     "client.app.app": ("App",),

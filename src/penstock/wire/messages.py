@@ -70,7 +70,6 @@ BROKERS = 3
 ASK = 4
 
 
-
 # ---- the connection ----
 
 
