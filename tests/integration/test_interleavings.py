@@ -21,7 +21,7 @@ from penstock.errors import SequenceGap, StoreUnavailable
 from penstock.model.settings import GroupSettings, TopicSettings
 from penstock.store import SqlStore
 from penstock.store.contract import Append
-from penstock.store.session import Lane
+from penstock.store.session import Lane, Transaction
 from penstock.testing.store_contract.harness import (
     acks,
     append,
@@ -34,6 +34,7 @@ from penstock.testing.store_contract.harness import (
     spans,
     values,
 )
+from penstock.testing.store_contract.ids import send
 from tests.integration.interleaving import kill, lock_waits, run_all, soon, stopped_at_commit, until
 from tests.ready import Ground
 from tests.servers import Proxy
@@ -298,3 +299,27 @@ def slow_commits(store: SqlStore, draw: random.Random) -> Iterator[None]:
 
     with mock.patch.object(dialect, "end", end):
         yield
+
+
+# ---- ids (I13) --------------------------------------------------------------------------------------------
+
+
+def test_a_window_that_is_loaded_while_the_first_batches_come_has_them_all(
+    store: SqlStore, other: SqlStore
+) -> None:
+    """Found: an empty log was looked at before its end, and what came between was never seen again."""
+    topic = store.catalog.create_topic("mails", TopicSettings(dedup_ms=60_000), 1)
+    place, ask_one = partitions(topic)[0], Transaction.one
+    between = iter([("a",), ("b",), ("c",)])
+
+    def one(tx: Transaction, sql: str, *args: Any) -> Any:
+        found = ask_one(tx, sql, *args)
+        if "MIN(base_offset)" in sql:
+            with mock.patch.object(Transaction, "one", ask_one):
+                for ids in between:
+                    send(other, place, *ids, window_ms=60_000)
+        return found
+
+    with mock.patch.object(Transaction, "one", one):
+        assert dict(send(store, place, "a", "d", window_ms=60_000).repeats) == {0: 0}
+    assert [value.decode() for value in values(read_all(store, place))] == ["a", "b", "c", "d"]

@@ -8,7 +8,7 @@ refused batch leaves no trace and does not disturb its neighbours; everything he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -81,14 +81,21 @@ def seal(tx: Transaction, partition_id: int, batch: bytes) -> int:
 
 class Appending:
     def __init__(
-        self, tx: Transaction, lane: Lane, session: Session, appends: Sequence[Append], ids: Sifting
+        self,
+        tx: Transaction,
+        lane: Lane,
+        session: Session,
+        appends: Sequence[Append],
+        ids: Sifting,
+        given: Mapping[int, int],
     ) -> None:
+        """`given`: how far each partition was when this process last saw it."""
         self._tx = tx
         self._dialect = session.dialect
         self._counted = session.counted
         self._partitions = self._lock({a.partition_id for a in appends})
         if lane is Lane.VOLATILE:
-            self._look_for_a_crash()
+            self._look_for_a_crash(given)
         self._ids = ids
         ids.begin(
             tx, lane, {partition_id: part.next_offset for partition_id, part in self._partitions.items()}
@@ -112,11 +119,18 @@ class Appending:
         """Where the partitions end, with what was added so far."""
         return {(place, partition_id): part.next_offset for partition_id, part in self._partitions.items()}
 
-    def _look_for_a_crash(self) -> None:
-        """A crash of the server empties volatile logs; looked for at the first append since its start."""
+    def _look_for_a_crash(self, given: Mapping[int, int]) -> None:
+        """A crash of the server empties volatile logs, and may forget the last offsets that were given; looked
+        for at the first append since its start."""
         started_ms = self._tx.started_ms()
         for partition_id, part in self._partitions.items():
-            unseen = not part.sealed and part.next_offset > 0 and part.appended_at < started_ms
+            if part.sealed:
+                continue
+            if part.next_offset < given.get(partition_id, 0):
+                part.next_offset = given[partition_id]
+                part.begin_anew()
+                continue
+            unseen = part.next_offset > 0 and part.appended_at < started_ms
             if unseen and self._tx.one(f"SELECT 1 FROM {log_table(partition_id)} LIMIT 1") is None:
                 part.begin_anew()
 

@@ -94,8 +94,9 @@ def first_row(tx: Transaction, partition_id: int, column: str, least: int) -> in
     A binary search over offsets by primary key: a few look-ups, no index, no scan.
     """
     log = log_table(partition_id)
-    edges = tx.one(f"SELECT MIN(base_offset) FROM {log}")
+    # the end first: of a log that was empty a moment ago, nothing that came since may be passed over
     end = tx.one("SELECT next_offset FROM penstock_partitions WHERE id = ?", partition_id)
+    edges = tx.one(f"SELECT MIN(base_offset) FROM {log}")
     if edges is None or edges[0] is None or end is None:
         return int(end[0]) if end else 0
     low, high = edges[0], int(end[0])
