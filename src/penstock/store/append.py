@@ -120,8 +120,10 @@ class Appending:
         return {(place, partition_id): part.next_offset for partition_id, part in self._partitions.items()}
 
     def _look_for_a_crash(self, given: Mapping[int, int]) -> None:
-        """A crash of the server empties volatile logs, and may forget the last offsets that were given; looked
-        for at the first append since its start."""
+        """A crash of the server empties volatile logs, and may forget the last offsets that were given.
+
+        Looked for at the first append since its start.
+        """
         started_ms = self._tx.started_ms()
         for partition_id, part in self._partitions.items():
             if part.sealed:
