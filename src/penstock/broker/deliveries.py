@@ -8,7 +8,7 @@ deliveries: `model.delivery` does.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ..config import DEFAULTS
@@ -353,7 +353,7 @@ def is_of_a_shard(error: StoreUnavailable) -> bool:
     return "shard" in error.details
 
 
-def released(request: PollRequest, handed: Handed) -> list[Settle]:
+def released(request: PollRequest, grants: Iterable[Grant]) -> list[Settle]:
     """What gives everything back that a poll was given."""
     return [
         Settle(
@@ -362,7 +362,7 @@ def released(request: PollRequest, handed: Handed) -> list[Settle]:
             request.token,
             tuple(Verdict("release", lease.first, lease.last) for lease in grant.leases),
         )
-        for grant in handed.grants
+        for grant in grants
     ]
 
 

@@ -195,7 +195,7 @@ class Polling:
                 await self._workers.run(self._ordered.end, handed.claimed, request.token)
                 self.notify_groups(group.id for group, _ in handed.claimed)
             elif handed.grants and not request.on_delivery:
-                await self.settle(request.topic, request.group, released(request, handed))
+                await self.settle(request.topic, request.group, released(request, handed.grants))
         except PenstockError as error:
             _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
 

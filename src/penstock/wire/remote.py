@@ -15,17 +15,16 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from ..broker.deliveries import released
 from ..broker.endpoint import (
     Beat,
     Endpoint,
     Fetched,
-    Grant,
     Held,
     PollReply,
     PollRequest,
     Settle,
     SettleReply,
-    Verdict,
 )
 from ..clock import Clock
 from ..errors import InvalidSetting, PenstockError, ProtocolError
@@ -249,7 +248,7 @@ class RemoteEndpoint:
                 ids = [grant.partition_id for grant in taken]
                 await self.hand_over(request.topic, request.group, request.token, ids)
             else:
-                await self.settle(request.topic, request.group, [_released(request, g) for g in taken])
+                await self.settle(request.topic, request.group, released(request, taken))
         except PenstockError as error:
             _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
 
@@ -287,8 +286,3 @@ def _really_lost(answer: SettleReply) -> tuple[tuple[Settle, tuple[Span, ...]], 
             for first, last in spans
         )
     )
-
-
-def _released(request: PollRequest, grant: Grant) -> Settle:
-    verdicts = tuple(Verdict("release", lease.first, lease.last) for lease in grant.leases)
-    return Settle(grant.topic, grant.partition_id, request.token, verdicts)
