@@ -131,13 +131,15 @@ class Admin:
             numbers = {r.partition_id: r.partition for r in source.route.partitions}
             present = self._store.present(numbers)
             peeks, now = self._store.progress.peek(reader, present), self._store.now_ms()
-            for backlog in self._backlogs(source.route, reader, present):
+            backlogs = self._backlogs(source.route, reader, present)
+            read = {b.partition_id for b in backlogs if _is_read(b, peeks.get(b.partition_id))}
+            for backlog in backlogs:
+                if backlog.partition_id in read:
+                    continue
                 peek = peeks.get(backlog.partition_id)
-                if backlog.sealed and (backlog.committed >= backlog.end or (peek and peek.drained)):
-                    continue  # read to its end
                 row = _partition_lag(source.name, numbers[backlog.partition_id], backlog)
                 holder = peek.holder.member if peek and peek.holder.until > now else ""
-                waits_for = _waits_for(source.route, reader, backlog.partition_id, peeks)
+                waits_for = _waits_for(source.route, reader, backlog.partition_id, peeks) - read
                 rows.append(
                     replace(row, holder=holder, waits_for=tuple(sorted(numbers[p] for p in waits_for)))
                 )
@@ -159,12 +161,17 @@ class Admin:
             return found
 
 
-def _waits_for(route: Route, group: Group, partition_id: int, peeks: Mapping[int, Peek]) -> list[int]:
+def _is_read(backlog: Backlog, peek: Peek | None) -> bool:
+    """To its end, though the group may not have marked it as drained yet."""
+    return backlog.sealed and (backlog.committed >= backlog.end or (peek is not None and peek.drained))
+
+
+def _waits_for(route: Route, group: Group, partition_id: int, peeks: Mapping[int, Peek]) -> set[int]:
     """Ordered groups: what is to be read before this partition is begun (I10)."""
     if group.settings.mode != "ordered" or partition_id in peeks:
-        return []
+        return set()
     before = route.predecessors.get(partition_id, ())
-    return [one for one in before if one not in peeks or not peeks[one].drained]
+    return {one for one in before if one not in peeks or not peeks[one].drained}
 
 
 def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
