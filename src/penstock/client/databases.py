@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol
 
 from ..errors import InvalidSetting
 
-__all__ = ["Kind", "Theirs", "is_async", "of"]
+__all__ = ["Kind", "Theirs", "is_async", "library", "of"]
 
 Kind = Literal["sqlite", "postgres", "mysql"]
 Args = Sequence[Any]
@@ -64,6 +64,12 @@ def of(connection: Any) -> Theirs:
         f"a {named} is not a connection that Penstock knows: give it one of sqlite3, psycopg 3 or PyMySQL, a "
         "session or connection of SQLAlchemy 2, or django.db.connection"
     )
+
+
+def library(connection: Any) -> str:
+    """Whose connection it is: sqlite3, sqlalchemy, django, psycopg or pymysql; "" for any other object."""
+    found, known = _packages(connection), ("sqlalchemy", "django", "sqlite3", "psycopg", "pymysql")
+    return next((name for name in known if name in found), "")
 
 
 def is_async(connection: Any) -> bool:
