@@ -32,6 +32,7 @@ from ..consuming.reading import Position
 from ..message import Message, Receipt, Received, Value
 from ..producing.appending import pause
 from .intake import Intake
+from .middleware import Middleware, middleware_of, refuse_unused
 from .portal import Portal
 from .run import find, run
 from .subscription import AckMode, Batch, Subscription, make_subscription, window_for
@@ -56,6 +57,7 @@ class App:
         self._grace_s = duration_ms(grace, name="grace") / 1000
         self._subscriptions: list[Subscription] = []
         self._on_error: ErrorHook | None = None
+        self._middleware: list[Middleware] = []
         self._fraction: Callable[[], float] = random.random
         self._connection: Connection | None = None
         self._workers: list[Worker] = []
@@ -116,6 +118,17 @@ class App:
         """Register a function (async or plain) to be told of failures: it gets the error and the messages."""
         self._on_error = hook
         return hook
+
+    def middleware(self, function: F) -> F:
+        """Register what runs around every handler, in the order registered: see `client.app.middleware`.
+
+        `async def mw(message, call_next)` awaits `call_next()`; or a generator, with one `yield` in it.
+        Handlers of lists have it called with the list.
+        """
+        if self.running:
+            raise UsageError("the app runs already: register middleware before it starts")
+        self._middleware.append(middleware_of(function))
+        return function
 
     @property
     def subscriptions(self) -> tuple[Subscription, ...]:
@@ -222,6 +235,7 @@ class App:
     # ---- workers ----
 
     async def _open_all(self, connection: Connection, *, by_hand: bool = False) -> list[Worker]:
+        refuse_unused(self._middleware, [subscription.handler for subscription in self._subscriptions])
         workers: list[Worker] = []
         try:
             for subscription in self._subscriptions:
@@ -250,6 +264,7 @@ class App:
             for_thread=self._for_threads,
             on_error=self._on_error,
             fraction=self._fraction,
+            middleware=self._middleware,
         )
 
     def _for_threads(self, target: Received | Connection) -> Any:

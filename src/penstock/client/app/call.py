@@ -3,21 +3,23 @@
 Decides what counts as the handler's own ending: everything it raises, also a CancelledError of something it
 waited for, and its timeout; not that its lane was cancelled, nor that the program ends. A plain function runs
 in a thread and cannot be cancelled: its timeout is only told, and what it did counts, since to retry work
-that was done would double it. Must never settle anything.
+that was done would double it. The app's middleware is part of the handler, and so is what it raises. Must
+never settle anything.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
 from ..message import Received
 from ..tracing import by_app
+from .middleware import Middleware, around, around_plain
 from .subscription import Subscription
-from .threads import HandlerThreads
+from .threads import HandlerThreads, refuse_awaitable
 
 __all__ = ["Caller", "being_cancelled"]
 
@@ -25,8 +27,15 @@ log = logging.getLogger("penstock.app")
 
 
 class Caller:
-    def __init__(self, subscription: Subscription, for_thread: Callable[[Received], Any]) -> None:
+    def __init__(
+        self,
+        subscription: Subscription,
+        for_thread: Callable[[Received], Any],
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
         self._subscription = subscription
+        self._layers = [layer for layer in middleware if not layer.plain]
+        self._plain_layers = [layer for layer in middleware if layer.plain]
         self._for_thread = for_thread  # a message as a plain function gets it
         handler = subscription.handler
         self._threads = (
@@ -49,39 +58,58 @@ class Caller:
             return error
 
     async def _call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
-        handler = self._subscription.handler
-        messages = [self._for_thread(m) for m in unit] if self._threads and handler.message else unit
-        if self._subscription.batch is None:
+        handler, single = self._subscription.handler, self._subscription.batch is None
+        wrap = self._threads is not None and (handler.message or self._plain_layers)
+        messages = [self._for_thread(m) for m in unit] if wrap else unit
+        if single:
             arguments = handler.arguments(bodies[0] if bodies else None, messages[0])
         else:
             arguments = handler.arguments(bodies, messages)
-        if self._threads is not None:
-            return await self._in_thread(self._threads, arguments)
+        in_thread: list[BaseException] = []
+
+        async def handle() -> Any:
+            if self._threads is None:
+                return await handler.function(**arguments)
+            error = await self._in_thread(self._threads, arguments, messages[0] if single else messages)
+            if error is not None:
+                in_thread.append(error)
+                raise error
+
         try:
-            if self._subscription.timeout_s is None:
-                await handler.function(**arguments)
+            if self._layers or self._threads is not None or self._subscription.timeout_s is not None:
+                await self._in_time(around(self._layers, unit[0] if single else unit, handle))
             else:
-                await self._in_time(arguments, self._subscription.timeout_s)
-        except (KeyboardInterrupt, SystemExit):
-            raise
+                await handler.function(**arguments)
         except BaseException as error:
+            if error not in in_thread and isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             return error  # also a CancelledError of something the handler waited for
         return None
 
-    async def _in_time(self, arguments: dict[str, Any], seconds: float) -> None:
+    async def _in_time(self, handle: Callable[[], Awaitable[Any]]) -> None:
+        seconds = self._subscription.timeout_s
+        if seconds is None or self._threads is not None:
+            await handle()
+            return
         try:
             async with asyncio.timeout(seconds) as limit:
-                await self._subscription.handler.function(**arguments)
+                await handle()
         except TimeoutError as error:
             if not limit.expired():
                 raise
             raise TimeoutError(f"the handler did not end within {seconds:g} seconds") from error
 
-    async def _in_thread(self, threads: HandlerThreads, arguments: dict[str, Any]) -> BaseException | None:
+    async def _in_thread(
+        self, threads: HandlerThreads, arguments: dict[str, Any], given: Any
+    ) -> BaseException | None:
         began = monotonic()
-        error = await threads.run(self._subscription.handler.function, arguments)
+        function = self._subscription.handler.function
+        if self._plain_layers:
+            error = await threads.run(self._layered(function, arguments, given), {})
+        else:
+            error = await threads.run(function, arguments)
         limit = self._subscription.timeout_s
         if limit is not None and monotonic() - began > limit:
             log.warning(
@@ -92,6 +120,16 @@ class Caller:
                 limit,
             )
         return error
+
+    def _layered(
+        self, function: Callable[..., Any], arguments: dict[str, Any], given: Any
+    ) -> Callable[[], Any]:
+        def handle() -> Any:
+            returned = function(**arguments)
+            refuse_awaitable(returned)
+            return returned
+
+        return around_plain(self._plain_layers, given, handle)
 
 
 def being_cancelled() -> bool:

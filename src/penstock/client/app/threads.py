@@ -19,7 +19,7 @@ from typing import Any
 
 from ...errors import UsageError
 
-__all__ = ["HandlerThreads"]
+__all__ = ["HandlerThreads", "refuse_awaitable"]
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ class HandlerThreads:
         while (job := self._jobs.get()) is not None:
             raised: BaseException | None = None
             try:
-                _refuse_awaitable(job.context.run(job.function, **job.arguments))
+                refuse_awaitable(job.context.run(job.function, **job.arguments))
             except BaseException as error:  # also SystemExit: it ends neither the thread nor the app
                 raised = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
@@ -72,7 +72,7 @@ class HandlerThreads:
             ended.set_result(raised)
 
 
-def _refuse_awaitable(returned: object) -> None:
+def refuse_awaitable(returned: object) -> None:
     """A plain function that wraps a coroutine function has not done anything yet when it returns."""
     if inspect.isawaitable(returned):
         if inspect.iscoroutine(returned):

@@ -15,7 +15,7 @@ import asyncio
 import logging
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from ..tracing import unfit
 from .call import Caller, being_cancelled
 from .handler import ACK, RELEASE, Dead, RetryLater, outcome_of
 from .intake import Intake
+from .middleware import Middleware
 from .subscription import Subscription, window_for
 
 __all__ = ["ErrorHook", "Worker"]
@@ -49,6 +50,7 @@ class Worker:
         for_thread: Callable[[Received], Any],
         on_error: ErrorHook | None = None,
         fraction: Callable[[], float] = random.random,
+        middleware: Sequence[Middleware] = (),
     ) -> None:
         self.subscription = subscription
         self.intake = intake
@@ -63,7 +65,7 @@ class Worker:
         self._stopping = False
         self._lanes: list[asyncio.Task[None]] = []
         self._feeder: asyncio.Task[None] | None = None
-        self._caller = Caller(subscription, for_thread)
+        self._caller = Caller(subscription, for_thread, middleware)
         intake.in_order(one_per_key=subscription.batch is None)
 
     # ---- life ----
