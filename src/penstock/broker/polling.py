@@ -95,9 +95,11 @@ class Polling:
             )
         return known
 
-    async def _for_group(self, topic: str, group: str, function: Callable[..., T], *args: Any) -> T:
-        """In a thread; groups take turns."""
-        return await self._workers.run_for((topic, group), function, *args)
+    async def _for_group(
+        self, topic: str, group: str, function: Callable[..., T], *args: Any, short: bool = False
+    ) -> T:
+        """In a thread, or at once if it is short; groups take turns."""
+        return await self._workers.run_for((topic, group), function, *args, short=short)
 
     # ---- shared groups ----
 
@@ -184,7 +186,8 @@ class Polling:
             raise
 
     async def _look(self, poller: Deliveries | OrderedDeliveries, request: PollRequest) -> Handed:
-        handed = await self._for_group(request.topic, request.group, poller.poll, request)
+        shared = poller is self._deliveries  # a look that was cut short may be begun anew
+        handed = await self._for_group(request.topic, request.group, poller.poll, request, short=shared)
         await self.depart(handed.departures, dead=True)
         return handed
 
@@ -210,7 +213,10 @@ class Polling:
         self.notify_groups(ended)
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        outcome = await self._for_group(topic, group, self._deliveries.settle, topic, group, parts)
+        acks = all(verdict.kind == "ack" for part in parts for verdict in part.verdicts)  # may be repeated
+        outcome = await self._for_group(
+            topic, group, self._deliveries.settle, topic, group, parts, short=acks
+        )
         await self.depart(outcome.departures, dead=True)
         self.notify_groups(outcome.waiting)
         return SettleReply(tuple(outcome.lost), tuple(outcome.kept), tuple(outcome.away))

@@ -4,6 +4,10 @@ What `run_in_executor` does, with one hand-over each way and no second future: a
 them, and under light load they are most of its cost. Work for the same key is begun in the order it came,
 and keys take turns, so that a group that asks for much does not delay the others (R41). A caller that is
 cancelled does not stop its work; its result is dropped.
+
+Where the store needs no server, work that is short is done at once, in the event loop, while the threads have
+nothing to do: a hand-over costs more than the work itself. Must never wait there: work that would have to is
+begun anew in a thread.
 """
 
 from __future__ import annotations
@@ -15,17 +19,22 @@ from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
+from ..store.values import AtOnce, WouldWaitError
+
 __all__ = ["Workers"]
 
 T = TypeVar("T")
 
 _Job = tuple["asyncio.Future[Any]", Callable[..., Any], tuple[Any, ...]]
 _END = object()
+_IN_A_ROW = 100  # then one goes to a thread, which does what was put off: SQLite's checkpoints
 
 
 class Workers:
-    def __init__(self, threads: int, name: str) -> None:
+    def __init__(self, threads: int, name: str, at_once: AtOnce | None = None) -> None:
         self.threads = threads
+        self._at_once = at_once
+        self._in_a_row = 0
         self._loop = asyncio.get_running_loop()
         self._lock = threading.Lock()
         self._jobs: dict[Hashable, deque[_Job]] = {}  # what waits, by key; never empty
@@ -41,7 +50,16 @@ class Workers:
         """For nobody in particular: it has a turn of its own."""
         return await self.run_for(object(), function, *args)
 
-    async def run_for(self, key: Hashable, function: Callable[..., T], *args: Any) -> T:
+    async def run_for(self, key: Hashable, function: Callable[..., T], *args: Any, short: bool = False) -> T:
+        """`short`: it may be begun anew, and does nothing that takes long unless the store says so."""
+        if short and self._at_once is not None and not self._jobs and self._in_a_row < _IN_A_ROW:
+            self._in_a_row += 1
+            try:
+                with self._at_once():
+                    return function(*args)
+            except WouldWaitError:
+                pass
+        self._in_a_row = 0
         done: asyncio.Future[T] = self._loop.create_future()
         job = (done, function, args)
         with self._lock:

@@ -22,6 +22,7 @@ from .contract import (
     Brokers,
     Catalog,
     Duties,
+    Lanes,
     Log,
     Progress,
     Rates,
@@ -34,6 +35,7 @@ from .contract import (
     Watcher,
 )
 from .duties import SqlDuties
+from .lanes import SqlLanes
 from .log import SqlLog
 from .pairing import check_pair
 from .progress import SqlProgress
@@ -48,6 +50,7 @@ from .shards import Member, open_sharded
 from .sqlite import SqliteDialect
 from .staging import SqlStaging
 from .usage import SqlUsage
+from .values import AtOnce
 from .volatile import check_volatile
 
 __all__ = ["SqlStore", "open_memory", "open_server", "open_session", "open_sqlite", "open_store"]
@@ -80,7 +83,9 @@ class SqlStore:
         self.brokers: Brokers = SqlBrokers(session)
         self.access: Access = SqlAccess(session)
         self.rates: Rates = SqlRates(session, own)
+        self.lanes: Lanes = SqlLanes(session)
         self.staging: Staging = SqlStaging(session)
+        self.at_once: AtOnce | None = session.at_once if session.dialect.quick else None
 
     def now_ms(self) -> int:
         return self.session.now_ms()

@@ -18,11 +18,12 @@ from ..model.route import Change, Draft, Route
 from ..model.schedule import Waiting
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .background import Duties, Schedule
-from .serving import Access, Brokers, Rates
+from .serving import Access, Brokers, Lanes, Rates
 from .staging_contract import Staged, Staging
 from .values import (
     Append,
     Appended,
+    AtOnce,
     Backlog,
     Bounds,
     Finished,
@@ -40,38 +41,11 @@ from .values import (
 )
 
 __all__ = [
-    "Access",
-    "Append",
-    "Appended",
-    "Backlog",
-    "Bounds",
-    "Brokers",
-    "Catalog",
-    "Duties",
-    "Finished",
-    "Granted",
-    "Group",
-    "Log",
-    "Member",
-    "Move",
-    "News",
-    "Peek",
-    "Progress",
-    "Rates",
-    "Routes",
-    "Schedule",
-    "ServedBroker",
-    "Settled",
-    "ShardState",
-    "Staged",
-    "Staging",
-    "Store",
-    "StoredBatch",
-    "Topic",
-    "Usage",
-    "Waiting",
-    "Watcher",
-]
+    "Access", "Append", "Appended", "Backlog", "Bounds", "Brokers", "Catalog", "Duties", "Finished",
+    "Granted", "Group", "Lanes", "Log", "Member", "Move", "News", "Peek", "Progress", "Rates", "Routes",
+    "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store", "StoredBatch",
+    "Topic", "Usage", "Waiting", "Watcher",
+]  # fmt: skip
 
 
 class Log(Protocol):
@@ -148,7 +122,6 @@ class Catalog(Protocol):
         """UnknownTopic if there is none."""
 
     def topics(self) -> list[Topic]: ...
-
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic: ...
 
     def delete_topic(self, name: str) -> list[int]:
@@ -164,9 +137,7 @@ class Catalog(Protocol):
         """Make the group and, in the same transaction, turn its start into offsets (I9)."""
 
     def group(self, topic: str, name: str) -> Group: ...
-
     def groups(self, topic: str) -> list[Group]: ...
-
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group: ...
 
     def delete_group(self, topic: str, name: str, *, only: int | None = None) -> Group:
@@ -324,6 +295,9 @@ class Progress(Protocol):
         Returns it as it is now; None if it was moved, or stamped again, by somebody else.
         """
 
+    def leaving(self, group: Group, partition_id: int, token: int) -> list[Delivery]:
+        """All that is stamped with this identity, lowest offset first; without a lock."""
+
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
         """Forget what earlier generations did there: verbs of them are refused from then on (I10).
 
@@ -415,13 +389,14 @@ class Store(Protocol):
     brokers: Brokers
     access: Access
     rates: Rates
+    lanes: Lanes
     staging: Staging
+    at_once: AtOnce | None  # None: every verb may have to wait
 
     def now_ms(self) -> int:
         """The store's clock."""
 
     def watch(self) -> Watcher: ...
-
     def close(self) -> None: ...
 
     # Shards. A store on one database has one, whose name is "".

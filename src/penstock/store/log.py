@@ -83,6 +83,7 @@ class SqlLog:
     # ---- read ----
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
+        self._session.takes_time()
         log = log_table(partition_id)
         with reading_log(self._session, partition_id) as tx:
             at = tx.one(_AT.format(log=log), offset)

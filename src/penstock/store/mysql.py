@@ -67,7 +67,7 @@ class MysqlDialect(ServerDialect):
 
     # ---- connections ----
 
-    def connect(self, lane: Lane) -> Any:
+    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
         limits = self._limits
         connecting = max(1, limits.connect_timeout_ms // 1000)
         try:
@@ -130,7 +130,7 @@ class MysqlDialect(ServerDialect):
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, lane: Lane, *, flush: bool) -> None:
+    def begin(self, connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
         connection.penstock_begin = True  # goes out with the first statement
 
     def end(self, connection: Any, lane: Lane, *, commit: bool) -> None:

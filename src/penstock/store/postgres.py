@@ -73,7 +73,7 @@ class PostgresDialect(ServerDialect):
 
     # ---- connections ----
 
-    def connect(self, lane: Lane) -> Any:
+    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
         connection = self._plain()
         connection.penstock_migrating = False
         if self._bouncer:
@@ -126,7 +126,7 @@ class PostgresDialect(ServerDialect):
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, lane: Lane, *, flush: bool) -> None:
+    def begin(self, connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
         lazily = lane is Lane.VOLATILE or (lane is Lane.PROGRESS and not flush)
         usual = lane is Lane.PROGRESS  # what the connection is set to
         start = _BEGIN

@@ -28,6 +28,7 @@ class ServerDialect(ABC):
     for_update = " FOR UPDATE"
     places: tuple[Lane, ...] = (Lane.LOG,)
     pooled = True
+    quick = False
 
     failures: ClassVar[tuple[type[Exception], ...]]  # the driver's
     now: ClassVar[str]  # reads the server's clock, in milliseconds

@@ -9,6 +9,9 @@ a `Dialect`.
 A transaction that surely was undone for a passing reason (a deadlock, a connection that had gone stale,
 two that insert the same key) is run again by `verbs`, which every class of verbs is marked with. A commit
 of unknown fate never is: that is for whoever knows how to ask (I2).
+
+Who must not wait, since others wait for it, runs a verb `at_once`: where it would have to wait for a lock,
+the disk or much to read, it raises WouldWaitError, and the verb is left to a thread.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from typing import Any, Protocol, TypeVar
 
-from ..errors import ClosedError, StoreError, StoreUnavailable
+from ..errors import ClosedError, StoreBusy, StoreError, StoreUnavailable
 from .contract import Watcher
+from .values import WouldWaitError
 
 __all__ = ["Dialect", "Lane", "Row", "Session", "Transaction", "by_key", "verbs"]
 
@@ -53,8 +57,10 @@ class Dialect(Protocol):
     for_update: str  # suffix that locks the rows a SELECT returns
     places: tuple[Lane, ...]  # lanes that have tables of their own
     pooled: bool  # connections go stale when they are not used
+    quick: bool  # without a server: a verb may be run `at_once`
 
-    def connect(self, lane: Lane) -> Any: ...
+    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
+        """`at_once`: one that waits for nobody, and leaves to others what takes its time."""
 
     def cut(self, connection: Any) -> None:
         """End the conversation with the server, under the hands of whoever has it in another thread."""
@@ -65,7 +71,7 @@ class Dialect(Protocol):
     def reading(self, lane: Lane) -> AbstractContextManager[None]:
         """Held around statements that only read."""
 
-    def begin(self, connection: Any, lane: Lane, *, flush: bool) -> None:
+    def begin(self, connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
         """Start a write transaction; durable at commit if `flush`."""
 
     def end(self, connection: Any, lane: Lane, *, commit: bool) -> None: ...
@@ -205,7 +211,10 @@ class Transaction:
 class Session:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self._idle: dict[Lane, list[tuple[Any, float]]] = {lane: [] for lane in Lane}
+        self._idle: dict[tuple[Lane, bool], list[tuple[Any, float]]] = {
+            (lane, at_once): [] for lane in Lane for at_once in (False, True)
+        }
+        self._mood = threading.local()
         self._used: set[Any] = set()  # connections that somebody has now
         self._refusing: StoreUnavailable | None = None  # it hangs: nobody is to wait for it
         self._guard = threading.Lock()
@@ -228,6 +237,24 @@ class Session:
         return lane if lane in self.dialect.places else Lane.LOG
 
     @contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Verbs of this thread wait for nothing within it."""
+        self._mood.at_once = True
+        try:
+            yield
+        finally:
+            self._mood.at_once = False
+
+    @property
+    def _at_once(self) -> bool:
+        return getattr(self._mood, "at_once", False)
+
+    def takes_time(self) -> None:
+        """What comes now may take long, and is not for whoever must not wait."""
+        if self._at_once:
+            raise WouldWaitError("it takes its time: leave it to a thread")
+
+    @contextmanager
     def read(self, lane: Lane) -> Iterator[Transaction]:
         """Statements that change nothing; each sees what was committed when it started."""
         with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.reading(lane):
@@ -236,8 +263,10 @@ class Session:
     @contextmanager
     def write(self, lane: Lane, *, flush: bool = True) -> Iterator[Transaction]:
         """One transaction: committed at the end, rolled back if the block raises."""
+        if flush:
+            self.takes_time()
         with self._mapped(lane), self._borrowed(lane) as connection:
-            self.dialect.begin(connection, lane, flush=flush)
+            self.dialect.begin(connection, lane, flush=flush, at_once=self._at_once)
             tx = Transaction(connection, self.dialect)
             try:
                 yield tx
@@ -274,6 +303,8 @@ class Session:
             yield
         except Exception as error:
             mapped = self.dialect.error(error, lane)
+            if self._at_once and isinstance(mapped or error, StoreBusy):
+                raise WouldWaitError("others are at work there: leave it to a thread") from error
             if mapped is None:
                 raise
             mapped.undone = self.dialect.undone(error) and not hasattr(error, "run_once")
@@ -320,7 +351,8 @@ class Session:
                     raise ClosedError("this connection is closed; call penstock.connect again")
                 if self._refusing is not None:
                     raise StoreUnavailable(str(self._refusing))
-                found = self._idle[lane].pop() if self._idle[lane] else None
+                idle = self._idle[lane, self._at_once]
+                found = idle.pop() if idle else None
             if found is None:
                 return self._connect(lane)
             connection, since = found
@@ -330,7 +362,7 @@ class Session:
 
     def _connect(self, lane: Lane) -> Any:
         try:
-            return self.dialect.connect(lane)
+            return self.dialect.connect(lane, at_once=self._at_once)
         except Exception as error:
             error.run_once = True  # type: ignore[attr-defined]  # each try may take the whole time-out
             raise
@@ -338,23 +370,24 @@ class Session:
     def _give(self, lane: Lane, connection: Any) -> None:
         with self._guard:
             if not self._closed:
-                self._idle[lane].append((connection, time.monotonic()))
+                self._idle[lane, self._at_once].append((connection, time.monotonic()))
                 return
         connection.close()
 
     def forget(self, lane: Lane) -> None:
         """Throw away the lane's connections: one was lost, and the others of its time likely too."""
         with self._guard:
-            stale, self._idle[lane] = self._idle[lane], []
+            stale = [*self._idle[lane, False], *self._idle[lane, True]]
+            self._idle[lane, False], self._idle[lane, True] = [], []
         for connection, _ in stale:
             connection.close()
 
     def close(self) -> None:
         with self._guard:
             self._closed = True
-            idle = [connection for lane in Lane for connection, _ in self._idle[lane]]
-            for lane in Lane:
-                self._idle[lane] = []
+            idle = [connection for some in self._idle.values() for connection, _ in some]
+            for some in self._idle.values():
+                some.clear()
         for connection in idle:
             connection.close()
         self.dialect.close()

@@ -23,6 +23,7 @@ from .contract import (
     Brokers,
     Catalog,
     Duties,
+    Lanes,
     Log,
     Progress,
     Rates,
@@ -41,6 +42,7 @@ from .shard_database import Shard, Shards, Watchdog
 from .shard_identity import check, check_alone, join
 from .shard_log import ShardedLog, ShardedSchedule, ShardedUsage
 from .shard_progress import ShardedProgress
+from .values import AtOnce
 
 if TYPE_CHECKING:
     from . import SqlStore
@@ -74,7 +76,9 @@ class ShardedStore:
         self.brokers: Brokers = first.brokers
         self.access: Access = first.access
         self.rates: Rates = first.rates
+        self.lanes: Lanes = first.lanes
         self.staging: Staging = first.staging
+        self.at_once: AtOnce | None = None  # a thread waits for each shard
         self._watchdog = Watchdog(shards.values())
 
     def now_ms(self) -> int:
@@ -164,6 +168,7 @@ class _Part:
         self.brokers = whole.brokers
         self.access = whole.access
         self.rates = whole.rates
+        self.lanes = whole.lanes
         self.staging = whole.staging
 
     def now_ms(self) -> int:
@@ -180,6 +185,7 @@ class _Part:
         return getattr(self._whole, name)
 
     if TYPE_CHECKING:
+        at_once: AtOnce | None
 
         def parts(self) -> Mapping[str, Store]: ...
         def present(self, partition_ids: Iterable[int]) -> list[int]: ...

@@ -44,6 +44,7 @@ class SqliteDialect:
     table = ""
     places = tuple(Lane)
     pooled = False
+    quick = True
     serial = "INTEGER PRIMARY KEY AUTOINCREMENT"  # AUTOINCREMENT: ids are never used again (I11)
     offset = "INTEGER"  # INTEGER PRIMARY KEY is the row's own id: no second index
     indexes_by_table = False
@@ -68,7 +69,7 @@ class SqliteDialect:
 
     # ---- connections ----
 
-    def connect(self, lane: Lane) -> Any:
+    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
         file = self.file(lane)
         if file is None:
             return self._shared_memory(lane)
@@ -76,6 +77,9 @@ class SqliteDialect:
         try:
             connection = self._open(str(file))
             self._prepare(connection, lane)
+            if at_once:
+                connection.execute("PRAGMA busy_timeout=0")
+                connection.execute("PRAGMA wal_autocheckpoint=0")
         except sqlite3.Error as error:
             if connection is not None:
                 connection.close()
@@ -145,12 +149,12 @@ class SqliteDialect:
         finally:
             self._turns[lane].release()
 
-    def _take_turn(self, lane: Lane) -> None:
-        if not self._turns[lane].acquire():
+    def _take_turn(self, lane: Lane, *, at_once: bool = False) -> None:
+        if not self._turns[lane].acquire(at_once=at_once):
             raise self._busy(lane)
 
-    def begin(self, connection: _Connection, lane: Lane, *, flush: bool) -> None:
-        self._take_turn(lane)
+    def begin(self, connection: _Connection, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+        self._take_turn(lane, at_once=at_once)
         try:
             if self.path is not None:
                 _set_flush(connection, lane, flush=flush)

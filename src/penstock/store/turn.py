@@ -32,15 +32,21 @@ class Turn:
         self._path = path if fcntl is not None else None
         self._descriptor: int | None = None
 
-    def acquire(self) -> bool:
-        """False if another thread of this process had it for too long."""
-        if not self._lock.acquire(timeout=self._limits.busy_timeout_ms / 1000):
+    def acquire(self, *, at_once: bool = False) -> bool:
+        """False if another thread of this process had it for too long; `at_once`: if anybody has it now."""
+        if not self._lock.acquire(timeout=0 if at_once else self._limits.busy_timeout_ms / 1000):
             return False
         if self._path is not None:
             try:
                 if self._descriptor is None:
                     self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                self._wait_for_processes(self._descriptor)
+                if at_once:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                else:
+                    self._wait_for_processes(self._descriptor)
+            except BlockingIOError:
+                self._lock.release()
+                return False
             except OSError:
                 pass  # only fairness is lost; BEGIN IMMEDIATE still excludes
             except BaseException:

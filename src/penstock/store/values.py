@@ -5,9 +5,11 @@ Exported by `contract`: import them from there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
+from ..errors import StoreError
 from ..model.delivery import Delivery, Holder, Span, Terms
 from ..model.route import Route
 from ..model.schedule import Home, Planned, Waiting
@@ -16,6 +18,7 @@ from ..model.settings import GroupSettings, TopicSettings
 __all__ = [
     "Append",
     "Appended",
+    "AtOnce",
     "Backlog",
     "Bounds",
     "Finished",
@@ -30,7 +33,15 @@ __all__ = [
     "ShardState",
     "StoredBatch",
     "Topic",
+    "WouldWaitError",
 ]
+
+AtOnce = Callable[[], AbstractContextManager[None]]
+"""Within it, verbs of this thread wait for nothing: those that would have to raise WouldWaitError."""
+
+
+class WouldWaitError(StoreError):
+    """Others are at work, or it takes its time. The verb's transaction is undone: leave it to a thread."""
 
 
 @dataclass(frozen=True, slots=True)

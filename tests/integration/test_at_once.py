@@ -1,0 +1,95 @@
+"""Short work on SQLite is done in the event loop, and never waits there."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+import penstock
+from penstock.broker.workers import Workers
+from penstock.model.settings import GroupSettings, TopicSettings
+from penstock.store import open_sqlite
+from penstock.store.contract import Store
+from penstock.store.values import WouldWaitError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with closing(open_sqlite(tmp_path / "queue.db")) as store:
+        yield store
+
+
+@contextmanager
+def locked(file: Path) -> Iterator[None]:
+    """Another process is at work in the file, as far as SQLite can tell."""
+    with closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+def test_what_would_wait_says_so_at_once(store: Store, tmp_path: Path) -> None:
+    assert store.at_once is not None
+    store.catalog.create_topic("orders", TopicSettings(), 1)
+    group = store.catalog.create_group("orders", "billing", GroupSettings())
+    with store.at_once():
+        store.progress.join(group.id, "ann", "test", 1000)
+    began = time.monotonic()
+    with locked(tmp_path / "queue.db.progress"), pytest.raises(WouldWaitError), store.at_once():
+        store.progress.join(group.id, "bob", "test", 1000)
+    assert time.monotonic() - began < 5, "the busy time-out is 10 s"
+    with pytest.raises(WouldWaitError), store.at_once():  # it is flushed
+        store.catalog.create_topic("others", TopicSettings(), 1)
+    assert [topic.name for topic in store.catalog.topics()] == ["orders"]
+    assert [member.name for member in store.progress.members(group.id)] == ["ann"]
+    store.progress.join(group.id, "bob", "test", 1000)  # who may wait is not concerned
+
+
+async def test_short_work_is_begun_anew_in_a_thread(store: Store) -> None:
+    workers, here, seen = Workers(1, "test", store.at_once), threading.current_thread(), []
+
+    def work(would_wait: bool) -> bool:
+        seen.append(threading.current_thread() is here)
+        if would_wait and seen[-1]:
+            raise WouldWaitError("for a lock")
+        return seen[-1]
+
+    assert await workers.run_for("key", work, False, short=True)
+    assert not await workers.run_for("key", work, True, short=True)
+    assert not await workers.run_for("key", work, False)
+    assert seen == [True, True, False, False]
+    assert {await workers.run_for("key", work, False, short=True) for _ in range(200)} == {True, False}
+    await workers.close()
+
+
+async def test_the_journal_stays_small(tmp_path: Path) -> None:
+    """What is done at once leaves checkpoints to the threads, and they come to it."""
+    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+        await mq.create_topic("orders")
+        async with mq.consumer("orders", "billing") as consumer:
+            for number in range(1500):
+                await mq.send("orders", b"%d" % number)
+                (message,) = await consumer.poll(1, wait=20)
+                await message.ack()
+        journal = tmp_path / "queue.db.progress-wal"
+        assert journal.stat().st_size < 8 * 1024 * 1024, "2,000 pages of 4 KiB"
+
+
+async def test_the_loop_goes_on_while_others_hold_the_file(tmp_path: Path) -> None:
+    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+        await mq.create_topic("orders")
+        await mq.create_group("orders", "billing")
+        await mq.send("orders", b"1")
+        async with mq.consumer("orders", "billing") as consumer:
+            with locked(tmp_path / "queue.db.progress"):
+                polling = asyncio.create_task(consumer.poll(1, wait=20))
+                await asyncio.wait({polling}, timeout=0.5)
+                assert not polling.done()
+            assert [m.value for m in await polling] == [b"1"]
