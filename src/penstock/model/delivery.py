@@ -36,6 +36,7 @@ __all__ = [
     "expire",
     "halve",
     "poll",
+    "set_aside",
     "stamped",
 ]
 
@@ -155,6 +156,7 @@ class Kind(Enum):
     RETRY = "retry"  # counts as an attempt
     RELEASE = "release"  # does not
     MOVE = "move"  # to another topic: dead letters, redrive
+    LANE = "lane"  # to the group's slow lane, untried: not an attempt (R42)
 
     # `dead` in the API is MOVE with the group's dead-letter topic as its target.
 
@@ -328,6 +330,16 @@ def halve(loose: Delivery) -> tuple[Delivery, ...]:
         return (loose,)
     middle = (loose.first + loose.last) // 2
     return (loose.part(loose.first, middle), loose.part(middle + 1, loose.last))
+
+
+def set_aside(delivery: Delivery, stamp: Stamp, until: int) -> Delivery:
+    """Stamp it as one of many that move together, in one append: all of them have this identity (I12).
+
+    They are settled together as well, so whoever resumes finds all of them, or none.
+    """
+    identity = stamp.producer_id % _IDENTITIES + 1
+    moved = replace(stamp, producer_id=identity)
+    return replace(delivery, stamp=moved, token=identity, holder="", visible_at=until, alone=False)
 
 
 def stamped(delivery: Delivery, base: Stamp, until: int) -> Delivery:

@@ -27,6 +27,7 @@ __all__ = [
     "member_group",
     "owner",
     "retry_topic",
+    "slow_topic",
 ]
 
 HEADER_PREFIX = "penstock-"
@@ -112,6 +113,10 @@ def dead_topic(topic: str, group: str) -> str:
 
 def retry_topic(topic: str, group: str) -> str:
     return f"{topic}.{group}.retry"
+
+
+def slow_topic(topic: str, group: str) -> str:
+    return f"{topic}.{group}.slow"
 
 
 def owner(internal: str) -> tuple[str, str] | None:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from ..config import DEFAULTS
 from ..errors import GroupConflict, InvalidSetting
+from .lanes import NO_LANE, LanePolicy
 
 __all__ = ["Exhausted", "GroupSettings", "GroupWish", "Keep", "Mode", "Start", "Storage", "TopicSettings"]
 
@@ -84,6 +85,7 @@ class GroupSettings:
     exhausted: Exhausted = "dead"  # after the last attempt; "stop" (ordered groups): the key waits for people
     max_hold_ms: int = DEFAULTS.max_hold_ms  # ordered groups: a failing message holds its key no longer (I10)
     expires_ms: int = 0  # the group is forgotten when nobody used it for so long (R44); 0: never
+    slow_lane: LanePolicy = NO_LANE  # shared groups: sources that fail, or take long, go to a lane (R42)
 
     def __post_init__(self) -> None:
         if self.mode not in ("shared", "ordered", "broadcast"):
@@ -94,6 +96,8 @@ class GroupSettings:
             raise InvalidSetting(f"exhausted={self.exhausted!r}: choose 'dead' (dead letters) or 'stop'")
         if self.exhausted == "stop" and self.mode != "ordered":
             raise InvalidSetting("exhausted='stop' is for groups in mode 'ordered': without order use 'dead'")
+        if self.slow_lane.on and self.mode != "shared":
+            raise InvalidSetting("slow_lane is for groups in mode 'shared'; leave it out, or choose that mode")
         if self.max_hold_ms < 1000:
             raise InvalidSetting("max_hold: at least a second, such as max_hold='1h'")
         if self.expires_ms < 0:
@@ -116,6 +120,7 @@ class GroupWish:
     exhausted: Exhausted | None = None
     max_hold_ms: int | None = None
     expires_ms: int | None = None
+    slow_lane: LanePolicy | None = None
 
     def over(self, settings: GroupSettings) -> GroupSettings:
         return replace(settings, **self._asked())

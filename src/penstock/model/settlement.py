@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from .delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Terms, stamped
+from .delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Terms, set_aside, stamped
 
 __all__ = ["Becomes", "becomes", "covered", "extend", "seize", "settle"]
 
@@ -32,6 +32,9 @@ def becomes(piece: Delivery, settlement: Settlement, now: int, terms: Terms) -> 
         assert settlement.stamp is not None, "a move says where to"
         moved = replace(piece, spent=piece.spent + 1, reason=settlement.reason)
         return stamped(moved, settlement.stamp, until)
+    if settlement.kind is Kind.LANE:
+        assert settlement.stamp is not None, "a move says where to"
+        return set_aside(piece, settlement.stamp, until)
     retried = _waiting(piece, settlement, spent=piece.spent + 1, failures=piece.failures + 1)
     if retried.failures + settlement.used < terms.max_attempts:
         return retried if settlement.later is None else stamped(retried, settlement.later, until)

@@ -31,6 +31,7 @@ __all__ = [
     "Locked",
     "NeedsFlushError",
     "NeedsStartError",
+    "held_under",
     "reset_meanwhile",
 ]
 
@@ -286,6 +287,12 @@ def _clusters(spans: Sequence[Span]) -> list[Span]:
         else:
             found.append((first, last))
     return found
+
+
+def held_under(tx: Transaction, group_id: int, partition_id: int, token: int) -> list[Delivery]:
+    """What has this token, lowest offset first; without a lock."""
+    rows = tx.all(_HELD, token, group_id, partition_id)
+    return sorted(map(_delivery, rows), key=lambda d: d.first)
 
 
 def _delivery(raw: tuple[Any, ...]) -> Delivery:

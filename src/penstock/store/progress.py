@@ -24,6 +24,7 @@ from .locked import (
     Locked,
     NeedsFlushError,
     NeedsStartError,
+    held_under,
     reset_meanwhile,
 )
 from .lookups import GONE, lane_of, padded, reading_log
@@ -238,6 +239,10 @@ class SqlProgress:
 
         return self._locked(group, partition_id, decide, flush=True)
 
+    def leaving(self, group: Group, partition_id: int, token: int) -> list[Delivery]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return held_under(tx, group.id, partition_id, token)
+
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
         with self._session.write(Lane.PROGRESS) as tx:
             for partition_id in partition_ids:
@@ -289,7 +294,7 @@ class SqlProgress:
 
     def forget(self, group_id: int) -> None:
         with self._session.write(Lane.PROGRESS) as tx:
-            for table in ("progress", "deliveries", "members", "activity"):
+            for table in ("progress", "deliveries", "members", "activity", "lanes", "lane_counts"):
                 tx.do(f"DELETE FROM penstock_{table} WHERE group_id = ?", group_id)
             tx.announce(Lane.PROGRESS)
 

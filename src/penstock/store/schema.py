@@ -280,6 +280,27 @@ _5_LOG: Statements = (
     "CREATE INDEX penstock_decisions_open ON penstock_decisions (published_at)",
 )
 
+_6_PROGRESS: Statements = (
+    # sources that are slow (R42); the row without a name is locked by whoever counts, for its group
+    """CREATE TABLE penstock_lanes (
+        group_id BIGINT NOT NULL,
+        source VARCHAR(120) NOT NULL,
+        since BIGINT NOT NULL,
+        failed_at BIGINT NOT NULL,
+        handled_at BIGINT NOT NULL,
+        reason VARCHAR(200) NOT NULL,
+        PRIMARY KEY (group_id, source))""",
+    # what became of messages of those sources that fail, or take long, by bucket of time
+    """CREATE TABLE penstock_lane_counts (
+        group_id BIGINT NOT NULL,
+        source VARCHAR(120) NOT NULL,
+        bucket BIGINT NOT NULL,
+        handled BIGINT NOT NULL,
+        failed BIGINT NOT NULL,
+        spent_ms BIGINT NOT NULL,
+        PRIMARY KEY (group_id, source, bucket))""",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE penstock_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -296,6 +317,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     3: {Lane.LOG: _3_LOG, Lane.PROGRESS: _3_PROGRESS},
     4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
     5: {Lane.LOG: _5_LOG},
+    6: {Lane.PROGRESS: _6_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -10,9 +10,10 @@ from typing import Protocol
 
 from ..model.access import Permission, Principal
 from ..model.flow import Rate
-from .values import ServedBroker
+from ..model.lanes import LaneState, Seen
+from .values import Group, ServedBroker
 
-__all__ = ["Access", "Brokers", "Rates"]
+__all__ = ["Access", "Brokers", "Lanes", "Rates"]
 
 
 class Brokers(Protocol):
@@ -85,3 +86,19 @@ class Rates(Protocol):
 
         Of a broadcast group, the member that waits longest.
         """
+
+
+class Lanes(Protocol):
+    """What became of messages of each source, and which sources are slow (R42). Need not survive.
+
+    With a group they are forgotten (`Progress.forget`). `model.lanes` decides.
+    """
+
+    def count(self, group: Group, counts: Sequence[tuple[int, Seen]]) -> LaneState:
+        """Add what was counted, each at its moment, and decide by the group's policy. Nothing: only decide.
+
+        What is older than the window is not counted. Beyond `MOST_SOURCES`, further sources are left out.
+        """
+
+    def state(self, group: Group) -> LaneState:
+        """One cheap read."""

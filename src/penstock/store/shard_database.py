@@ -23,7 +23,20 @@ from typing import TYPE_CHECKING, Any, cast
 from ..address import FIRST_SHARD
 from ..errors import PenstockError, StoreUnavailable
 from ..model.route import Range
-from .contract import Access, Brokers, Duties, Log, Progress, Rates, Routes, Schedule, Staging, Usage, Watcher
+from .contract import (
+    Access,
+    Brokers,
+    Duties,
+    Lanes,
+    Log,
+    Progress,
+    Rates,
+    Routes,
+    Schedule,
+    Staging,
+    Usage,
+    Watcher,
+)
 from .log import SqlLog
 from .session import Lane
 from .shard_table import SqlPlaces, SqlShards
@@ -72,6 +85,7 @@ class Shard:
         self.brokers = cast(Brokers, _Part(self, "brokers"))
         self.access = cast(Access, _Part(self, "access"))
         self.rates = cast(Rates, _Part(self, "rates"))
+        self.lanes = cast(Lanes, _Part(self, "lanes"))
         self.staging = cast(Staging, _Part(self, "staging"))
         self.places = cast(SqlPlaces, _Part(self, "places"))
         self.table = cast(SqlShards, _Part(self, "table"))

@@ -151,6 +151,11 @@ class ShardedProgress:
         found = shard.progress.restamp(group, partition_id, skew.delivery_there(leaving), stamp)
         return None if found is None else skew.delivery(found)
 
+    def leaving(self, group: Group, partition_id: int, token: int) -> list[Delivery]:
+        shard = self._shards.of(partition_id)
+        skew = self._shards.skew(shard)
+        return [skew.delivery(found) for found in shard.progress.leaving(group, partition_id, token)]
+
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         return self._of(partition_id).seize(group, partition_id, ask, spans)
 

@@ -28,6 +28,7 @@ _PARTS = (
     "delayed_ids",
     "harness",
     "ids",
+    "lanes",
     "measures",
     "moving",
     "ordered",
@@ -62,6 +63,7 @@ from .gate import GateContract  # noqa: E402
 from .groups import GroupContract  # noqa: E402
 from .harness import MovableClock, StoreHarness  # noqa: E402
 from .ids import IdContract  # noqa: E402
+from .lanes import LaneContract  # noqa: E402
 from .measures import MeasureContract  # noqa: E402
 from .moving import MoveContract  # noqa: E402
 from .ordered import OrderedContract  # noqa: E402
@@ -115,6 +117,7 @@ class StoreContract(
     DutyContract,
     BrokerContract,
     RateContract,
+    LaneContract,
     AccessContract,
     WatchContract,
 ):
