@@ -73,6 +73,8 @@ if TYPE_CHECKING:
     from .client.connection import Connection, connect
     from .client.consuming.consumer import Consumer
     from .client.message import DeadLetter, Message, Receipt, Received
+    from .client.outbox.outbox import Outbox
+    from .client.outbox.status import OutboxStatus
     from .client.producing.producer import Producer
     from .model.retry import Backoff
     from .model.route import Change, Range, Route
@@ -114,6 +116,8 @@ __all__ = [
     "Message",
     "MessageTooLarge",
     "NotAuthenticated",
+    "Outbox",
+    "OutboxStatus",
     "PartitionLag",
     "PartitionSealed",
     "PenstockError",
@@ -171,6 +175,8 @@ _HOMES = {
     "client.connection": ("Connection", "connect"),
     "client.consuming.consumer": ("Consumer",),
     "client.message": ("DeadLetter", "Message", "Receipt", "Received"),
+    "client.outbox.outbox": ("Outbox",),
+    "client.outbox.status": ("OutboxStatus",),
     "client.producing.producer": ("Producer",),
     "model.retry": ("Backoff",),
     "model.route": ("Change", "Range", "Route"),

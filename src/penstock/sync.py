@@ -31,6 +31,7 @@ from .client.connection import Connection as AsyncConnection
 from .client.connection import connect as _connect
 from .client.consuming.consumer import Consumer as AsyncConsumer
 from .client.message import Received as AsyncReceived
+from .client.outbox.relay import Relay as AsyncRelay
 from .client.producing.producer import Producer as AsyncProducer
 from .client.serving import Served as AsyncServed
 from .client.staging import Segment as AsyncSegment
@@ -43,6 +44,7 @@ __all__ = [
     "PostFuture",
     "Producer",
     "Received",
+    "Relay",
     "Segment",
     "Served",
     "Staging",
@@ -197,6 +199,11 @@ class Consumer(_Block):
 
 @like(AsyncServed)
 class Served(_Block):
+    __slots__ = ()
+
+
+@like(AsyncRelay)
+class Relay(_Block):
     __slots__ = ()
 
 
