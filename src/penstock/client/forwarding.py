@@ -140,7 +140,11 @@ class Forwarder:
         """At any step; nothing of the source is in use when this returns."""
         if self._task is not None and self._task is not asyncio.current_task():
             await end([self._task])
-        await asyncio.to_thread(self._thread.shutdown)
+        await asyncio.to_thread(self.let_go)
+
+    def let_go(self) -> None:
+        """Once `run` has ended; blocks until nothing of the source is in use."""
+        self._thread.shutdown()
 
     async def run_once(self) -> int:
         """One round: rows that are stamped, or else new ones. How many were taken."""
