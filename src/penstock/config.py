@@ -73,6 +73,14 @@ class Limits:
     # ids (R32)
     dedup_ids: int = 2_000_000  # remembered per partition at most
 
+    # requests (R38)
+    reply_kept_ms: int = 60_000  # a reply that its requester has not read is dropped after so long
+    reply_idle_ms: int = 120_000  # the reply topic of a requester not heard of for so long is deleted
+
+    # recurring schedules
+    every_late_ms: int = 60_000  # a tick that nobody ran for so long was missed
+    every_missed: int = 1000  # of missed ticks, no more are run
+
     # store
     busy_timeout_ms: int = 10_000
     connect_timeout_ms: int = 5_000

@@ -34,6 +34,9 @@ PenstockError                     code, retriable, and a sentence that says what
 │   ├── LeaseLost                 the lease ended; somebody else may have the message
 │   ├── GateClosed                the group has not read all that comes before this partition (retriable)
 │   └── GenerationChanged         the group was reset meanwhile (retriable)
+├── RequestError                  a request was not answered as its requester wished
+│   ├── NoReply                   no reply came in time; says whether anybody serves the topic
+│   └── RequestFailed             the handler failed; `kind` is for machines
 ├── AccessError                   a served broker said no
 │   ├── NotAuthenticated          no token, or one that nobody has
 │   └── PermissionDenied          the principal lacks a permission; names the grant that is needed
@@ -78,6 +81,7 @@ __all__ = [
     "InvalidURL",
     "LeaseLost",
     "MessageTooLarge",
+    "NoReply",
     "NotAuthenticated",
     "PartitionSealed",
     "PenstockError",
@@ -85,6 +89,8 @@ __all__ = [
     "PrincipalExists",
     "ProducerFenced",
     "ProtocolError",
+    "RequestError",
+    "RequestFailed",
     "RouteConflict",
     "SchemaMismatch",
     "SendTimeout",
@@ -260,6 +266,27 @@ class GateClosed(DeliveryError):
 class GenerationChanged(DeliveryError):
     code = "generation_changed"
     retriable = True
+
+
+class RequestError(PenstockError):
+    code = "request"
+
+
+class NoReply(RequestError):
+    code = "no_reply"
+
+
+class RequestFailed(RequestError):
+    """Raised to a requester, or by a handler: then its requester gets it with this `kind` and sentence."""
+
+    code = "request_failed"
+
+    def __init__(self, message: str, *, kind: str = "", **details: Any) -> None:
+        super().__init__(message, **({"kind": kind} if kind else {}), **details)
+
+    @property
+    def kind(self) -> str:
+        return str(self.details.get("kind", "failed"))
 
 
 class AccessError(PenstockError):

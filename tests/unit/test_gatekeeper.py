@@ -237,6 +237,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
         *("topics", "topic", "route", "route_history", "route_change", "groups", "lag", "now_ms", "close"),
         *("append", "cancel", "fetch", "resolve", "subscribe", "unsubscribe", "poll", "settle", "hand_over"),
         *("beat", "dead_letters", "redrive"),
+        *("open_replies", "close_replies"),
         *("stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"),
     }
     assert {name for name, need in needs.items() if need == "none"} == {"topics", "now_ms", "close"}

@@ -58,6 +58,7 @@ from .ordered import OrderedDeliveries
 from .polling import HOLDERS, Polling
 from .publishing import FinishDecisions, Publisher
 from .quotas import Quotas
+from .replies import ForgetReplies, Replies, ReplyVerbs
 from .routes import FinishChanges, RouteChanges
 from .shardwork import ShardWork
 from .staging import StagingVerbs, StagingWork
@@ -87,7 +88,7 @@ async def open_endpoint(
     return Broker(store, clock or SystemClock(), limits)
 
 
-class Broker(StagingVerbs):
+class Broker(StagingVerbs, ReplyVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.store = store
         self._clock = clock
@@ -130,7 +131,11 @@ class Broker(StagingVerbs):
         self._unsubscribe = clock.subscribe(self._clock_moved)
         duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
         duties += [ExpireGroups(store, self._groups.forget), FinishChanges(store, self._routes)]
-        duties.append(FinishDecisions(store, publisher, limits))
+        self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
+        duties += [
+            FinishDecisions(store, publisher, limits),
+            ForgetReplies(store, limits, self._replies.drop),
+        ]
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False

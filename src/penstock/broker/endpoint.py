@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from ..model.delivery import Span
 from ..model.flow import Rate
+from ..model.requests import ReplyTopic
 from ..model.route import Change, Route
 from ..model.settings import GroupSettings, GroupWish, Start, TopicSettings
 from ..model.staging import Segment, Wish
@@ -431,6 +432,12 @@ class Endpoint(Protocol):
         self, topics: Sequence[str], query: str, batch: int, segments: Sequence[str] | None
     ) -> int:
         """Drop these segments (None: all), but for what was decided. How many messages."""
+
+    # replies (R38)
+    async def open_replies(self, client: str) -> ReplyTopic:
+        """The requester's own topic: made, or kept since it lives. Another partition: the first is gone."""
+
+    async def close_replies(self, client: str) -> None: ...
 
     def now_ms(self) -> int: ...
 

@@ -86,6 +86,8 @@ ACTIONS: dict[str, Need] = {
     "decide_staged": "send",
     "publish_staged": "send",
     "drop_staged": "send",
+    "open_replies": "consume",  # this and the next: on the reply topic of that name that is its own
+    "close_replies": "consume",
     "now_ms": "none",
     "close": "none",
 }

@@ -16,6 +16,7 @@ from ..config import DEFAULTS
 from ..errors import InvalidMessage, InvalidSetting, MessageTooLarge
 from ..model.batch import Headers, Record
 from ..model.names import HEADER_PREFIX
+from ..model.requests import REPLY_TO, REQUEST, asked
 from ..model.schedule import SLOT_HEADER
 from ..units import Duration, duration_ms, moment_ms
 from .delay import due_at, new_id
@@ -284,6 +285,7 @@ def _with_headers(record: Record, delivery: Delivered, expiry: Expiry | None, ex
     return Received(
         record.value or b"", record.key, shown or NO_HEADERS, "", own.get(_SOURCE), expires, timestamp,
         offset, own.get(_ID), delivery, record.offset, origin, before,
+        asked(own[REQUEST], own.get(REPLY_TO)) if REQUEST in own else None,
     )  # fmt: skip
 
 

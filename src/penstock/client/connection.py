@@ -41,6 +41,7 @@ from .message import Message, Receipt, Received, Value
 from .producing.accumulator import Batching
 from .producing.producer import Producer
 from .reaching import Reaching, reaching
+from .requesting import Requesting
 from .serving import Served
 from .staging import Staging
 from .staging import make as make_staging
@@ -135,7 +136,7 @@ async def _open(
     return Connection(endpoint, client_id, clock)
 
 
-class Connection(Admin):
+class Connection(Admin, Requesting):
     def __init__(self, endpoint: Endpoint, client_id: str | None = None, clock: Clock | None = None) -> None:
         self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._endpoint = endpoint
@@ -385,6 +386,7 @@ class Connection(Admin):
     async def __aenter__(self) -> Self:
         self._guard.check()
         return self
+            await self._close_requests()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

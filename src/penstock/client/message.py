@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from ..errors import InvalidSetting
+from ..model.requests import Asked
 from ..units import Duration, Moment, duration_ms, moment_ms
 
 __all__ = [
@@ -108,6 +109,7 @@ class Received(Message, frozen=True, eq=False, gc=False):
     _position: int = -1  # the offset where it is stored now
     _origin: tuple[str, int] | None = None  # topic and partition it was first stored in, if it was moved
     _before: int = 0  # attempts used up before a far retry
+    _asked: Asked | None = None  # it is a request
 
     @property
     def topic(self) -> str:
@@ -145,6 +147,12 @@ class Received(Message, frozen=True, eq=False, gc=False):
     async def dead(self, reason: str) -> None:
         """Hopeless: to the group's dead letters, with the reason."""
         await self._delivery.settle(self._position, "dead", reason=str(reason))
+
+    async def reply(self, value: Value, *, headers: Mapping[str, str | bytes] | None = None) -> bool:
+        """Answer a request (R38); returns when it is stored. False: the requester is gone. Ack it then."""
+        from .answering import answer
+
+        return await answer(self, value, headers)
 
     async def extend(self) -> None:
         """Still at work: renew its lease, and count its handling time from now."""

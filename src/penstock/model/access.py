@@ -6,6 +6,9 @@ A permission is an action on a pattern of topic names, written `send:orders`, `c
 - A group's own topics (`orders.billing.dead`, `….retry`, `….slow`) belong to their topic: a permission on
   `orders` holds for them, and patterns are compared with `orders` alone. To send to one by hand is to manage.
 - Topics whose name begins with `_` are Penstock's: they match `*` and patterns that begin with `_`.
+- Whoever may send to some topic has reply topics of its own, and reads only those; whoever may consume some
+  topic may send replies (R38). A reply topic's name is known only to who got a request that names it: lists
+  do not show it to others.
 - What is about no topic in particular (shards) needs the action on `*`.
 
 Decides nothing about who somebody is. Must never see a secret: `hash_of` is as far as one comes.
@@ -20,7 +23,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
 from ..errors import InvalidName, InvalidSetting
-from .names import is_internal, owner
+from .names import is_internal, is_reply, owner, owns_reply
 
 __all__ = [
     "ALL",
@@ -84,8 +87,17 @@ def allows(principal: Principal, need: Need, topic: str | None) -> bool:
         return True
     if topic is None:
         return any(p.pattern == "*" and need in (p.action, "any") for p in principal.permissions)
+    if is_reply(topic) and _about_replies(principal, need, topic):
+        return True
     wanted, base = needed(need, topic)
     return any(wanted in (p.action, "any") and _matches(p.pattern, base) for p in principal.permissions)
+
+
+def _about_replies(principal: Principal, need: Need, topic: str) -> bool:
+    actions = {p.action for p in principal.permissions}
+    if need in ("send", "any") and "consume" in actions:
+        return True
+    return need in ("consume", "any") and "send" in actions and owns_reply(topic, principal.name)
 
 
 def needed(need: Need, topic: str) -> tuple[Need, str]:
@@ -96,7 +108,7 @@ def needed(need: Need, topic: str) -> tuple[Need, str]:
 
 def visible(principal: Principal, topics: Iterable[str]) -> list[str]:
     """Those that the principal has any permission on: what a list shows."""
-    return [topic for topic in topics if allows(principal, "any", topic)]
+    return [topic for topic in topics if allows(principal, "consume" if is_reply(topic) else "any", topic)]
 
 
 def base_topic(topic: str) -> str:

@@ -5,6 +5,10 @@ characters. Names that start with `_`, or end like a group's own topics, are res
 
 In a broadcast group each member is a group of its own (R11): `cache@ann`, or `cache@_5f0c…` for one that has
 no name. Users cannot make such names: `@` is in none that they may choose.
+
+Replies go to a topic of the requester's own, `_reply.<client>.<owner>` (R38). The client's part has a random
+end, so that only those who got a request of it know the name; the owner's is a digest of the principal's
+name.
 """
 
 from __future__ import annotations
@@ -17,15 +21,19 @@ from ..errors import InvalidName
 __all__ = [
     "HEADER_PREFIX",
     "REDRIVE_GROUP",
+    "REPLY_GROUP",
     "base_of",
     "check_broadcast",
     "check_group",
     "check_topic",
     "dead_topic",
     "is_internal",
+    "is_reply",
     "is_unnamed",
     "member_group",
     "owner",
+    "owns_reply",
+    "reply_topic",
     "retry_topic",
     "slow_topic",
 ]
@@ -36,6 +44,11 @@ HEADER_PREFIX = "penstock-"
 REDRIVE_GROUP = "_redrive"
 """The group on a dead-letter topic whose progress says what was redriven or thrown away."""
 
+REPLY_GROUP = "_requester"
+"""The group on a reply topic that says when its requester was last heard of. It has no members."""
+
+_REPLY = "_reply."
+_CLIENT = re.compile(r"[A-Za-z0-9_-]{1,80}")  # of a reply topic
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _OWN = (".dead", ".retry", ".slow")
@@ -123,3 +136,23 @@ def owner(internal: str) -> tuple[str, str] | None:
     """The topic and group that an internal topic belongs to: `orders.billing.dead` → orders, billing."""
     parts = internal.rsplit(".", 2)
     return (parts[0], parts[1]) if len(parts) == 3 and f".{parts[2]}" in _OWN else None
+
+
+def reply_topic(client: str, owner: str) -> str:
+    """The topic that replies to a requester go to; `owner`: its principal's name, "" if there are none."""
+    if not isinstance(client, str) or not _CLIENT.fullmatch(client):
+        raise InvalidName(f"{client!r} is not a requester's name: use 1 to 80 letters, digits, '_' or '-'")
+    return f"{_REPLY}{client}.{_owner_tag(owner)}"
+
+
+def is_reply(topic: str) -> bool:
+    return topic.startswith(_REPLY)
+
+
+def owns_reply(topic: str, owner: str) -> bool:
+    """Whether that principal reads this reply topic."""
+    return is_reply(topic) and topic.rpartition(".")[2] == _owner_tag(owner)
+
+
+def _owner_tag(owner: str) -> str:
+    return blake2b(owner.encode(errors="replace"), digest_size=6).hexdigest()

@@ -32,6 +32,7 @@ from ..broker.endpoint import (
 from ..errors import ProtocolError
 from ..model.delivery import Span
 from ..model.flow import Rate
+from ..model.requests import ReplyTopic
 from ..model.route import Change
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store.contract import Appended
@@ -302,6 +303,12 @@ class SetRate(Request):
     rate: Rate
 
 
+class Requester(Request):
+    """Whose reply topic it is; the broker adds the principal's name."""
+
+    client: str
+
+
 # ---- the table ----
 
 Packed = tuple[Any, Sequence[bytes]]
@@ -393,6 +400,9 @@ _TABLE = (
     Operation(82, "decide_staged", staging.Decide, Decided),
     Operation(83, "publish_staged", staging.Publish, Published),
     Operation(84, "drop_staged", staging.Drop, int),
+    # replies
+    Operation(90, "open_replies", Requester, ReplyTopic),
+    Operation(91, "close_replies", Requester, None),
 )  # fmt: skip
 
 OPERATIONS = {operation.name: operation for operation in _TABLE}

@@ -178,6 +178,9 @@ class RemoteEndpoint:
     publish_staged = _asked("publish_staged")
     drop_staged = _asked("drop_staged")
 
+    open_replies = _asked("open_replies")
+    close_replies = _asked("close_replies")
+
     async def stage(
         self,
         topic: str,

@@ -19,6 +19,7 @@ from ..config import DEFAULTS
 from ..errors import MessageTooLarge, PenstockError
 from ..model.access import ANONYMOUS, Principal
 from ..model.batch import HEADER_SIZE
+from ..model.names import reply_topic
 from . import messages as m
 from . import staging
 from .asking import Holdings
@@ -61,6 +62,8 @@ class Session:
             return await self._beat(named["beats"])
         if operation.name == "append" and self._principal is not ANONYMOUS:
             named["producer"] = self._principal.name
+        if isinstance(request, m.Requester):
+            named["owner"] = self._principal.name
         if operation.name == "settle":
             self._holdings.settled(named["parts"])
         reply = await self._asked(operation.name, named)
@@ -121,7 +124,7 @@ class Session:
     async def _permit(self, operation: Operation, request: Request) -> None:
         self._principal = principal = await self._gatekeeper.current(self._principal)
         need = ACTIONS[operation.name]
-        for topic in _topics(operation, request):
+        for topic in _topics(operation, request, principal.name):
             self._gatekeeper.check(principal, need, topic)
         if isinstance(request, m.Append | m.Fetch):
             await self._gatekeeper.check_partition(request.topic, request.partition_id)
@@ -139,8 +142,10 @@ def _check_batch(batch: bytes) -> None:
         )
 
 
-def _topics(operation: Operation, request: Any) -> Iterable[str | None]:
+def _topics(operation: Operation, request: Any, who: str) -> Iterable[str | None]:
     """The topics that a request is about; None: the whole queue."""
+    if isinstance(request, m.Requester):
+        return (reply_topic(request.client, who),)
     if isinstance(request, m.Poll):
         return (request.request.topic,)
     if isinstance(request, m.SettleParts):

@@ -4,6 +4,7 @@ Decides, when a function is registered, which of its parameters is the body and 
 is called: awaited, or in a thread. Decides, when it ended, the verdict:
 
     returned                      ack
+    raised, and answered          ack: a request, and its requester knows (`replying`)
     raised RetryLater             retry, then
     raised Dead                   dead letter, with its reason
     the body does not fit         dead letter, with what did not fit: it will never fit
@@ -26,7 +27,7 @@ from ...units import Duration, Moment, duration_ms, moment_ms
 from ..message import Received
 from .decode import Decode, decoder
 
-__all__ = ["ACK", "RELEASE", "Dead", "Handler", "Outcome", "RetryLater", "outcome_of"]
+__all__ = ["ACK", "ANSWERED", "RELEASE", "Dead", "Handler", "Outcome", "RetryLater", "outcome_of"]
 
 _REASON_CHARACTERS = 500
 
@@ -67,12 +68,17 @@ class Outcome:
     reason: str = ""
 
 
+ANSWERED = "_penstock_answered"
+"""An error that has this attribute was told to who asked: there is nothing to retry."""
+
 ACK = Outcome("ack")
 RELEASE = Outcome("release")
 
 
 def outcome_of(error: BaseException, retry: Backoff, attempt: int, fraction: float) -> Outcome:
     """The verdict on a message whose handling raised; `fraction` is the caller's random number."""
+    if hasattr(error, ANSWERED):
+        return ACK
     if isinstance(error, Dead):
         return Outcome("dead", reason=_cut(error.reason))
     if isinstance(error, DecodeError):

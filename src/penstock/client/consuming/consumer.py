@@ -131,7 +131,7 @@ class Consumer:
     @property
     def expired(self) -> int:
         """Messages that were dropped, and settled, because their `expires` had passed."""
-        return self._fetcher.expiry.dropped
+        return self._fetcher.expiry.dropped + self._settler.answers.expired
 
     # ---- messages ----
 

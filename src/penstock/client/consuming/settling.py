@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 from ...broker.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
 from ...errors import ClosedError, LeaseLost, PenstockError, StoreUnavailable, UsageError
 from ...model.delivery import Span
+from ..answering import Answers
 from ..guard import Guard
 from ..message import Kind, Received
 from ..producing.appending import pause
@@ -76,6 +77,7 @@ class Settler:
         self.who = beat
         self.lease_ms = lease_ms
         self.closed = False
+        self.answers = Answers(endpoint, guard)  # to requests (R38)
         self._gathering: _Round | None = None
         self._newest: _Round | None = None
         self._task: asyncio.Task[None] | None = None
