@@ -43,6 +43,7 @@ from .producing.producer import Producer
 from .reaching import Reaching, reaching
 from .requesting import Requesting
 from .serving import Served
+from .spool.spools import Spools
 from .staging import Staging
 from .staging import make as make_staging
 
@@ -148,6 +149,7 @@ class Connection(Admin, Requesting):
         self._producers: list[Producer] = []
         self._consumers: list[Consumer] = []
         self._served: list[Served] = []
+        self._spools: Spools | None = None
         self._closing: asyncio.Task[None] | None = None
 
     # ---- sending ----
@@ -213,9 +215,21 @@ class Connection(Admin, Requesting):
         batch_messages: int = DEFAULTS.batch_messages,
         batch_bytes: int | str = DEFAULTS.batch_bytes,
         buffer_bytes: int | str = DEFAULTS.buffer_bytes,
+        spool: str | Path | None = None,
+        spool_bytes: int | str = DEFAULTS.spool_bytes,
     ) -> Producer:
-        """A producer of its own: posts without waiting, gathers, compresses. `confirm=False` is one-way."""
+        """A producer of its own: posts without waiting, gathers, compresses. `confirm=False` is one-way.
+
+        With `spool`, a file, messages land there first and are forwarded when the queue takes them (R31).
+        """
         self._guard.check()
+        if spool is not None:
+            self._spools = self._spools or Spools(self._endpoint, self._guard, self.client_id)
+            spooled = self._spools.producer(
+                topic, spool, spool_bytes, timeout=timeout, buffer_bytes=buffer_bytes, confirm=confirm
+            )
+            self._producers = [*(p for p in self._producers if not p.closed), spooled]
+            return spooled
         if compression not in COMPRESSIONS:
             raise InvalidSetting(f"compression={compression!r}: choose one of {', '.join(COMPRESSIONS)}")
         batching = Batching(
@@ -372,12 +386,15 @@ class Connection(Admin, Requesting):
 
     async def _close(self) -> None:
         try:
+            await self._close_requests()
             leaving = [consumer.close(handled=False) for consumer in self._consumers]
             flushing = [producer.close() for producer in [*self._producers, *self._shared.values()]]
             for outcome in await asyncio.gather(*leaving, *flushing, return_exceptions=True):
                 if isinstance(outcome, Exception):
                     log.error("while the connection was closed: %r", outcome)
         finally:
+            if self._spools is not None:
+                await self._spools.close()
             await asyncio.gather(*(served.close() for served in self._served), return_exceptions=True)
             self._guard.closed = True
             await asyncio.to_thread(self._heartbeat.stop)
@@ -386,7 +403,6 @@ class Connection(Admin, Requesting):
     async def __aenter__(self) -> Self:
         self._guard.check()
         return self
-            await self._close_requests()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
