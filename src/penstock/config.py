@@ -33,6 +33,9 @@ class Limits:
     remembered_batches: int = 8  # per producer and partition; more than may be in flight (I3)
     producer_memory_ms: int = 7 * 24 * 3_600_000  # sequences of an idle producer are kept so long
 
+    # spool
+    spool_bytes: int = 1024 * 1024 * 1024  # of messages that wait in a spool's file (R31)
+
     # groups and consumers
     lease_ms: int = 30_000
     max_attempts: int = 16
