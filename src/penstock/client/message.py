@@ -170,15 +170,18 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
 
     A delayed message has no offset before it is due: `offset` is -1, `partition` where it would go now.
     It keeps its id; `mq.cancel(topic, receipt.id)` takes it back as long as it waits.
+
+    `spooled`: it is safe in a spool's file, and is forwarded from there (R31); partition and offset are -1.
     """
 
     topic: str
     partition: int
-    offset: int  # -1: delayed, or sent one-way: nobody knows
+    offset: int  # -1: delayed; or sent one-way, or spooled: nobody knows
     duplicate: bool = False
     due: datetime | None = None  # when a delayed message is delivered; None: at once
     _id: str | None = None
     _partition_id: int = -1
+    spooled: bool = False
 
     @property
     def id(self) -> str:
@@ -189,7 +192,8 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
     def __repr__(self) -> str:
         return (
             f"Receipt(topic={self.topic!r}, id={self.id!r}, partition={self.partition}, "
-            f"offset={self.offset}, due={self.due!r}, duplicate={self.duplicate})"
+            f"offset={self.offset}, due={self.due!r}, duplicate={self.duplicate}"
+            f"{', spooled=True' if self.spooled else ''})"
         )
 
 
