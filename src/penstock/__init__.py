@@ -70,6 +70,7 @@ from .errors import (
 if TYPE_CHECKING:
     from . import sync, tracing
     from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, ShardInfo, TopicInfo
+    from .client import guards
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
     from .client.app.subscription import Batch
@@ -118,8 +119,8 @@ __all__ = [
     "MemberInfo",
     "Message",
     "MessageTooLarge",
-    "NotAuthenticated",
     "NoReply",
+    "NotAuthenticated",
     "Outbox",
     "OutboxStatus",
     "PartitionLag",
@@ -134,9 +135,9 @@ __all__ = [
     "RateInfo",
     "Receipt",
     "Received",
-    "RetryLater",
     "RequestError",
     "RequestFailed",
+    "RetryLater",
     "Route",
     "RouteConflict",
     "SchemaMismatch",
@@ -159,6 +160,7 @@ __all__ = [
     "UnknownTopic",
     "UsageError",
     "connect",
+    "guards",
     "sync",
     "tracing",
 ]
@@ -187,12 +189,13 @@ _HOMES = {
     "model.retry": ("Backoff",),
     "model.route": ("Change", "Range", "Route"),
 }
+_MODULES = {"guards": ".client.guards", "sync": ".sync", "tracing": ".tracing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("sync", "tracing"):
-        return import_module(f".{name}", __name__)
+    if name in _MODULES:
+        return import_module(_MODULES[name], __name__)
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
