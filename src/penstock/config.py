@@ -73,9 +73,6 @@ class Limits:
     decision_ms: int = 30 * 24 * 3_600_000  # what was published where is remembered for so long
     query_ms: int = 365 * 24 * 3_600_000  # and so long how far a query is that has more than one batch
 
-    # ids (R32)
-    dedup_ids: int = 2_000_000  # remembered per partition at most
-
     # requests (R38)
     reply_kept_ms: int = 60_000  # a reply that its requester has not read is dropped after so long
     reply_idle_ms: int = 120_000  # the reply topic of a requester not heard of for so long is deleted
@@ -83,6 +80,9 @@ class Limits:
     # recurring schedules
     every_late_ms: int = 60_000  # a tick that nobody ran for so long was missed
     every_missed: int = 1000  # of missed ticks, no more are run
+
+    # ids (R32)
+    dedup_ids: int = 2_000_000  # remembered per partition at most
 
     # store
     busy_timeout_ms: int = 10_000
