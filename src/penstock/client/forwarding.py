@@ -118,8 +118,8 @@ class Forwarder:
 
     @property
     def troubles(self) -> dict[str, Trouble]:
-        """By topic, why its messages wait."""
-        return {topic: hold.trouble for topic, hold in self._held.items()}
+        """By topic, why its messages wait. Any thread may ask."""
+        return {topic: hold.trouble for topic, hold in list(self._held.items())}
 
     def wake(self) -> None:
         """There may be rows. From any thread."""

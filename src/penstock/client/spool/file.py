@@ -33,7 +33,7 @@ from ...model.forwarding import Batch, Row, Stamp
 from ..forwarding import Trouble
 from .owning import Owner, Ownership, owner_of
 
-__all__ = ["Depth", "SpoolFile", "look"]
+__all__ = ["SpoolFile", "Spooled", "look"]
 
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION = 0x50535031  # says that a database is a spool
@@ -69,7 +69,7 @@ _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(list[tuple[int, int]]).decode
 
 
-class Depth(NamedTuple):
+class Spooled(NamedTuple):
     """What waits in a spool."""
 
     messages: int
@@ -205,7 +205,7 @@ class SpoolFile:
 
     # ---- looking ----
 
-    def depth(self) -> Depth:
+    def depth(self) -> Spooled:
         with self._errors(), self._looked:
             return _depth(self._looking)
 
@@ -246,7 +246,7 @@ class SpoolFile:
         self._owned.release()
 
 
-def look(path: Path) -> Depth:
+def look(path: Path) -> Spooled:
     """What waits in a file, whoever has it; it is only read."""
     if not _is_ours(path):
         raise StoreUnavailable(f"there is no spool {path}: check the path")
@@ -257,13 +257,13 @@ def look(path: Path) -> Depth:
         raise _worded(path, error) from error
 
 
-def _depth(connection: sqlite3.Connection) -> Depth:
+def _depth(connection: sqlite3.Connection) -> Spooled:
     messages, size = connection.execute("SELECT * FROM totals").fetchone()
     oldest = connection.execute("SELECT spooled_at FROM messages ORDER BY id LIMIT 1").fetchone()
     troubles = connection.execute("SELECT topic, reason, stuck FROM troubles ORDER BY topic").fetchall()
     age_ms = max(_now_ms() - oldest[0], 0) if oldest else 0
     told = {topic: Trouble(reason, bool(stuck)) for topic, reason, stuck in troubles}
-    return Depth(messages, size, age_ms, told)
+    return Spooled(messages, size, age_ms, told)
 
 
 # ---- the file itself ----

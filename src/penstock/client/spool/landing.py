@@ -24,7 +24,7 @@ from ...units import format_bytes
 from ..ending import end
 from ..forwarding import Forwarder, Trouble
 from ..producing.room import Room
-from .file import Depth, SpoolFile
+from .file import Spooled, SpoolFile
 
 __all__ = ["Landing"]
 
@@ -201,9 +201,9 @@ class Landing:
 
     # ---- people ----
 
-    def depth(self) -> Depth:
+    def depth(self) -> Spooled:
         if self._file is None:
-            return Depth(0, 0, 0, {})
+            return Spooled(0, 0, 0, {})
         depth = self._file.depth()
         if self._forwarder is None:
             return depth
