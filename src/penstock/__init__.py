@@ -80,6 +80,8 @@ if TYPE_CHECKING:
     from .client.outbox.outbox import Outbox
     from .client.outbox.status import OutboxStatus
     from .client.producing.producer import Producer
+    from .client.spool.file import Spooled
+    from .client.spool.spool import Spool
     from .model.retry import Backoff
     from .model.route import Change, Range, Route
 
@@ -144,6 +146,8 @@ __all__ = [
     "SendTimeout",
     "SequenceGap",
     "ShardInfo",
+    "Spool",
+    "Spooled",
     "StagingConflict",
     "StoreBusy",
     "StoreCorrupt",
@@ -186,6 +190,8 @@ _HOMES = {
     "client.outbox.outbox": ("Outbox",),
     "client.outbox.status": ("OutboxStatus",),
     "client.producing.producer": ("Producer",),
+    "client.spool.file": ("Spooled",),
+    "client.spool.spool": ("Spool",),
     "model.retry": ("Backoff",),
     "model.route": ("Change", "Range", "Route"),
 }
