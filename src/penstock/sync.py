@@ -34,6 +34,8 @@ from .client.message import Received as AsyncReceived
 from .client.outbox.relay import Relay as AsyncRelay
 from .client.producing.producer import Producer as AsyncProducer
 from .client.serving import Served as AsyncServed
+from .client.spool.producer import SpooledProducer as AsyncSpooledProducer
+from .client.spool.spool import Spool as AsyncSpool
 from .client.staging import Segment as AsyncSegment
 from .client.staging import Staging as AsyncStaging
 from .clock import Clock
@@ -47,6 +49,8 @@ __all__ = [
     "Relay",
     "Segment",
     "Served",
+    "Spool",
+    "SpooledProducer",
     "Staging",
     "connect",
 ]
@@ -180,6 +184,11 @@ class Producer(_Block):
     __slots__ = ()
 
 
+@like(AsyncSpooledProducer)
+class SpooledProducer(_Block):
+    __slots__ = ()
+
+
 @like(AsyncConsumer)
 class Consumer(_Block):
     __slots__ = ()
@@ -232,6 +241,41 @@ class Connection(_Block):
             self._portal.call(self._target.close)
         finally:
             self._portal.end()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@like(AsyncSpool)
+class Spool(_Block):
+    """Has an event loop of its own, in a thread of its own, while it is open."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str | Path, url: str, **how: Any) -> None:
+        """What the asynchronous one takes."""
+        refuse_running_loop()
+        target = AsyncSpool(path, url, **how)
+        super().__init__(LoopThread(wrapped), target)
+
+    def close(self) -> None:
+        """What can be forwarded quickly is; the rest stays in the file for whoever opens it next."""
+        if self._portal.closed:
+            return
+        self._portal.check()
+        try:
+            self._portal.call(self._target.close)
+        finally:
+            self._portal.end()
+
+    def __enter__(self) -> Self:
+        try:
+            return super().__enter__()
+        except BaseException:
+            self._portal.end()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
