@@ -25,6 +25,7 @@ from ..model.route import Change, Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_store
 from ..store.contract import Append, Appended, Bounds, News, Store, StoredBatch, Topic
+from ..store.values import Drawn
 from .admin import Admin
 from .backlog import BacklogGate
 from .beating import Beating
@@ -306,6 +307,7 @@ class Broker(StagingVerbs, ReplyVerbs):
         due_at: int = 0,
         ids: bytes = b"",
         producer: str = "",
+        drawn: Drawn | None = None,
     ) -> Appended:
         header = verify(batch)
         if header.control:
@@ -321,7 +323,7 @@ class Broker(StagingVerbs, ReplyVerbs):
             ids = b""
         try:
             line = (known.id, header.producer_id)
-            return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms), line)
+            return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms, drawn), line)
         except PenstockError as error:
             self._quotas.put_back(passed)
             if counted is not None:

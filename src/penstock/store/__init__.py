@@ -37,6 +37,7 @@ from .contract import (
 from .duties import SqlDuties
 from .lanes import SqlLanes
 from .log import SqlLog
+from .outbox import SqlOutboxes
 from .pairing import check_pair
 from .progress import SqlProgress
 from .rates import SqlRates
@@ -85,6 +86,7 @@ class SqlStore:
         self.rates: Rates = SqlRates(session, own)
         self.lanes: Lanes = SqlLanes(session)
         self.staging: Staging = SqlStaging(session)
+        self.outboxes = SqlOutboxes(session)  # of callers who keep theirs in this database
         self.at_once: AtOnce | None = session.at_once if session.dialect.quick else None
 
     def now_ms(self) -> int:

@@ -20,6 +20,7 @@ from ..model import sequence
 from ..model.batch import BatchHeader, read_header, with_base_offset
 from .contract import Append, Appended
 from .lookups import GONE, padded, unknown_partition
+from .outbox import Drawing
 from .schedule import Delayed
 from .schema import log_table
 from .session import Lane, Session, Transaction
@@ -94,6 +95,7 @@ class Appending:
         self._dialect = session.dialect
         self._counted = session.counted
         self._partitions = self._lock({a.partition_id for a in appends})
+        self._drawing = Drawing(tx, appends)
         if lane is Lane.VOLATILE:
             self._look_for_a_crash(given)
         self._ids = ids
@@ -152,6 +154,7 @@ class Appending:
         partition = self._partitions.get(append.partition_id)
         if partition is None:
             raise unknown_partition(append.partition_id)
+        self._drawing.check(append.drawn)
         repeat = self._repeat(append.partition_id, header)
         if repeat is not None:
             dropped = () if partition.removed else self._ids.were_repeats(append, repeat, self._now)
@@ -168,6 +171,7 @@ class Appending:
             stored = self._schedule(kept, partition, header.records - len(repeats))
         else:
             stored = self._store(kept, partition, header if kept is append else read_header(kept.batch))
+        self._drawing.stored(append.drawn)
         self._remember(append.partition_id, header, stored.base_offset)  # sequences count what was sent
         return replace(stored, repeats=repeats) if repeats else stored
 
@@ -232,6 +236,7 @@ class Appending:
                 trims = self._dialect.upsert("penstock_trims", ("partition_id",), ("log_start",))
                 self._tx.do(trims, partition_id, part.log_start)
         self._delayed.write(self._tx, self._counted)
+        self._drawing.write()
         upsert = self._dialect.upsert(
             "penstock_sequences", ("producer_id", "partition_id"), ("state", "seen_at")
         )

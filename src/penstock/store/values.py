@@ -21,6 +21,7 @@ __all__ = [
     "AtOnce",
     "Backlog",
     "Bounds",
+    "Drawn",
     "Finished",
     "Granted",
     "Group",
@@ -71,12 +72,22 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Drawn:
+    """Rows of an outbox in this very database, that leave in the transaction of the append (R30)."""
+
+    table: str
+    holder: str  # who leads the outbox: LeaseLost, and nothing is stored, if it is another by now
+    ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Append:
     partition_id: int
     batch: bytes  # a verified RecordBatch v2; its base offset is overwritten
     due_at: int = 0  # a delayed batch: it waits in the schedule until then; 0: it is stored now
     ids: bytes = b""  # 16 bytes for each message (`model.dedup.digest`); stored with the batch (R32)
     dedup_ms: int = 0  # the topic's window: repeats by id are left out; 0: ids are not looked at
+    drawn: Drawn | None = None  # where its messages come from; only for stores that have `outboxes`
 
 
 @dataclass(frozen=True, slots=True)

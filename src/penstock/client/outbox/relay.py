@@ -11,17 +11,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from ...broker.endpoint import Endpoint
 from ...errors import LeaseLost, UsageError
 from ..ending import end
 from ..forwarding import Forwarder, Trouble
 from ..producing.appending import pause
 from .connecting import Opening
+from .drawing import DrawingEndpoint
 from .source import OutboxSource
 from .table import Table
 
@@ -81,7 +84,8 @@ class Relay:
         self._mq._guard.check()
         if self._task is not None:
             raise UsageError("this relay runs already: make another with outbox.relay(…)")
-        await asyncio.to_thread(self._new_source().check)
+        settings = self._settings
+        await asyncio.to_thread(OutboxSource(settings.table, settings.opening, settings.lease_ms, "").check)
         self._task = asyncio.create_task(self._run())
         self._wakers.append(self.wake)
 
@@ -102,10 +106,6 @@ class Relay:
     ) -> None:
         await self.stop()
 
-    def _new_source(self) -> OutboxSource:
-        settings = self._settings
-        return OutboxSource(settings.table, settings.opening, settings.lease_ms)
-
     async def _run(self) -> None:
         tries = 0
         while True:
@@ -122,9 +122,12 @@ class Relay:
 
     async def _forward(self) -> None:
         """Until something ends it."""
-        self._source = source = self._new_source()
+        settings, holder = self._settings, secrets.token_hex(16)
+        way = DrawingEndpoint.over(self._mq._endpoint, settings.table.name, holder)
+        endpoint = self._mq._endpoint if way is None else cast(Endpoint, way)
+        self._source = source = OutboxSource(settings.table, settings.opening, settings.lease_ms, holder, way)
         self._forwarder = forwarder = Forwarder(
-            self._mq._endpoint, source, client=self._mq.client_id, look_ms=self._settings.poll_ms
+            endpoint, source, client=self._mq.client_id, look_ms=settings.poll_ms
         )
         try:
             await forwarder.run()

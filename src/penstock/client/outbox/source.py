@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import json
 import logging
-import secrets
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from .. import databases
 from ..databases import Theirs
 from ..forwarding import Trouble
 from .connecting import Opening
+from .drawing import DrawingEndpoint
 from .rows import COLUMNS, row_of
 from .table import Table, now_ms
 from .transactions import begun
@@ -47,9 +47,12 @@ _decode = msgspec.msgpack.Decoder(Stamped).decode
 class OutboxSource:
     """Of one relay. Used in one thread, which its connection belongs to."""
 
-    def __init__(self, table: Table, opening: Opening, lease_ms: int) -> None:
+    def __init__(
+        self, table: Table, opening: Opening, lease_ms: int, holder: str, way: DrawingEndpoint | None = None
+    ) -> None:
+        """`way`: where the queue's own database may be the outbox's."""
         self.table, self._opening, self._lease_ms = table, opening, lease_ms
-        self.holder = secrets.token_hex(16)
+        self.holder, self._way = holder, way
         self.leading = False
         self._renew_at = 0.0  # by the monotonic clock
         self._connection: Any = None
@@ -65,6 +68,9 @@ class OutboxSource:
             if holder != self.holder:
                 raise _lost()
             resumed = [one for one in _unpacked(stamped) if one[0] not in without]
+            drawn = self._drawn_before(theirs, without) if not resumed else []
+            if drawn:
+                return drawn
             found = [row for one in resumed for row in self._rows_of(theirs, one)]
             if found or not resumed:
                 return found or self._oldest(theirs, messages, size, without)
@@ -72,12 +78,24 @@ class OutboxSource:
         return self.take(messages, size, without)
 
     def stamp(self, batches: Sequence[Batch]) -> None:
+        if self._way is not None:
+            drawn = [batch for batch in batches if self._way.draws(batch.stamp.partition_id)]
+            self._way.open.update((batch.stamp, batch) for batch in drawn)
+            batches = [batch for batch in batches if batch.stamp not in self._way.open]
         added = [(batch.topic, *batch.stamp, [row.id for row in batch.rows]) for batch in batches]
-        with self._leading() as (theirs, stamped):
-            self._write(theirs, "stamped", _encode([*stamped, *added]))
+        if added:
+            with self._leading() as (theirs, stamped):
+                self._write(theirs, "stamped", _encode([*stamped, *added]))
 
     def finish(self, stored: Sequence[Batch], refused: Sequence[Batch]) -> None:
+        if self._way is not None:  # their rows are gone, or may go in another batch
+            kept = self._way.open
+            drawn = {batch.stamp for batch in (*stored, *refused) if kept.pop(batch.stamp, None)}
+            stored = [batch for batch in stored if batch.stamp not in drawn]
+            refused = [batch for batch in refused if batch.stamp not in drawn]
         done = {batch.stamp for batch in (*stored, *refused)}
+        if not done:
+            return
         with self._leading() as (theirs, stamped):
             left = [one for one in stamped if Stamp(*one[1:4]) not in done]
             self._write(theirs, "stamped", _encode(left) if left else None)
@@ -93,6 +111,19 @@ class OutboxSource:
                 known[topic] = {"reason": trouble.reason, "stuck": trouble.stuck, "since": now_ms(theirs)}
             self._write(theirs, "stuck", json.dumps(known).encode() if known else None)
 
+    def _drawn_before(self, theirs: Theirs, without: Collection[str]) -> list[Row]:
+        """Rows of an append of unknown fate: those that are still there were not stored."""
+        found: list[Row] = []
+        open_ = {} if self._way is None else self._way.open
+        for stamp, batch in list(open_.items()):
+            if batch.topic not in without:
+                ids = [row.id for row in batch.rows]
+                rows = self._rows_of(theirs, (batch.topic, *stamp, ids), gone=True)
+                if not rows:
+                    del open_[stamp]
+                found += rows
+        return found
+
     def _drop(self, gone: Stamped) -> None:
         with self._leading() as (theirs, stamped):
             left = [one for one in stamped if one not in gone]
@@ -100,13 +131,15 @@ class OutboxSource:
 
     # ---- rows ----
 
-    def _rows_of(self, theirs: Theirs, stamped: tuple[str, int, int, int, list[int]]) -> list[Row]:
+    def _rows_of(
+        self, theirs: Theirs, stamped: tuple[str, int, int, int, list[int]], *, gone: bool = False
+    ) -> list[Row]:
         """All rows of a stamp. One that somebody took away by hand would make another batch of it."""
         found: list[Row] = []
         for some in _chunks(stamped[4]):
             sql = f"SELECT id, {COLUMNS} FROM {self.table.name} WHERE id IN ({_marks(some)}) ORDER BY id"
             found += [row_of(row, Stamp(*stamped[1:4])) for row in theirs.rows(sql, some)]
-        if len(found) != len(stamped[4]):
+        if len(found) != len(stamped[4]) and (found or not gone):
             log.error(
                 "%d rows of %s are gone that were about to be sent to topic %r: somebody has deleted them",
                 len(stamped[4]) - len(found), self.table.name, stamped[0],
@@ -148,6 +181,8 @@ class OutboxSource:
             sql = f"UPDATE {self.table.relay} SET holder = ?, until_ms = ? WHERE id = 1"
             theirs.run(sql, [self.holder, now + self._lease_ms])
         self.leading, self._renew_at = True, asked + self._lease_ms / 3000
+        if self._way is not None:
+            self._way.leads()
         return True
 
     def _refused(self) -> bool:
