@@ -288,8 +288,8 @@ class Requests:
 
     async def close(self) -> None:
         """Whoever waits is told, and the reply topic is deleted."""
-        opened = self._opening is not None
-        self._give_up(partial(ClosedError, "the connection was closed while the request waited"))
+        opened, self._closed = self._opening is not None, True
+        self._give_up(_closed)
         tasks = [*self._looks.values(), self._opening, self._reading]
         await end([task for task in tasks if task is not None])
         if not opened:
@@ -299,6 +299,10 @@ class Requests:
                 await self._endpoint.close_replies(self._name)
         except (PenstockError, TimeoutError) as error:
             log.warning("the reply topic is left for a broker to delete: %r", error)
+
+
+def _closed() -> ClosedError:
+    return ClosedError("the connection was closed while the request waited")
 
 
 def _is_open(opening: asyncio.Task[ReplyTopic]) -> bool:

@@ -34,6 +34,7 @@ from ..producing.appending import pause
 from .intake import Intake
 from .middleware import Middleware, middleware_of, refuse_unused
 from .portal import Portal
+from .replying import make_reply
 from .run import find, run
 from .subscription import AckMode, Batch, Subscription, make_subscription, window_for
 from .worker import ErrorHook, Worker
@@ -113,6 +114,71 @@ class App:
             return function
 
         return register
+
+    def reply(
+        self,
+        topic: str,
+        group: str,
+        *,
+        concurrency: int = 8,
+        timeout: Duration | None = None,
+        traceback: bool = False,
+        window: int | None = None,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        start: Position | None = None,
+    ) -> Callable[[F], F]:
+        """Register a handler that answers requests (R38): what it returns is the reply; see `replying`.
+
+        bytes and str are sent as they are, anything else as JSON; a `penstock.Message` brings headers along.
+        What it raises is told to who asked, at once, and is not tried again. `traceback`: with its traceback.
+        """
+        scope = _caller_names()
+
+        def register(function: F) -> F:
+            settings: dict[str, Any] = {"mode": None, "order": None, "exhausted": None, "max_hold": None}
+            subscription = make_reply(
+                function, scope, topic=topic, group=group, concurrency=concurrency, timeout=timeout,
+                traceback=traceback, window=window, lease=lease, max_attempts=max_attempts, start=start,
+                **settings,
+            )  # fmt: skip
+            self._register(subscription)
+            return function
+
+        return register
+
+    def every(
+        self,
+        when: Duration,
+        *,
+        timezone: str | tzinfo | None = None,
+        missed: Missed = "skip",
+        name: str | None = None,
+        **options: Any,
+    ) -> Callable[[F], F]:
+        """Run a function again and again: once for each tick, however many workers there are.
+
+        `when` is a cron expression ("0 2 * * *", in `timezone`, else UTC) or a duration ("10m"). A run is a
+        message in the topic `every.<name>`: `options` are those of `subscribe`, such as `timeout`, `retry`
+        and `max_attempts`. The function takes its tick (a datetime), `message`, both or nothing. Ticks that
+        came while no worker ran are left out ("skip"), run "once" for all of them, or "all" of them.
+        """
+        scope = _caller_names()
+
+        def register(function: F) -> F:
+            recurring, subscription = make_recurring(function, scope, when, timezone, missed, name, options)
+            if any(recurring.name == other.name for other in self._schedules):
+                raise UsageError(f"there are two schedules {recurring.name!r}: give one another name=")
+            self._register(subscription)
+            self._schedules.append(recurring)
+            return function
+
+        return register
+
+    def _register(self, subscription: Subscription) -> None:
+        if self.running:
+            raise UsageError("the app runs already: register handlers before it starts")
+        self._subscriptions.append(subscription)
 
     def on_error(self, hook: F) -> F:
         """Register a function (async or plain) to be told of failures: it gets the error and the messages."""

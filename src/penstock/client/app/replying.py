@@ -130,8 +130,7 @@ class _Replying:
         text = str(error) or type(error).__name__
         if len(text) > _MOST_CHARACTERS:
             text = text[: _MOST_CHARACTERS - 1] + "…"
-        trace = "".join(traceback.format_exception(error)) if self._traceback else ""
-        return Failure(_kind(error), text, trace)
+        return Failure(_kind(error), text, _traced(error) if self._traceback else "")
 
 
 async def _is_over(message: Received) -> bool:
@@ -146,6 +145,14 @@ def _comes_again(message: Received, error: BaseException) -> bool:
         return message.expires is None or error.at_ms < message.expires.timestamp() * 1000
     delay_ms = _RETRY.delay_ms(max(1, message.attempt), 1.0) if error.delay_ms is None else error.delay_ms
     return delay_ms < answers_of(message).ms_left(message)
+
+
+def _traced(error: BaseException) -> str:
+    """From where the handler begins."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename == __file__:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _kind(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any, TypeAlias
 
-from ...errors import DecodeError
+from ...errors import DecodeError, RequestFailed
 from ..ending import end
 from ..message import Received
 from ..tracing import unfit
@@ -283,7 +283,7 @@ class Worker:
         what = f"{first.topic}/{first.partition} offset {first.offset}, attempt {first.attempt}"
         if len(unit) > 1:
             what += f", and {len(unit) - 1} more"
-        expected = isinstance(error, RetryLater | Dead)
+        expected = isinstance(error, RetryLater | Dead | RequestFailed)
         level = logging.INFO if expected else logging.WARNING
         trace = None if expected or isinstance(error, DecodeError) else error
         log.log(level, "handler %s: %s: %r", self.subscription.handler.name, what, error, exc_info=trace)

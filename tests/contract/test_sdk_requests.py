@@ -1,0 +1,484 @@
+"""Requests and replies (R38): what the requester gets, whatever the handler does; and what is left of both.
+
+Real time is only waited for where nobody can be told that it passed: at a requester's deadline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import penstock
+from penstock import App, Connection, Message, NoReply, RequestFailed, UnknownTopic, UsageError
+from penstock.broker.replies import ForgetReplies
+from penstock.clock import ManualClock
+from penstock.config import DEFAULTS
+from penstock.model.names import is_reply
+from penstock.model.settings import TopicSettings
+from penstock.testing.fixture import run_until_idle
+from tests.contract.brokers import broker_of, run_duty
+from tests.contract.stores import Open, embedded, everywhere
+
+SECONDS = 30  # for whatever is to come
+
+
+@dataclass
+class Quote:
+    sku: str
+    price: int = 0
+
+
+@pytest.fixture
+async def mq(connection: Connection) -> Connection:
+    await connection.create_topic("quote", partitions=2, storage="volatile")
+    return connection
+
+
+@pytest.fixture
+def app(mq: Connection) -> App:
+    return App(mq)
+
+
+async def left(mq: Connection) -> int:
+    return (await mq.lag("quote", "pricing")).total.messages
+
+
+async def reply_topics(mq: Connection) -> list[str]:
+    return [topic.name for topic in await mq.topics(internal=True) if is_reply(topic.name)]
+
+
+async def until(found: Any) -> None:
+    async with asyncio.timeout(SECONDS):
+        while not await found():
+            await asyncio.sleep(0.005)
+
+
+@asynccontextmanager
+async def asking(mq: Connection, value: bytes = b"1") -> AsyncIterator[asyncio.Task[penstock.Received]]:
+    """A request that waits for its reply."""
+    task = asyncio.create_task(mq.request("quote", value, timeout=SECONDS))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+# ---- replies ---------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_a_reply_comes_back(app: App, mq: Connection) -> None:
+    @app.reply("quote", group="pricing")
+    async def price(quote: Quote, message: penstock.Received) -> Quote:
+        assert message.headers == {"currency": b"EUR"}
+        assert message.expires is not None
+        return Quote(quote.sku, 7)
+
+    async with app:
+        reply = await mq.request(
+            "quote", b'{"sku": "a"}', key="a", headers={"currency": "EUR"}, timeout=SECONDS
+        )
+    assert reply.value == b'{"sku":"a","price":7}'
+    assert reply.headers == {}
+    assert await left(mq) == 0
+    assert mq.late_replies == 0
+
+
+async def test_a_plain_function_replies_from_a_thread(app: App, mq: Connection) -> None:
+    @app.reply("quote", group="pricing")
+    def price(body: bytes, message: Any) -> Message:
+        message.extend()  # blocking, as of penstock.sync
+        return Message(body * 2, headers={"currency": "EUR"})
+
+    async with app:
+        reply = await mq.request("quote", b"ab", timeout=SECONDS)
+    assert (reply.value, reply.headers) == (b"abab", {"currency": b"EUR"})
+
+
+@pytest.mark.parametrize(
+    ("returned", "body"),
+    [(b"\xff", b"\xff"), ("ü", "ü".encode()), (None, b""), ({"a": 1}, b'{"a":1}'), (Quote("a"), None)],
+)
+async def test_what_a_handler_returns_is_encoded(app: App, mq: Connection, returned: Any, body: Any) -> None:
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> Any:
+        return returned
+
+    async with app:
+        reply = await mq.request("quote", b"", timeout=SECONDS)
+    assert reply.value == (b'{"sku":"a","price":0}' if body is None else body)
+
+
+async def test_a_consumer_replies_by_hand(mq: Connection) -> None:
+    async with asking(mq, b"x") as request, mq.consumer("quote", group="pricing") as consumer:
+        (message,) = await consumer.poll(wait=SECONDS)
+        assert await message.reply(b"y", headers={"h": "1"})
+        await message.ack()
+        assert (await request).value == b"y"
+        await mq.send("quote", b"plain")
+        (message,) = await consumer.poll(wait=SECONDS)
+        with pytest.raises(UsageError, match=r"no request.*mq\.request"):
+            await message.reply(b"y")
+    async for browsed in mq.read("quote"):
+        with pytest.raises(UsageError, match="read, not delivered"):
+            await browsed.reply(b"y")
+
+
+async def test_a_message_that_is_no_request_is_handled_all_the_same(app: App, mq: Connection) -> None:
+    got: list[bytes] = []
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        got.append(body)
+        if len(got) == 1:
+            raise ValueError("not yet")
+        return body
+
+    await mq.send("quote", b"x")
+    ran = await run_until_idle(app)
+    assert [type(error) for error in ran.errors] == [ValueError]
+    assert (got, await left(mq)) == ([b"x"], 1)  # retried, as by subscribe
+
+
+@embedded("served, as many are under way as a connection may have; the other tests are enough")
+async def test_thousands_are_under_way_at_once(app: App, mq: Connection) -> None:
+    begun, all_here = 0, asyncio.Event()
+
+    @app.reply("quote", group="pricing", concurrency=2000)
+    async def price(body: bytes) -> bytes:
+        nonlocal begun
+        begun += 1
+        if begun == 2000:
+            all_here.set()
+        await all_here.wait()
+        return body
+
+    async with app, asyncio.timeout(2 * SECONDS):
+        values = [b"%d" % number for number in range(2000)]
+        replies = await asyncio.gather(*(mq.request("quote", v, timeout=2 * SECONDS) for v in values))
+        assert len(await reply_topics(mq)) == 1
+    assert [reply.value for reply in replies] == values
+
+
+# ---- failures --------------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_what_a_handler_raises_is_told_at_once_and_not_tried_again(
+    app: App, mq: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, told = 0, []
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        nonlocal calls
+        calls += 1
+        raise LookupError(f"no price for {body.decode()}")
+
+    app.on_error(lambda error, messages: told.append(error))
+    async with app:
+        with pytest.raises(RequestFailed, match="^no price for a$") as caught:
+            await mq.request("quote", b"a", timeout=SECONDS)
+        await until(lambda: _is(mq, 0))
+    assert (caught.value.kind, caught.value.code) == ("LookupError", "request_failed")
+    assert caught.value.details == {"kind": "LookupError", "topic": "quote"}  # and no traceback
+    assert calls == len(told) == 1
+    assert "no price for a" in caplog.text  # the worker's own log has all of it
+
+
+async def _is(mq: Connection, messages: int) -> bool:
+    return await left(mq) == messages
+
+
+async def test_a_handler_names_the_kind_of_its_failure(app: App, mq: Connection) -> None:
+    @app.reply("quote", group="pricing", traceback=True)
+    def price(body: bytes) -> bytes:
+        raise RequestFailed("sold out", kind="sold_out")
+
+    async with app:
+        with pytest.raises(RequestFailed) as caught:
+            await mq.request("quote", b"", timeout=SECONDS)
+    assert (str(caught.value), caught.value.kind) == ("sold out", "sold_out")
+    trace = caught.value.details["traceback"]
+    assert "in price" in trace
+    assert "replying.py" not in trace
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "says"),
+    [
+        (b"{", "decode", "does not fit Quote"),
+        (b'{"sku": "large"}', "message_too_large", "the limit is"),
+        (b'{"sku": "odd"}', "usage", "returned object, which cannot be sent"),
+        (b'{"sku": "slow"}', "timeout", "did not end within 0.05 seconds"),
+        (b'{"sku": "dead"}', "dead", "hopeless"),
+    ],
+)
+async def test_whatever_goes_wrong_is_told_and_the_worker_goes_on(
+    app: App, mq: Connection, body: bytes, kind: str, says: str
+) -> None:
+    @app.reply("quote", group="pricing", timeout=0.05)
+    async def price(quote: Quote) -> Any:
+        if quote.sku == "large":
+            return b"x" * (DEFAULTS.max_message_bytes + 1)
+        if quote.sku == "slow":
+            await asyncio.Event().wait()
+        if quote.sku == "dead":
+            raise penstock.Dead("hopeless")
+        return object() if quote.sku == "odd" else b"fine"
+
+    async with app:
+        with pytest.raises(RequestFailed, match=says) as caught:
+            await mq.request("quote", body, timeout=SECONDS)
+        assert caught.value.kind == kind
+        assert (await mq.request("quote", b'{"sku": "a"}', timeout=SECONDS)).value == b"fine"
+        await until(lambda: _is(mq, 0))
+    assert len(await mq.dead_letters("quote", "pricing")) == (kind == "dead")
+
+
+async def test_a_handler_that_asks_for_another_try_gets_it_before_the_deadline(
+    app: App, mq: Connection
+) -> None:
+    attempts: list[int] = []
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes, message: penstock.Received) -> bytes:
+        attempts.append(message.attempt)
+        if message.attempt == 1 or body == b"never":
+            raise penstock.RetryLater(delay=0 if body == b"soon" else "1h", reason="not yet")
+        return b"now"
+
+    async with app:
+        assert (await mq.request("quote", b"soon", timeout=SECONDS)).value == b"now"
+        with pytest.raises(RequestFailed, match="not yet") as caught:
+            await mq.request("quote", b"never", timeout=SECONDS)
+    assert caught.value.kind == "retry_later"
+    assert attempts == [1, 2, 1]
+
+
+# ---- no reply --------------------------------------------------------------------------------------------
+
+
+async def test_a_topic_that_is_not_there_is_told_at_once(mq: Connection) -> None:
+    with pytest.raises(UnknownTopic, match="did you mean 'quote'"):
+        await mq.request("quotes", b"", timeout=SECONDS)
+
+
+async def test_nobody_serves_the_topic(mq: Connection) -> None:
+    with pytest.raises(NoReply, match=r"nobody serves 'quote'.*@app\.reply") as caught:
+        await mq.request("quote", b"", timeout=0.05)
+    assert caught.value.details == {"topic": "quote", "served": False}
+
+
+async def test_wrong_arguments(mq: Connection) -> None:
+    with pytest.raises(penstock.InvalidSetting, match="timeout=0"):
+        await mq.request("quote", b"", timeout=0)
+    with pytest.raises(penstock.InvalidMessage, match="bytes"):
+        await mq.request("quote", "text", timeout=1)  # type: ignore[arg-type]
+    with pytest.raises(penstock.InvalidName):
+        await mq.request("_reply.x", b"", timeout=1)
+    assert await reply_topics(mq) == []
+
+
+async def test_a_late_reply_is_dropped_and_counted(app: App, mq: Connection) -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        begun.set()
+        await go_on.wait()
+        return body
+
+    async with app:
+        with pytest.raises(NoReply, match=r"1 live member.*may still be handled") as caught:
+            await mq.request("quote", b"late", timeout=0.2)
+        assert caught.value.details["served"] is True
+        async with asking(mq, b"cancelled") as request:
+            async with asyncio.timeout(SECONDS):
+                await begun.wait()
+            request.cancel()
+        assert mq.late_replies == 0
+        go_on.set()
+        assert (await mq.request("quote", b"in time", timeout=SECONDS)).value == b"in time"
+        await until(lambda: _late(mq, 1))
+
+
+async def _late(mq: Connection, least: int) -> bool:
+    return mq.late_replies >= least
+
+
+@everywhere
+async def test_a_request_whose_deadline_passed_is_not_handled(
+    app: App, mq: Connection, clock: ManualClock
+) -> None:
+    got: list[bytes] = []
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        got.append(body)
+        return body
+
+    with pytest.raises(NoReply):
+        await mq.request("quote", b"expired", timeout=0.2)
+    clock.advance(1)
+    async with app:
+        assert (await mq.request("quote", b"fresh", timeout=SECONDS)).value == b"fresh"
+        await until(lambda: _is(mq, 0))
+    assert got == [b"fresh"]
+
+
+async def test_nor_one_that_waited_at_the_worker(mq: Connection, clock: ManualClock) -> None:
+    app, got = App(mq), []
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.reply("quote", group="pricing", concurrency=1, window=2)
+    async def price(body: bytes) -> bytes:
+        got.append(body)
+        begun.set()
+        await go_on.wait()
+        return body
+
+    async def both_here() -> bool:
+        return app._workers[0].intake._consumer.in_hand == 2
+
+    async with app:
+        async with asking(mq, b"1") as first:
+            async with asyncio.timeout(SECONDS):
+                await begun.wait()
+            async with asking(mq, b"2") as second:
+                await until(both_here)
+                clock.advance(2 * SECONDS)
+                go_on.set()
+                assert (await first).value == b"1"
+                await until(lambda: _is(mq, 0))
+                assert not second.done()
+        assert got == [b"1"]
+        assert app._workers[0].intake._consumer.expired == 1
+
+
+# ---- the reply topic -------------------------------------------------------------------------------------
+
+
+@everywhere
+async def test_the_reply_topic_is_hidden_and_goes_with_its_requester(mq: Connection, opened: Open) -> None:
+    app = App(mq)
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        return body
+
+    async with app:
+        async with opened() as other:
+            await asyncio.gather(*(other.request("quote", b"", timeout=SECONDS) for _ in range(10)))
+            (name,) = await reply_topics(mq)
+            info = await mq.topic(name)
+            assert (info.internal, info.settings.storage, info.partitions) == (True, "volatile", 1)
+            assert [topic.name for topic in await mq.topics()] == ["quote"]
+            assert info.groups == ()
+            with pytest.raises(penstock.InvalidName):
+                await mq.send(name, b"by hand")
+        assert await reply_topics(mq) == []
+
+
+@everywhere
+async def test_what_a_requester_left_that_was_killed_is_deleted(
+    app: App, mq: Connection, clock: ManualClock
+) -> None:
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        return body
+
+    async with app:
+        await mq.request("quote", b"", timeout=SECONDS)  # it lives
+        (living,) = await reply_topics(mq)
+        broker = broker_of(mq)
+        dead = await broker.open_replies("killed-1")
+        clock.advance(DEFAULTS.reply_idle_ms / 1000 - 1)
+        await run_duty(mq, ForgetReplies)
+        assert set(await reply_topics(mq)) == {living, dead.name}
+        await mq._endpoint.open_replies(living.split(".")[1])  # as it does every few seconds
+        clock.advance(1)
+        await run_duty(mq, ForgetReplies)
+        assert await reply_topics(mq) == [living]
+        again = await broker.open_replies("killed-1")
+        assert (again.name, again.partition_id != dead.partition_id) == (dead.name, True)
+
+
+async def test_a_reply_topic_that_was_only_begun_is_deleted_too(mq: Connection, clock: ManualClock) -> None:
+    """Its maker was cut off between the topic and what says when it was heard of."""
+    broker = broker_of(mq)
+    name = (await broker.open_replies("begun")).name
+    broker.store.catalog.delete_group(name, "_requester")
+    await run_duty(mq, ForgetReplies)
+    assert await reply_topics(mq) == [name]  # or it is about to make it
+    clock.advance(DEFAULTS.reply_idle_ms / 1000)
+    await run_duty(mq, ForgetReplies)
+    assert await reply_topics(mq) == []
+    found = broker.store.catalog.create_topic(name, TopicSettings("volatile"), 1)
+    assert (await broker.open_replies("begun")).partition_id == found.route.ranges[0].partition_id
+
+
+async def test_a_reply_topic_that_is_about_to_go_is_made_anew(mq: Connection, clock: ManualClock) -> None:
+    broker = broker_of(mq)
+    first = await broker.open_replies("slow")
+    clock.advance(DEFAULTS.reply_idle_ms / 1000)
+    group = broker.store.catalog.group(first.name, "_requester")
+    assert broker.store.usage.retire(group.id, DEFAULTS.reply_idle_ms)  # and its mover was killed here
+    assert (await broker.open_replies("slow")).partition_id != first.partition_id
+    await run_duty(mq, ForgetReplies)
+    assert await reply_topics(mq) == [first.name]
+
+
+async def test_requests_end_when_their_reply_topic_is_gone(
+    app: App, mq: Connection, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "penstock.requests")
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        begun.set()
+        await go_on.wait()
+        return body
+
+    async with app, asking(mq) as request:
+        async with asyncio.timeout(SECONDS):
+            await begun.wait()
+        (name,) = await reply_topics(mq)
+        await broker_of(mq).delete_topic(name)
+        with pytest.raises(NoReply, match="not known whether the request was handled"):
+            await request
+        go_on.set()
+        await until(lambda: _is(mq, 0))  # the worker is done with it
+        assert (await mq.request("quote", b"2", timeout=SECONDS)).value == b"2"
+    assert "the requester is gone" in caplog.text
+
+
+async def test_closing_ends_what_waits(mq: Connection, opened: Open) -> None:
+    async with opened() as other:
+        request = asyncio.create_task(other.request("quote", b"", timeout=SECONDS))
+        await until(lambda: _has_reply_topic(mq))
+    with pytest.raises(penstock.ClosedError):
+        await request
+
+
+async def _has_reply_topic(mq: Connection) -> bool:
+    return bool(await reply_topics(mq))
+
+
+@embedded("penstock.sync opens the store itself")
+def test_without_asyncio(any_url: str, endpoint: str) -> None:
+    with penstock.sync.connect(any_url, migrate=True) as mq:
+        mq.create_topic("quote", partitions=1)
+        with pytest.raises(NoReply, match="nobody serves"):
+            mq.request("quote", b"", timeout=0.05)
+        with mq.consumer("quote", group="pricing") as consumer:
+            assert consumer.poll(wait=0) == []
+        assert mq.late_replies == 0
