@@ -71,6 +71,11 @@ class Intake:
         await self._consumer._fetcher.look(limit)
         return await self._consumer._take(limit)
 
+    @property
+    def passed_over(self) -> int:
+        """Offsets that came and had no message in them; to see whether something happened."""
+        return self._consumer._fetcher.passed_over
+
     def put_back(self, messages: Sequence[Received]) -> None:
         """Ordered groups: these are not begun now; they come again, in order."""
         fetcher = self._consumer._fetcher
@@ -154,6 +159,8 @@ class Intake:
     async def settled(self) -> None:
         """Wait until the store has answered every verdict."""
         await self._quiet.wait()
+        if passing := self._consumer._fetcher.passing:
+            await asyncio.wait(passing)
 
     # ---- life ----
 

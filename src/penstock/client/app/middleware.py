@@ -14,7 +14,8 @@ and counts as the handler's own ending; so does what a middleware raises, and on
 does not call on has handled the message. A middleware of a batch handler gets the list.
 
 A coroutine function runs in the event loop, around every handler. A plain function runs in the handler's own
-thread, around handlers that are plain functions: for what belongs to a thread. Must never run a handler twice.
+thread, around handlers that are plain functions: for what belongs to a thread. Must never run a handler
+twice.
 """
 
 from __future__ import annotations

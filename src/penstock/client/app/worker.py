@@ -120,9 +120,9 @@ class Worker:
         return self.subscription.name
 
     @property
-    def progress(self) -> tuple[int, int]:
+    def progress(self) -> tuple[int, int, int]:
         """Changes whenever something happened."""
-        return self.handled, self.intake.stored
+        return self.handled, self.intake.stored, self.intake.passed_over
 
     async def quiet(self, seconds: float) -> bool:
         """Wait until nothing is ready, at work or without an answer of the store; False: not in time."""

@@ -78,6 +78,8 @@ class Fetcher:
         self.arrived = asyncio.Event()
         self._wanted = 0  # on_delivery: somebody waits for so many messages
         self.expiry = Expiry()
+        self.passed_over = 0  # offsets that had no message for the user
+        self.passing: set[asyncio.Future[None]] = set()  # answers of the store to that
         self.failure: Exception | None = None
 
     # ---- asking ----
@@ -245,7 +247,11 @@ class Fetcher:
         shown.update(i for _, start, stop in missing for i in range(start, stop))
         empty = [i for i in range(len(delivery.state)) if i not in shown]
         log.debug("%d offsets of topic %r expired, or hold no message", len(empty), delivery.topic)
-        self._settler.submit([(delivery, i, i + 1) for i in empty], "ack")
+        self.passed_over += len(empty)
+        waiting = self._settler.submit([(delivery, i, i + 1) for i in empty], "ack")
+        if waiting is not None:
+            self.passing.add(waiting.done)
+            waiting.done.add_done_callback(self.passing.discard)
 
     async def _account_for(self, missing: list[Run]) -> None:
         """Offsets for which no batch came: gone by retention, or to be asked for again."""

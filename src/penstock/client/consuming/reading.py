@@ -93,8 +93,11 @@ class Reading:
         end: Start | None,
         partition: int | None,
         follow: bool,
+        expired: bool = False,
     ) -> None:
+        """`expired`: also what has expired and is not dropped yet."""
         self._endpoint, self._guard, self._route = endpoint, guard, route
+        self._expired = expired
         self._start, self._end, self._follow = start, end, follow
         self._only = None if partition is None else route.readable(partition)
 
@@ -201,6 +204,6 @@ class Reading:
                     r for r in records(batch.data) if r.offset >= offset and (end is None or r.offset < end)
                 ]
                 offset = max(offset, batch.last_offset + 1)
-                shown = unpack(found, browsed, Expiry(self._endpoint.now_ms()))
+                shown = unpack(found, browsed, None if self._expired else Expiry(self._endpoint.now_ms()))
                 if shown:
                     yield shown
