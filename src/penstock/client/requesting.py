@@ -110,6 +110,7 @@ class Requests:
         self._reading: asyncio.Task[None] | None = None
         self._waiting: dict[str, asyncio.Future[_Answer]] = {}
         self._looks: dict[str, asyncio.Task[list[GroupInfo]]] = {}
+        self._closed = False
         self.late = 0
 
     # ---- asking ----
@@ -188,7 +189,12 @@ class Requests:
     async def _opened(self) -> ReplyTopic:
         if self._opening is None or (self._opening.done() and not _is_open(self._opening)):
             self._opening = self._guard.loop.create_task(self._open())
-        return await asyncio.shield(self._opening)
+        try:
+            return await asyncio.shield(self._opening)
+        except asyncio.CancelledError:
+            if self._closed:
+                raise _closed() from None
+            raise
 
     async def _open(self) -> ReplyTopic:
         found = await self._endpoint.open_replies(self._name)
