@@ -9,7 +9,8 @@
 
 Decides the life of the workers: all consumers are opened before the first handler runs, so that a mistyped
 topic stops the app at once; a worker whose store fails is opened anew; what can never work ends the app with
-its error. Must never make anything but groups, and must never stop because of what a handler does.
+its error. Must never make anything but groups, and topics of recurring schedules; and must never stop because
+of what a handler does.
 """
 
 from __future__ import annotations
@@ -20,23 +21,27 @@ import random
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import tzinfo
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ...errors import CatalogError, SchemaMismatch, StoreCorrupt, UnknownPartition, UsageError
+from ...errors import UnknownPartition, UsageError
 from ...model.retry import Backoff
 from ...model.settings import Exhausted, Mode
+from ...model.ticks import Missed
 from ...units import Duration, duration_ms
 from ..connection import Connection, connect
 from ..consuming.reading import Position
 from ..message import Message, Receipt, Received, Value
 from ..producing.appending import pause
+from .every import Recurring, make_recurring, prepare
 from .intake import Intake
 from .middleware import Middleware, middleware_of, refuse_unused
 from .portal import Portal
 from .replying import make_reply
 from .run import find, run
 from .subscription import AckMode, Batch, Subscription, make_subscription, window_for
+from .ticking import HOPELESS, Ticker
 from .worker import ErrorHook, Worker
 
 __all__ = ["App", "load_app"]
@@ -44,8 +49,6 @@ __all__ = ["App", "load_app"]
 log = logging.getLogger("penstock.app")
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_HOPELESS = (UsageError, CatalogError, StoreCorrupt, SchemaMismatch)  # waiting does not help
 
 
 class App:
@@ -59,6 +62,7 @@ class App:
         self._subscriptions: list[Subscription] = []
         self._on_error: ErrorHook | None = None
         self._middleware: list[Middleware] = []
+        self._schedules: list[Recurring] = []
         self._fraction: Callable[[], float] = random.random
         self._connection: Connection | None = None
         self._workers: list[Worker] = []
@@ -108,9 +112,7 @@ class App:
                 function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
                 timeout=timeout, retry=retry, ack=ack, window=window, start=start, **settings,
             )  # fmt: skip
-            if self.running:
-                raise UsageError("the app runs already: register handlers before it starts")
-            self._subscriptions.append(subscription)
+            self._register(subscription)
             return function
 
         return register
@@ -200,6 +202,10 @@ class App:
     def subscriptions(self) -> tuple[Subscription, ...]:
         return tuple(self._subscriptions)
 
+    @property
+    def schedules(self) -> tuple[Recurring, ...]:
+        return tuple(self._schedules)
+
     # ---- sending ----
 
     @property
@@ -245,6 +251,8 @@ class App:
         for worker in workers:
             worker.start()
         self._runs = [asyncio.create_task(self._keep_running(at)) for at in range(len(workers))]
+        tickers = [Ticker(self._connection, recurring) for recurring in self._schedules]
+        self._runs += [asyncio.create_task(ticker.run(self._stopping)) for ticker in tickers]
 
     async def stop(self, grace: Duration | None = None) -> None:
         """Take no more messages, let handlers end, at most for the grace; hand back the rest; disconnect.
@@ -302,10 +310,14 @@ class App:
 
     async def _open_all(self, connection: Connection, *, by_hand: bool = False) -> list[Worker]:
         refuse_unused(self._middleware, [subscription.handler for subscription in self._subscriptions])
+        await prepare(connection, self._schedules)
         workers: list[Worker] = []
         try:
             for subscription in self._subscriptions:
                 workers.append(await self._open(connection, subscription, by_hand=by_hand))
+            if by_hand:  # who moves the clock himself misses nothing
+                for recurring in self._schedules:
+                    await Ticker(connection, recurring).step(late_ms=None)
         except BaseException:
             await asyncio.gather(*(worker.stop(0) for worker in workers))
             raise
@@ -361,7 +373,7 @@ class App:
     async def _may_repeat(self, subscription: Subscription, error: BaseException, tries: int) -> bool:
         """Wait a little after an error; False: the app stops. Raises what waiting does not help."""
         # A partition that is gone may have successors, or its topic is gone: opening anew tells.
-        if isinstance(error, _HOPELESS) and not isinstance(error, UnknownPartition):
+        if isinstance(error, HOPELESS) and not isinstance(error, UnknownPartition):
             log.error("%s cannot go on: %r", subscription.name, error)
             raise error
         log.warning("%s starts again after an error: %r", subscription.name, error, exc_info=error)
