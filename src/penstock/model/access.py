@@ -20,6 +20,7 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from ..errors import InvalidName, InvalidSetting
@@ -81,6 +82,7 @@ ANONYMOUS = Principal("anonymous", ALL)
 # ---- what is allowed ----
 
 
+@lru_cache(4096)  # every request asks
 def allows(principal: Principal, need: Need, topic: str | None) -> bool:
     """Whether the principal may do it to the topic; None: to all of the queue."""
     if need == "none":
