@@ -30,6 +30,7 @@ from .client.app.portal import LoopThread, Portal, PostFuture, Pump, refuse_runn
 from .client.connection import Connection as AsyncConnection
 from .client.connection import connect as _connect
 from .client.consuming.consumer import Consumer as AsyncConsumer
+from .client.consuming.joining import prepared
 from .client.message import Received as AsyncReceived
 from .client.outbox.relay import Relay as AsyncRelay
 from .client.producing.producer import Producer as AsyncProducer
@@ -177,6 +178,15 @@ def wrapped(portal: Portal, value: Any) -> Any:
 @like(AsyncReceived)
 class Received(Facade):
     __slots__ = ()
+
+    def ack(self, *, connection: Any = None) -> None:
+        self._portal.check()
+        if connection is None:
+            self._portal.call(AsyncReceived.ack, self._target)
+        else:
+            self._portal.call(prepared, self._target)(connection)  # in the thread that uses it
+
+    ack.__doc__ = AsyncReceived.ack.__doc__
 
 
 @like(AsyncProducer)

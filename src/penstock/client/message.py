@@ -124,9 +124,19 @@ class Received(Message, frozen=True, eq=False, gc=False):
         """1 at the first delivery; a release does not count."""
         return self._delivery.attempt + self._before
 
-    async def ack(self) -> None:
-        """Done with. Returns when it is stored; once more is harmless."""
-        await self._delivery.settle(self._position, "ack")
+    async def ack(self, *, connection: Any = None) -> None:
+        """Done with. Returns when it is stored; once more is harmless.
+
+        With `connection`, of a database that the queue's store is in too, the ack is committed or rolled back
+        with the transaction that is open there. Make it the last thing before the commit; LeaseLost: roll
+        back.
+        """
+        if connection is None:
+            await self._delivery.settle(self._position, "ack")
+            return
+        from .consuming.joining import ack_within  # it knows consumers, which know messages
+
+        await ack_within(self, connection)
 
     async def retry(
         self, delay: Duration | None = None, *, at: Moment | None = None, reason: str = ""

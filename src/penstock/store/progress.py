@@ -16,8 +16,9 @@ from ..errors import GateClosed
 from ..model import delivery, settlement
 from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span, Stamp
 from ..model.ordered import FAR
-from . import ordered
+from . import joining, ordered
 from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
+from .joining import Guest
 from .locked import (
     DELIVERY,
     UNSETTLED,
@@ -128,6 +129,9 @@ class SqlProgress:
             return [settle(locked, group, token, settlements) for token, settlements in each]
 
         return self._locked(group, partition_id, decide)
+
+    def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
+        return joining.ack(self._session, guest, group, partition_id, token, offset)
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         def decide(locked: Locked) -> tuple[Span, ...]:

@@ -14,6 +14,7 @@ from dataclasses import replace
 from ..errors import StoreUnavailable
 from ..model.delivery import Ask, Delivery, OrderedAsk, Settlement, Span, Stamp
 from .contract import Backlog, Granted, Group, Member, Peek, Progress, Settled
+from .joining import Guest, Joins
 from .shard_database import Shard, Shards, shown
 
 __all__ = ["ShardedProgress"]
@@ -125,6 +126,11 @@ class ShardedProgress:
         skew = self._shards.skew(shard)
         by_token = [(token, skew.settlements(settlements)) for token, settlements in each]
         return [skew.settled(done) for done in shard.progress.settle_each(group, partition_id, by_token)]
+
+    def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
+        found = self._of(partition_id)
+        assert isinstance(found, Joins), "shards are SQL databases"
+        return found.ack_within(guest, group, partition_id, token, offset)
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         return self._of(partition_id).extend(group, partition_id, token, spans)

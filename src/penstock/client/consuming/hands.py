@@ -81,8 +81,8 @@ class HeldDelivery:
     """A range of offsets of one partition, held under one token."""
 
     __slots__ = (
-        "alone", "attempt", "bytes_each", "extended", "first", "handed", "last", "open", "partition",
-        "partition_id", "settler", "some_lost", "state", "times", "token", "topic", "until",
+        "alone", "attempt", "bytes_each", "extended", "first", "handed", "joined", "last", "open",
+        "partition", "partition_id", "settler", "some_lost", "state", "times", "token", "topic", "until",
     )  # fmt: skip
 
     def __init__(self, settler: Settler, place: Place, lease: Lease, token: int, until: float) -> None:
@@ -98,6 +98,7 @@ class HeldDelivery:
         self.times: list[tuple[int, int]] = []  # (handed up to this index, at this time)
         self.extended: dict[int, int] = {}  # index → when the user asked for more time
         self.some_lost = False
+        self.joined: set[int] = set()  # indexes whose ack is in a transaction of the user's: `joining`
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -215,9 +216,12 @@ class Hands:
     def keep(self, runs: Sequence[Run], kept: Iterable[tuple[Settle, tuple[Lease, ...]]]) -> None:
         """What of these the store says is still in the same hands (ordered groups)."""
 
-    def lose(self, key: tuple[str, int, int], spans: Iterable[Span]) -> None:
-        """The store gave these to somebody else. What is being settled is decided by the settling."""
-        wanted = list(spans)
+    def lose(self, key: tuple[str, int, int], spans: Iterable[Span]) -> bool:
+        """The store gave these to somebody else. What is being settled is decided by the settling.
+
+        Returns whether that is a loss: what was acked in the user's transaction is gone since that committed.
+        """
+        wanted, lost = list(spans), False
         for delivery in self:
             if delivery.key != key:
                 continue
@@ -226,8 +230,12 @@ class Hands:
                     max(first - delivery.first, 0),
                     min(last - delivery.first + 1, len(delivery.state)),
                 )
+                for index in [i for i in delivery.joined if start <= i < stop and delivery.state[i] == OPEN]:
+                    self.let_go(delivery, index, index + 1, ACKED)
                 for run in delivery.open_runs(start, stop) if start < stop else ():
                     self.let_go(delivery, *run, LOST)
+                    lost = True
+        return lost
 
     def acking(self) -> list[Held]:
         """What the user has acked, and the store has not confirmed."""

@@ -171,5 +171,5 @@ def _prolong(kept: Iterable[Leased], until: int) -> None:
 
 def _lose(hands: Hands, lost: list[tuple[Held, tuple[Span, ...]]]) -> None:
     for held, spans in lost:
-        log.warning("lost the lease on %d ranges of topic %r", len(spans), held.topic)
-        hands.lose((held.topic, held.partition_id, held.token), spans)
+        if hands.lose((held.topic, held.partition_id, held.token), spans):
+            log.warning("lost the lease on %d ranges of topic %r", len(spans), held.topic)

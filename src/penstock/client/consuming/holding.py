@@ -140,11 +140,12 @@ class OrderedHands(Hands):
         holding.chunks = {}
         self.changed.set()
 
-    def lose(self, key: tuple[str, int, int], spans: Iterable[Span]) -> None:
+    def lose(self, key: tuple[str, int, int], spans: Iterable[Span]) -> bool:
         """A holder that has lost something has lost the partition (I5)."""
         holding = self.holdings.get(key[1])
         if holding is not None and key[2] == self.token:
             self.drop(holding)
+        return True
 
     def held(self, now_ms: int, max_handling_ms: int) -> Mapping[Held, Sequence[Holding]]:
         """For the heartbeat. What hangs is retried by the loop; if that hangs itself, the lease runs out."""

@@ -73,7 +73,8 @@ class _Round:
 
 class Settler:
     def __init__(self, endpoint: Endpoint, guard: Guard, hands: Hands, beat: Beat, lease_ms: int) -> None:
-        self._endpoint, self._guard, self._hands = endpoint, guard, hands
+        self._endpoint = self.endpoint = endpoint
+        self._guard, self._hands = guard, hands
         self.who = beat
         self.lease_ms = lease_ms
         self.closed = False

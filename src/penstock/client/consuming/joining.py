@@ -1,0 +1,67 @@
+"""`message.ack(connection=…)`: the ack is committed with the user's own work, or rolled back with it (R33).
+
+After it the message is still in these hands, and its lease is kept: only the end of the user's transaction
+says whether it is settled. The next verdict asks the store, which knows: an ack, once more, is harmless after
+the commit; a retry or release after a rollback finds the message as it was, and after the commit finds
+nothing to hand back. An app gives that verdict when the handler ends. Without one the next heartbeat finds
+the message gone, and takes it for acked.
+
+A lease that was lost is LeaseLost, so that the user's transaction is rolled back: that is what makes it once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from ...broker.joining import joining
+from ...errors import LeaseLost, UsageError
+from .. import databases
+from ..message import Received
+from .hands import LOST, OPEN
+from .settling import delivery_of
+
+__all__ = ["ack_within", "prepared"]
+
+_GONE = (
+    "the lease on this message ended before it was acked: somebody else may handle it again; roll this "
+    "transaction back"
+)
+
+
+async def ack_within(message: Received, connection: Any) -> None:
+    """In a thread of its own, where the connection is not async: it may wait for a lock."""
+    ack = await prepared(message)
+    if databases.is_async(connection):
+        await connection.run_sync(ack)
+    else:
+        await asyncio.to_thread(ack, connection)
+
+
+async def prepared(message: Received) -> Callable[[Any], None]:
+    """What acks the message on a connection that is given to it, in any thread."""
+    delivery = delivery_of(message)
+    settler, index = delivery.settler, message._position - delivery.first
+    settler.check()
+    if delivery.state[index] >= LOST:
+        raise LeaseLost(_GONE, offsets=[message._position])
+    if delivery.state[index] != OPEN:
+        raise UsageError("the message is settled already: its ack cannot join a transaction any more")
+    ack = await joining(
+        settler.endpoint, delivery.topic, settler.who.group, delivery.partition_id, delivery.token,
+        message._position,
+    )  # fmt: skip
+
+    def run(connection: Any) -> None:
+        theirs = databases.of(connection)
+        if not theirs.in_transaction:
+            raise UsageError(
+                "this connection commits each statement by itself, so the ack could not be rolled back with "
+                "your work: begin a transaction first"
+            )
+        if not ack(theirs):
+            raise LeaseLost(_GONE, offsets=[message._position])
+        delivery.joined.add(index)
+
+    return run
