@@ -55,7 +55,7 @@ async def reply_topics(mq: Connection) -> list[str]:
 
 async def until(found: Any) -> None:
     async with asyncio.timeout(SECONDS):
-        while not await found():
+        while not await found():  # noqa: ASYNC110 - nobody tells of it
             await asyncio.sleep(0.005)
 
 
@@ -184,7 +184,7 @@ async def test_what_a_handler_raises_is_told_at_once_and_not_tried_again(
 
     app.on_error(lambda error, messages: told.append(error))
     async with app:
-        with pytest.raises(RequestFailed, match="^no price for a$") as caught:
+        with pytest.raises(RequestFailed, match=r"^no price for a$") as caught:
             await mq.request("quote", b"a", timeout=SECONDS)
         await until(lambda: _is(mq, 0))
     assert (caught.value.kind, caught.value.code) == ("LookupError", "request_failed")
