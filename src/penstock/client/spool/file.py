@@ -110,9 +110,9 @@ class SpoolFile:
 
     # ---- filling ----
 
-    def add(self, rows: Sequence[Row], now_ms: int) -> None:
+    def add(self, rows: Sequence[Row]) -> None:
         """All of them or none, flushed."""
-        size = sum([row.size for row in rows])
+        size, now_ms = sum([row.size for row in rows]), _now_ms()
         with self._errors(), self._transaction(self._filling) as filling:
             filling.executemany(_INSERT, [(*row[1:9], now_ms) for row in rows])
             self._count(filling, len(rows), size)
@@ -201,7 +201,7 @@ class SpoolFile:
     def _shrink(self) -> None:
         with self._errors(), self._turn:
             if self._emptying.execute("PRAGMA freelist_count").fetchone()[0] > _FREE_PAGES:
-                self._emptying.execute("PRAGMA incremental_vacuum").fetchall()
+                self._emptying.executescript("PRAGMA incremental_vacuum")  # `execute` frees one page
 
     # ---- looking ----
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -38,10 +38,9 @@ _TELLING_S = 60.0  # between two lines in the log, while messages wait
 
 
 class Landing:
-    def __init__(self, path: Path, limit_bytes: int, now_ms: Callable[[], int]) -> None:
+    def __init__(self, path: Path, limit_bytes: int) -> None:
         self.path = path
         self._limit = limit_bytes
-        self._now_ms = now_ms
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._opening: asyncio.Task[SpoolFile] | None = None
         self._file: SpoolFile | None = None
@@ -138,7 +137,7 @@ class Landing:
         assert self._file is not None, "it was opened before room was made"
         failure: Exception | None = None
         try:
-            await self._loop.run_in_executor(self._thread, self._file.add, rows, self._now_ms())
+            await self._loop.run_in_executor(self._thread, self._file.add, rows)
         except Exception as error:
             failure = error
             self._room.give_back(sum(row.size for row in rows))

@@ -161,7 +161,7 @@ class Spool:
         if self._landing is not None:
             return
         self._guard = Guard()
-        landing = Landing(self.path, self._limit, self._now_ms)
+        landing = Landing(self.path, self._limit)
         await landing.open()
         self._landing = landing
         self._task = self._guard.loop.create_task(self._reach(landing))

@@ -61,7 +61,7 @@ class Spools:
 
         found = self._landings.get(path)
         if found is None:
-            landing = Landing(path, limit, self._endpoint.now_ms)
+            landing = Landing(path, limit)
             landing.forward(self._endpoint, self._client)
             found = self._landings[path] = landing, limit
         if found[1] != limit:
