@@ -27,6 +27,7 @@ from . import (
     send,
     serve,
     shard,
+    spool,
     topics,
     worker,
 )
@@ -55,7 +56,7 @@ for family in (topics.app, groups.app, route.app, shard.app, dead.app, rate.app,
 app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
 for register in (
     send.register, consume.register, read.register, lag.register,
-    serve.register, worker.register, migrate.register, doctor.register, demo.register,
+    serve.register, worker.register, migrate.register, doctor.register, spool.register, demo.register,
 ):  # fmt: skip
     register(app)
 
