@@ -282,10 +282,11 @@ class Spool(_Block):
 
     def __enter__(self) -> Self:
         try:
-            return super().__enter__()
+            self._portal.call(self._target.open)
         except BaseException:
             self._portal.end()
             raise
+        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
