@@ -21,7 +21,7 @@ from penstock.clock import ManualClock
 from penstock.config import DEFAULTS
 from penstock.model.names import is_reply
 from penstock.model.settings import TopicSettings
-from penstock.testing.fixture import run_until_idle
+from penstock.testing.fixture import TestQueue, run_until_idle
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, embedded, everywhere
 
@@ -482,3 +482,29 @@ def test_without_asyncio(any_url: str, endpoint: str) -> None:
         with mq.consumer("quote", group="pricing") as consumer:
             assert consumer.poll(wait=0) == []
         assert mq.late_replies == 0
+
+
+async def test_in_a_users_test(penstock_queue: TestQueue) -> None:
+    app = App("sqlite:///elsewhere.db")
+
+    @app.reply("quote", group="pricing")
+    async def price(quote: Quote) -> Quote:
+        if quote.sku == "none":
+            raise RequestFailed("sold out", kind="sold_out")
+        return Quote(quote.sku, 7)
+
+    await penstock_queue.create_topic("quote")
+    assert (await penstock_queue.ask(app, "quote", b'{"sku": "a"}')).value == b'{"sku":"a","price":7}'
+    with pytest.raises(RequestFailed, match="sold out"):
+        await penstock_queue.ask(app, "quote", b'{"sku": "none"}')
+
+
+def test_in_a_users_plain_test(penstock_sync: Any) -> None:
+    app = App("sqlite:///elsewhere.db")
+
+    @app.reply("quote", group="pricing")
+    def price(body: bytes) -> str:
+        return body.decode().upper()
+
+    penstock_sync.create_topic("quote")
+    assert penstock_sync.ask(app, "quote", b"a").value == b"A"

@@ -29,7 +29,7 @@ from ..client.app.worker import Worker
 from ..client.codec import unpack
 from ..client.connection import Connection
 from ..client.consuming.reading import Browsed
-from ..client.message import Received
+from ..client.message import Received, Value
 from ..clock import ManualClock
 from ..errors import UsageError
 from ..model.batch import records
@@ -90,6 +90,17 @@ class TestQueue(Connection):
     async def run_until_idle(self, app: App, *, timeout: float = 60) -> Ran:
         """Run the app's handlers on this queue until nothing is left to do."""
         return await run_until_idle(app, self, timeout=timeout)
+
+    async def ask(self, app: App, topic: str, value: Value, **options: Any) -> Received:
+        """As `request`, and the app's handlers are run until there is a reply."""
+        asked = asyncio.create_task(self.request(topic, value, **options))
+        try:
+            while not asked.done():
+                await run_until_idle(app, self)
+                await asyncio.wait((asked,), timeout=_LOOK_AGAIN_SECONDS)
+            return await asked
+        finally:
+            asked.cancel()
 
     def capture(self) -> Captured:
         """Record what is sent from now on."""
