@@ -83,6 +83,10 @@ def _of_sqlalchemy(connection: Any) -> Theirs:
             "this is an async session or connection of SQLAlchemy: await the call that takes it, or use "
             "run_sync to reach its sync side"
         )
+    if not hasattr(connection, "execute"):
+        raise InvalidSetting(
+            f"a {type(connection).__name__} of SQLAlchemy is no session or connection: give what it opens"
+        )
     return _SqlAlchemy(connection)
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sqlite3
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -125,7 +126,8 @@ def use(rule: Rule[Any], connection: Any, message: Any) -> Any:
     """A block on a message; without one, what goes over a handler."""
     if message is not None:
         return Guarded(rule, connection, message)
-    if not isinstance(connection, str) and (_is_connection(connection) or not callable(connection)):
+    opens = isinstance(connection, str) or callable(connection)
+    if not opens or isinstance(connection, sqlite3.Connection):  # which can be called, for its own reasons
         raise InvalidSetting(
             f"{type(connection).__name__} does not open connections: over a handler a guard takes a function "
             "that does (a sessionmaker, engine.connect, or your own), or an alias of Django; in a block it "
@@ -133,14 +135,6 @@ def use(rule: Rule[Any], connection: Any, message: Any) -> Any:
         )
     names = dict(sys._getframe(2).f_locals)  # for annotations of types that are local to a function
     return lambda function: _over(rule, connection, names, function)
-
-
-def _is_connection(given: Any) -> bool:
-    try:
-        databases.of(given)
-    except InvalidSetting:
-        return databases.is_async(given)
-    return True
 
 
 def _over(
