@@ -52,15 +52,17 @@ class Hooks:
         begun = self._begun[inner] = set()
         wake = self._wake
 
-        def refuse(_: Any) -> None:
+        def refuse(it: Any) -> None:
             if begun:
                 begun.clear()
+                if not hasattr(it, "flush"):  # it thinks itself done with after an error here
+                    it.connection.rollback()
                 raise UsageError(
                     "a message was not awaited before the commit: write `await outbox.send(…)` for an async "
                     "session or connection"
                 )
 
-        if hasattr(inner, "begin_nested") and hasattr(inner, "flush"):  # a session
+        if hasattr(inner, "flush"):  # a session
             event.listen(inner, "before_commit", refuse)
             event.listen(inner, "after_commit", lambda _: wake())
             event.listen(inner, "after_rollback", lambda _: begun.clear())

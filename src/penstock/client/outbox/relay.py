@@ -54,6 +54,7 @@ class Relay:
         self._source: OutboxSource | None = None
         self._forwarder: Forwarder | None = None
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
         self._forwarded = 0  # by forwarders before this one
 
     @property
@@ -95,7 +96,8 @@ class Relay:
             return
         with suppress(ValueError):
             self._wakers.remove(self.wake)
-        await end([self._task])
+        self._stopping.set()
+        await asyncio.shield(self._task)
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -108,32 +110,34 @@ class Relay:
 
     async def _run(self) -> None:
         tries = 0
-        while True:
+        while not self._stopping.is_set():
             before = self.forwarded
-            try:
-                await self._forward()
-            except LeaseLost:
+            error = await self._forward()
+            if isinstance(error, LeaseLost):
                 log.info("another relay leads the outbox %s now", self._settings.table.name)
-                tries = 0
-            except Exception as error:
+            elif error is not None:
                 tries = 1 if self.forwarded > before else tries + 1
                 log.warning("the relay of %s starts again: %r", self._settings.table.name, error)
-            await asyncio.sleep(_SLOWER * pause(tries) if tries else 0)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_SLOWER * pause(tries)):
+                        await self._stopping.wait()
 
-    async def _forward(self) -> None:
-        """Until something ends it."""
+    async def _forward(self) -> BaseException | None:
+        """Until it is told to stop, or something ends it: that is returned."""
         settings, holder = self._settings, secrets.token_hex(16)
         way = DrawingEndpoint.over(self._mq._endpoint, settings.table.name, holder)
         endpoint = self._mq._endpoint if way is None else cast(Endpoint, way)
-        self._source = source = OutboxSource(settings.table, settings.opening, settings.lease_ms, holder, way)
-        self._forwarder = forwarder = Forwarder(
-            endpoint, source, client=self._mq.client_id, look_ms=settings.poll_ms
-        )
+        source = OutboxSource(settings.table, settings.opening, settings.lease_ms, holder, way)
+        forwarder = Forwarder(endpoint, source, client=self._mq.client_id, look_ms=settings.poll_ms)
+        self._source, self._forwarder = source, forwarder
+        running, stopping = (asyncio.create_task(one) for one in (forwarder.run(), self._stopping.wait()))
         try:
-            await forwarder.run()
+            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+            return running.exception() if running.done() else None
         finally:
+            await end((running, stopping))
             self._forwarded, self._forwarder = self.forwarded, None
-            await asyncio.shield(asyncio.ensure_future(_let_go(forwarder, source)))
+            await _let_go(forwarder, source)
 
 
 async def _let_go(forwarder: Forwarder, source: OutboxSource) -> None:
@@ -142,7 +146,7 @@ async def _let_go(forwarder: Forwarder, source: OutboxSource) -> None:
         await forwarder._ask(source.leave)
     except Exception as error:  # it may be that the connection is what failed; the lease ends by itself
         log.debug("the lease of a relay was not given back: %r", error)
-    await forwarder.stop()
+    await asyncio.to_thread(forwarder.let_go)
 
 
 def make_relay(mq: Any, settings: RelaySettings, wakers: list[Callable[[], None]]) -> Any:
