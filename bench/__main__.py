@@ -1,7 +1,7 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|routes|fairness|peers|all] [--store sqlite|postgresql|mariadb|all]
-                [--seconds 2] [--waiting 10000000] [--json FILE]
+python -m bench [throughput|latency|backlog|routes|fairness|requests|peers|all]
+                [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--json FILE]
 
 `peers` compares Penstock with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import backlog, fairness, idle, latency, routes, throughput
+from . import backlog, fairness, idle, latency, requests, routes, throughput
 from .contenders import PenstockQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
@@ -162,14 +162,30 @@ async def run_idle(where: Ground) -> list[idle.Idle]:
     return found
 
 
+async def run_requests(where: Ground, seconds: float) -> list[requests.RoundTrips]:
+    found = await requests.run(where, seconds)
+    table = Table("way", "topic", title=f"Requests and their replies on {where.store}")
+    for name in ("at once", "round trips/s", "alone p50 ms", "p99 ms", "max ms"):
+        table.add_column(name, justify="right")
+    for one in found:
+        times = (one.p50_ms, one.p99_ms, one.max_ms)
+        rates = (str(one.at_once), f"{one.per_s:,.0f}")
+        table.add_row(one.way, one.storage, *rates, *(f"{ms:.2f}" for ms in times))
+    console.print(table)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ["throughput", "latency", "backlog", "routes", "fairness", "peers", "all"]
+    parts = ["throughput", "latency", "backlog", "routes", "fairness", "requests", "peers", "all"]
     parser.add_argument("part", nargs="?", default="all", choices=parts)
     parser.add_argument(
-        "--store", default="all", choices=[*STORES, "all"], help="for throughput, routes and fairness"
+        "--store",
+        default="all",
+        choices=[*STORES, "all"],
+        help="for throughput, routes, fairness and requests",
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
@@ -190,6 +206,11 @@ def main() -> None:
         for store in stores:
             with ground(store) as where:
                 figures[f"routes on {store}"] = asdict(asyncio.run(run_routes(where)))
+    if args.part in ("requests", "all"):
+        for store in stores:
+            with ground(store) as where:
+                trips = asyncio.run(run_requests(where, args.seconds))
+                figures[f"requests on {store}"] = [asdict(one) for one in trips]
     if args.part in ("peers", "all"):
         figures["peers"] = asyncio.run(run_peers(args.seconds))
     if args.part in ("fairness", "all"):

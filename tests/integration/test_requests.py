@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
+from bench.requests import app_on, measure
 from penstock import App, Connection, NoReply, PermissionDenied
 from penstock.broker.gatekeeper import new_token
 from penstock.broker.replies import ForgetReplies
@@ -260,3 +261,13 @@ async def test_a_store_that_is_away_is_no_reply_and_the_next_request_works(
                 await mq.request("quote", b"b", timeout=0.5)
             await asyncio.to_thread(broker.start)
             assert (await mq.request("quote", b"c", timeout=SECONDS)).value == b"C"
+
+
+async def test_the_benchmark_measures_round_trips() -> None:
+    async with penstock.connect("memory://") as mq:
+        await mq.create_topic("volatile", partitions=1, storage="volatile")
+        await mq.create_topic("durable", partitions=1)
+        async with app_on(mq):
+            found = await measure(mq, "memory", "embedded", "volatile", 0.1)
+    assert found.per_s > 0 < found.samples
+    assert 0 < found.p50_ms <= found.p99_ms <= found.max_ms
