@@ -12,7 +12,7 @@ TYPED := $(wildcard src bench)
 LINTED := $(wildcard src tests bench examples docs)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers peers demo test test-spark check bench chaos fuzz format clean
+.PHONY: help venv servers peers demo demo-queue test test-spark check bench chaos fuzz format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,8 +29,11 @@ servers: ## Install PostgreSQL's and MariaDB's servers for the tests, where that
 peers: ## Install the queues that the benchmark compares with, where that may be done
 	@sh bench/peers_install.sh
 
-demo: $(STAMP) ## See the queue work: penstock demo
+demo: $(STAMP) ## See it work, the queue and the data pipeline: penstock demo
 	@$(BIN)/penstock demo
+
+demo-queue: $(STAMP) ## See the queue alone, without Spark
+	@$(BIN)/penstock demo --queue-only
 
 test: $(STAMP) servers ## Run all tests in parallel, but those that start Spark
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 -m 'not spark' $(ARGS)

@@ -1,9 +1,13 @@
-"""`penstock demo --fast` tells its story, and its figures are what the queue promises (R1, R14, R20, R23)."""
+"""`penstock demo --fast` tells its story, and its figures are what the queue promises (R1, R14, R20, R23).
+
+Without Spark; the act with Spark is in tests/integration/spark.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,21 +16,45 @@ from typing import Any
 import pytest
 
 import penstock
-from penstock.cli.demo.ledger import out_of_order
+from penstock.cli.demo import fresh
+from penstock.cli.demo.figures import Figures
+from penstock.cli.demo.ledger import Audit, out_of_order
+from penstock.cli.demo.pipeline import agrees, why_not
+from penstock.cli.root import run
+from penstock.errors import StoreUnavailable
+from penstock.spark.jobs.audit import Audited, Bad
 
 SECONDS = 110
 
 
-def _demo(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def _demo(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
     line = [sys.executable, "-m", "penstock", "demo", "--fast", *words]
-    return subprocess.run(line, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
+    env = {**os.environ, **environ}
+    return subprocess.run(
+        line, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
 
 
 @pytest.mark.timeout(SECONDS + 10)
-def test_the_figures(tmp_path: Path) -> None:
-    done = _demo(tmp_path, "--json")
+def test_the_story_and_its_figures(tmp_path: Path) -> None:
+    """In a plain log, on a machine without Spark; what it says is what is in its figures."""
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['pyspark'] = None")
+    done = _demo(tmp_path, PYTHONPATH=str(tmp_path))
     assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
+    said = done.stdout.splitlines()
+    assert "\x1b" not in done.stdout and max(len(line) for line in said if " -u " not in line) <= 100
+    assert "0 messages lost" in done.stdout and "behind" in done.stdout
+    assert "40 keys, 3 changes of the route, in order: yes" in done.stdout
+    assert done.stdout.count("penstock -u sqlite:///penstock-demo/demo.db") == 3
+    how = "were not shown. Spark is not installed here: pip install 'penstock[spark-local]', and run the demo"
+    assert f"{how} again." in " ".join(done.stdout.split())
+    figures = json.loads((tmp_path / "penstock-demo" / "figures.json").read_text())
+    assert figures["pipeline"] is None
+    _assert_queue(figures)
+    assert asyncio.run(_left(tmp_path)) == (figures["sent"], 0)
+
+
+def _assert_queue(figures: dict[str, Any]) -> None:
     assert figures["well"] is True and figures["lost"] == 0 and figures["sent"] > 0
     for group in figures["groups"].values():
         assert group["handled"] == group["sent"] == figures["sent"]
@@ -37,7 +65,6 @@ def test_the_figures(tmp_path: Path) -> None:
     assert poison["dead_is_poison"] and poison["deaths"] >= 2
     assert poison["neighbours"]["lost"] == 0
     _assert_order_and_delay(figures)
-    assert asyncio.run(_left(tmp_path)) == (figures["sent"], 0)
 
 
 def _assert_order_and_delay(figures: dict[str, Any]) -> None:
@@ -50,18 +77,20 @@ def _assert_order_and_delay(figures: dict[str, Any]) -> None:
 
 
 @pytest.mark.timeout(SECONDS + 10)
-def test_on_a_database_server(tmp_path: Path, postgres_url: str) -> None:
+def test_on_a_database_server(
+    tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Only if it is asked for by option: an address in the environment may be anybody's."""
-    assert "run `penstock migrate`" in _demo(tmp_path, "--url", postgres_url).stderr
-    migrate = [sys.executable, "-m", "penstock", "migrate", "--url", postgres_url]
-    subprocess.run(migrate, check=True, capture_output=True, timeout=SECONDS)
-    done = _demo(tmp_path, "--json", "--url", postgres_url)
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert figures["well"] is True and "p%40ss" not in done.stdout
-    _assert_order_and_delay(figures)
-    again = _demo(tmp_path, "--url", postgres_url)
-    assert again.returncode == 1 and "demo-orders" in again.stderr
+    monkeypatch.chdir(tmp_path)
+    line = ["demo", "--fast", "--queue-only", "--url", postgres_url]
+    assert run(line) == 1 and "run `penstock migrate`" in capfd.readouterr().err
+    assert run(["migrate", "--url", postgres_url]) == 0
+    capfd.readouterr()
+    assert run([*line, "--json"]) == 0
+    said = capfd.readouterr().out
+    assert "p%40ss" not in said
+    _assert_queue(json.loads(said))
+    assert run(line) == 1 and "demo-orders" in capfd.readouterr().err
 
 
 async def _left(folder: Path) -> tuple[int, int]:
@@ -71,18 +100,42 @@ async def _left(folder: Path) -> tuple[int, int]:
         return topic.messages, len(await mq.dead_letters("payments", "charge"))
 
 
-@pytest.mark.timeout(2 * SECONDS)
-def test_the_story_reads_well_in_a_plain_log_and_can_be_told_again(tmp_path: Path) -> None:
-    (tmp_path / "penstock-demo").mkdir()
-    refused = _demo(tmp_path)
-    assert refused.returncode == 1 and "was not made by the demo" in refused.stderr
-    (tmp_path / "penstock-demo").rmdir()
-    done = _demo(tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert "\x1b" not in done.stdout and max(map(len, done.stdout.splitlines())) <= 100
-    assert "0 messages lost" in done.stdout and "behind" in done.stdout
-    assert "40 keys, 3 changes of the route, in order: yes" in done.stdout
-    assert done.stdout.count("penstock -u sqlite:///penstock-demo/demo.db") == 3
+def test_only_its_own_folder_is_emptied(tmp_path: Path) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    theirs.mkdir()
+    with pytest.raises(StoreUnavailable, match="was not made by the demo"):
+        fresh(theirs)
+    fresh(ours)
+    (ours / "demo.db").write_text("of the last time")
+    fresh(ours)
+    assert theirs.is_dir() and [path.name for path in ours.iterdir()] == [".gitignore"]
+
+
+def test_without_java_it_says_how_to_see_the_pipeline(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("penstock.spark.java._bundled", lambda: None)
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "pip install 'penstock[spark-local]'" in str(why_not())
+
+
+@pytest.mark.parametrize(
+    ("lost", "twice", "wrong", "bad", "same"),
+    [
+        (0, 0, 0, (), True),
+        (0, 3, 0, (Bad("handled", "repeated", "id", 3),), True),  # at-least-once: nobody calls it a fault
+        (0, 3, 0, (), False),
+        (1, 0, 1, (Bad("handled", "lost", "id", 1),), True),
+        (0, 0, 0, (Bad("handled", "lost", "id", 1),), False),
+        (0, 0, 0, (Bad("stored", "out of order", "number", 1),), False),
+        (0, 0, 0, (Bad("stored", "repeated", "number", 1),), False),
+        (0, 0, 2, (), False),
+    ],
+)
+def test_two_audits_agree_or_not(lost: int, twice: int, wrong: int, bad: tuple[Bad, ...], same: bool) -> None:
+    figures = Figures("", "", trades=Audit(9, 9 - lost, lost, twice, 0), trades_out_of_order=wrong)
+    assert agrees(figures, Audited("trades", 2, (), {}, bad)) is same
 
 
 @pytest.mark.parametrize(

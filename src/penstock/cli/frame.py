@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ..address import Address
 
-__all__ = ["DEFAULT_URL", "Run", "command", "family"]
+__all__ = ["DEFAULT_URL", "Run", "command", "family", "run_loop"]
 
 DEFAULT_URL = "sqlite:///penstock.db"
 _SHARED = "Options of every command"
@@ -195,11 +195,12 @@ def _call(function: Callable[..., Any], run: Run, values: dict[str, Any]) -> Non
 
     result = function(run, **values)
     if inspect.iscoroutine(result):
-        _run_loop(result)
+        run_loop(result)
     sys.stdout.flush()  # a closed pipe is noticed here, not at the interpreter's end
 
 
-def _run_loop(work: Coroutine[Any, Any, None]) -> None:
+def run_loop(work: Coroutine[Any, Any, None]) -> None:
+    """Run it to its end; Ctrl-C ends it quietly."""
     import asyncio
 
     def unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -35,7 +35,9 @@ Memory = Annotated[str, typer.Option("--memory", metavar="SIZE", help="For Spark
 
 
 @contextmanager
-def spark_session(run: Run, master: str | None = None, memory: str = "2g") -> Iterator[Any]:
+def spark_session(
+    run: Run, master: str | None = None, memory: str = "2g", config: Mapping[str, object] | None = None
+) -> Iterator[Any]:
     """A session for one command. Whatever Spark raises comes out as an error of Penstock."""
     from penstock.spark import session
 
@@ -43,9 +45,9 @@ def spark_session(run: Run, master: str | None = None, memory: str = "2g") -> It
 
     run.refuse_missing()
     theirs = _active()
-    quiet = None if run.debug else {"spark.log.level": "ERROR"}
+    config = {**({} if run.debug else {"spark.log.level": "ERROR"}), **(config or {})}
     with _hushed(run.debug):
-        spark = theirs or session("penstock pipeline", master=master, memory=memory, config=quiet)
+        spark = theirs or session("penstock pipeline", master=master, memory=memory, config=config)
     try:
         with explained():
             yield spark

@@ -1,4 +1,4 @@
-"""The story, act by act: send, consume, kill, poison, then `order`, `split` and `later`, summary.
+"""The story of the queue, act by act: send, consume, kill, poison, then `order`, `split` and `later`.
 
 Every number shown is measured: sends by their receipts, handling by the ledgers of the processes, lag by the
 queue. The demo fails if anything was lost, or if a message died that should not have.
@@ -7,18 +7,13 @@ queue. The demo fails if anything was lost, or if a message died that should not
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import penstock
 
 from ...errors import PenstockError
-from ...units import format_bytes
-from .cast import LEDGER, Actor, Cast
+from .cast import Actor, Cast
 from .later import deliver_later
 from .ledger import Place, audit
 from .member import DIED, POISON
@@ -32,7 +27,6 @@ _GROUPS = ("billing", "search")
 
 
 async def play(scene: Scene) -> None:
-    began = time.perf_counter()
     url = scene.figures.url
     play = _Play(scene)
     async with penstock.connect(url) as mq, Cast(url, scene.folder) as cast:
@@ -42,8 +36,6 @@ async def play(scene: Scene) -> None:
         await keep_order(scene, mq, cast)
         await change_route(scene, mq, cast)
         await deliver_later(scene, mq)
-    scene.figures.seconds = time.perf_counter() - began
-    play.summary()
 
 
 class _Play:
@@ -203,34 +195,6 @@ class _Play:
             f"Then the handler is fixed and the dead letter redriven, to that group alone: "
             f"**{self.figures.redriven_handled} of {self.figures.redriven} handled**."
         )
-
-    # ---- 8 ----
-
-    def summary(self) -> None:
-        figures, stage = self.figures, self.stage
-        stage.heading("8  What is left")
-        written = sorted(
-            path for path in self.scene.folder.iterdir() if path.stat().st_size and path.name[0] != "."
-        )
-        queue = [path for path in written if path.suffix != LEDGER]
-        ledgers = [path.stat().st_size for path in written if path.suffix == LEDGER]
-        rows = [(str(path), format_bytes(path.stat().st_size)) for path in queue]
-        rows.append((f"{len(ledgers)} ledgers of handlers", format_bytes(sum(ledgers))))
-        stage.table(rows)
-        if figures.well:
-            stage.say(f"**{figures.lost:,} messages lost.** It took {figures.seconds:.1f} s.", style="green")
-        else:
-            stage.say(f"**{figures.lost:,} messages lost**, or not where they belong: please report it.")
-        stage.heading("Try next")
-        orders, payments = self.orders, self.payments
-        for words in (f"lag {orders}", f"read {orders} --limit 3", f"group show {payments} charge"):
-            stage.say(f"{_program()} -u {figures.shown} {words}")
-
-
-def _program() -> str:
-    """How this program is called from here: by name, or by its path if it is not on the PATH."""
-    beside = Path(sys.executable).parent / "penstock"
-    return "penstock" if shutil.which("penstock") or not beside.exists() else os.path.relpath(beside)
 
 
 def _due_to_die(lags: Sequence[penstock.Lag], victim: Actor, total: int) -> bool:

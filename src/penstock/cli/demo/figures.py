@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .ledger import Audit
 
-__all__ = ["Figures"]
+__all__ = ["Figures", "Pipeline"]
 
 _NOTHING = Audit(0, 0, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """What the jobs on Spark found."""
+
+    archived: int = 0
+    table: str = ""
+    audited: int = 0
+    verdict: str = ""
+    bad: dict[str, int] = field(default_factory=dict)  # messages, by stage and kind
+    nothing_bad: bool = False  # but for what was handled twice: at-least-once delivery may do that
+    agrees: bool = False  # the audit, with what the demo counted by itself
+    report: str | None = None  # a file with what is bad
+    plan: str | None = None  # a file, if there is something to split
+    steps: int = 0  # of the plan
+    seconds: float = 0.0
+
+    @property
+    def well(self) -> bool:
+        return self.nothing_bad and self.agrees
+
+    def fields(self) -> dict[str, Any]:
+        return {**asdict(self), "seconds": round(self.seconds, 2)}
 
 
 @dataclass(slots=True)
@@ -37,6 +61,7 @@ class Figures:
     early: int = 0  # came before they were due
     late_ms: tuple[float, float] = (0.0, 0.0)  # how late they came: typically, and the slowest of a hundred
     cancelled: bool = False
+    pipeline: Pipeline | None = None  # None: it was not shown
     seconds: float = 0.0
 
     @property
@@ -52,7 +77,11 @@ class Figures:
         ordered = self.bookings.handled > 0 and self.out_of_order == 0
         elastic = self.trades.handled > 0 and self.changes > 0 and self.trades_out_of_order == 0
         on_time = self.reminders > 0 and self.early == 0 and self.cancelled
-        return complete and self.lost == 0 and poison and ordered and elastic and on_time
+        queue = complete and self.lost == 0 and poison and ordered and elastic and on_time
+        return queue and (self.pipeline is None or self._piped_well(self.pipeline))
+
+    def _piped_well(self, pipeline: Pipeline) -> bool:
+        return pipeline.well and pipeline.archived == self.sent
 
     @property
     def where(self) -> str:
@@ -91,5 +120,6 @@ class Figures:
                 "late_p99_ms": round(self.late_ms[1], 1),
                 "cancelled": self.cancelled,
             },
+            "pipeline": None if self.pipeline is None else self.pipeline.fields(),
             "seconds": round(self.seconds, 2),
         }

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from penstock import Received
 
-__all__ = ["Audit", "Ledger", "Place", "audit", "out_of_order"]
+__all__ = ["Audit", "Ledger", "Place", "audit", "in_order", "out_of_order"]
 
 Place: TypeAlias = tuple[int, int]
 """Partition and offset: a message of the topic."""
@@ -69,15 +69,20 @@ def out_of_order(numbers: Mapping[Place, tuple[str, int]], ledgers: Iterable[Pat
     `numbers` has the key at each place, and which of its key it is, from 0. Handling one again is no
     fault: whoever takes over repeats what was not settled, from the lowest on.
     """
-    entries = sorted((entry for path in ledgers for entry in _entries(path)), key=lambda entry: entry[3])
     done: Counter[str] = Counter()  # how many of each key were handled, without a gap
     wrong = 0
-    for partition, offset, _, _ in entries:
-        key, number = numbers[partition, offset]
+    for place in in_order(ledgers):
+        key, number = numbers[place]
         if number > done[key]:
             wrong += 1
         done[key] = max(done[key], number + 1)
     return wrong
+
+
+def in_order(ledgers: Iterable[Path]) -> list[Place]:
+    """What was handled, by whomever, in the order in which it was: once for each time."""
+    entries = sorted((entry for path in ledgers for entry in _entries(path)), key=lambda entry: entry[3])
+    return [(partition, offset) for partition, offset, _, _ in entries]
 
 
 def _entries(path: Path) -> Iterator[tuple[int, int, int, int]]:

@@ -39,8 +39,8 @@ class Scale:
     @staticmethod
     def fast() -> Scale:
         return Scale(
-            messages=4_000, watch_s=1.5, lease="500ms", payments=6, poison_lease="300ms",
-            accounts=10, bookings=30, order_lease="1s", between_s=0.3, reminders=50, latest_s=1.0,
+            messages=4_000, watch_s=1.0, lease="500ms", payments=4, poison_lease="300ms",
+            accounts=10, bookings=20, order_lease="700ms", between_s=0.2, reminders=50, latest_s=0.6,
         )  # fmt: skip
 
     def pause(self, processes: int) -> str:

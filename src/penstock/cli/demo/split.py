@@ -15,6 +15,7 @@ from typing import Any
 import penstock
 
 from .cast import Cast
+from .journals import write_journals
 from .ledger import Place, audit, out_of_order
 from .scene import Scene, until
 
@@ -58,6 +59,7 @@ async def change_route(scene: Scene, mq: penstock.Connection, cast: Cast) -> Non
     scene.figures.trades = audit(set(sending.numbers), ledgers)
     scene.figures.trades_out_of_order = out_of_order(sending.numbers, ledgers)
     scene.figures.longest_send_ms = sending.longest_s * 1000
+    write_journals(scene.folder, sending.numbers, ledgers)
     _report(scene)
 
 
@@ -131,7 +133,7 @@ class _Sending:
         first = 0
         while not self._stopped:
             named = [(key, first + round) for round in range(_ROUNDS) for key in keys]
-            messages = [penstock.Message(b"trade=%d" % number, key=key) for key, number in named]
+            messages = [penstock.Message(b'{"trade": %d}' % number, key=key) for key, number in named]
             began = time.perf_counter()
             receipts = await self._mq.send_many(self._topic, messages)
             self.longest_s = max(self.longest_s, time.perf_counter() - began)

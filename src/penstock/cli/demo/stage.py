@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,10 @@ class Stage:
         styled = [(part, "bold" if at % 2 else style) for at, part in enumerate(parts)]
         self._print(Text.assemble(*styled))
 
+    def line(self, text: str) -> None:
+        """Something to copy: never cut in two."""
+        self._console.print(Text(f"  {text}"), soft_wrap=True)
+
     def table(self, rows: Sequence[tuple[str, str]]) -> None:
         grid = Table.grid(padding=(0, 2, 0, 0))
         for name, value in rows:
@@ -63,6 +67,16 @@ class Stage:
 
     def _print(self, what: RenderableType) -> None:
         self._console.print(_indented(what))
+
+    @contextmanager
+    def working(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Around work that takes seconds: a spinner on a terminal, a line before it in a log."""
+        if not self._alive:
+            self.say(what, style="dim")
+            yield lambda text: None
+            return
+        with self._console.status(what) as status:
+            yield status.update
 
     @contextmanager
     def watching(self) -> Iterator[None]:
