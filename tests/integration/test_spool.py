@@ -121,15 +121,32 @@ async def test_a_queue_that_is_not_there_at_the_start(queue: str, tmp_path: Path
         waiting = spool.spooled
         assert waiting.messages == 1
         assert not waiting.stuck  # it may come at any time
-        assert "127.0.0.1" in waiting.troubles[""].reason
+        assert f"127.0.0.1:{port}" in waiting.troubles["orders"].reason
         assert look(tmp_path / "orders.spool").owner is not None
         async with penstock.connect(queue) as mq:
             await mq.create_topic("orders")
             await mq.serve("127.0.0.1", port)
             assert await spool.forwarded(LONG)
-            assert spool.spooled.troubles == {}
+            assert spool.spooled.messages == 0
             assert [message.value async for message in mq.read("orders")] == [b"1"]
     assert look(tmp_path / "orders.spool").owner is None
+
+
+async def test_a_database_that_is_not_there_at_the_start(tmp_path: Path) -> None:
+    folder = tmp_path / "mounted"
+    async with penstock.Spool(tmp_path / "orders.spool", f"sqlite:///{folder}/queue.db") as spool:
+        await fill(spool.producer("orders"), 0, 10)
+        async with asyncio.timeout(LONG):
+            while not spool.spooled.troubles:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert spool.connection is None
+        assert str(folder) in spool.spooled.troubles[""].reason
+        folder.mkdir()
+        async with penstock.connect(f"sqlite:///{folder}/queue.db") as mq:
+            await mq.create_topic("orders")
+            assert await spool.forwarded(LONG)
+            assert in_order(await stored(mq))
+        assert spool.spooled.troubles == {}
 
 
 async def test_what_is_left_is_forwarded_by_whoever_opens_the_file_next(queue: str, tmp_path: Path) -> None:

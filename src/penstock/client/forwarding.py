@@ -50,7 +50,7 @@ _NOT_STORED = (PartitionSealed, UnknownPartition, UnknownTopic, UnknownProducer,
 _FORGOTTEN = (UnknownProducer, SequenceGap)
 _FRESH_S = 1.0  # a route is read again after so long
 _STUCK_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before what was refused for good is tried again
-_LONGEST_PAUSE_S = 2.0  # before what may succeed at any time is
+_SOON, _LONGEST_PAUSE_S = 10, 2.0  # so many tries one soon after the other, and the pause from then on
 _WORTH_TELLING = 6  # tries
 _FIRST_LOOK_S = 0.005
 _ANSWER_S = DEFAULTS.send_timeout_ms / 1000
@@ -311,7 +311,7 @@ class _Hold:
         if stuck:
             self.until = now + _STUCK_S[min(self._tries, len(_STUCK_S)) - 1]
         else:
-            self.until = now + min(pause(self._tries), _LONGEST_PAUSE_S)
+            self.until = now + (pause(self._tries) if self._tries < _SOON else _LONGEST_PAUSE_S)
         if self.trouble == self._told or not (stuck or self._tries >= _WORTH_TELLING):
             return False
         self._told = self.trouble

@@ -12,6 +12,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
+import socket
 import ssl
 from collections.abc import Iterable, Mapping
 from datetime import datetime
@@ -19,18 +22,21 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self, cast
 
+from ...address import parse, parse_shards
 from ...broker.endpoint import Endpoint
 from ...clock import Clock, SystemClock
 from ...config import DEFAULTS
 from ...errors import ClosedError, PenstockError
 from ...model.names import check_topic
 from ...units import Duration, Moment, duration_ms
+from ...wire.remote import RemoteEndpoint
 from ..connection import Connecting, Connection, connect
 from ..ending import end
 from ..forwarding import Trouble
 from ..guard import Guard
 from ..message import Message, Receipt, Value
 from ..producing.appending import pause
+from ..reaching import reaching
 from .file import Spooled
 from .landing import Landing
 from .producer import SpooledProducer
@@ -61,24 +67,10 @@ class Spool:
         clock: Clock | None = None,
     ) -> None:
         self.path = place_of(path)
-        self.connection: Connection | None = None  # to the queue, once it is there
+        self.connection: Connection | None = None  # to brokers at once; to a database, when it is there
         self._limit = limit_of(spool_bytes)
         self._clock = clock or SystemClock()
-
-        def connecting() -> Connecting:
-            return connect(
-                url,
-                token=token,
-                tls=tls,
-                client_id=client_id,
-                zone=zone,
-                shards=shards,
-                migrate=migrate,
-                clock=clock,
-            )
-
-        connecting()  # what is wrong with the arguments is said now
-        self._connect = connecting
+        self._reaching = _Reaching(url, token, tls, client_id, zone, shards, migrate, clock)
         self._landing: Landing | None = None
         self._guard: Guard | None = None
         self._producers: dict[str, SpooledProducer] = {}
@@ -164,7 +156,11 @@ class Spool:
         landing = Landing(self.path, self._limit)
         await landing.open()
         self._landing = landing
-        self._task = self._guard.loop.create_task(self._reach(landing))
+        self.connection = self._reaching.at_once()
+        if self.connection is not None:
+            landing.forward(self.connection._endpoint, self.connection.client_id)
+        else:
+            self._task = self._guard.loop.create_task(self._reach(landing))
 
     async def close(self) -> None:
         """What can be forwarded quickly is; the rest stays in the file for whoever opens it next."""
@@ -180,19 +176,19 @@ class Spool:
             self.connection = None
 
     async def _reach(self, landing: Landing) -> None:
-        """Until there is a queue to forward to."""
+        """Until there is a database to forward to."""
         tries, told = 0, ""
         while self.connection is None:
             tries += 1
             try:
-                self.connection = await self._connect()
+                self.connection = await self._reaching.connecting()
             except Exception as error:  # nothing of it is the senders' affair
                 stuck = not (isinstance(error, PenstockError) and error.retriable)
                 if str(error) != told:
                     told = str(error)
                     log.warning("messages wait in the spool %s: %s", self.path, error)
                     await landing.tell(Trouble(told, stuck))
-                await asyncio.sleep(_STUCK_S if stuck else pause(tries))
+                await asyncio.sleep(_STUCK_S if stuck else 4 * pause(tries))
         if told:
             log.warning("the queue of the spool %s is there", self.path)
             await landing.tell(None)
@@ -210,6 +206,56 @@ class Spool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+
+class _Reaching:
+    """How the queue is reached. What is wrong with the arguments is said when it is made."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        tls: bool | str | Path | ssl.SSLContext | None,
+        client_id: str | None,
+        zone: str | None,
+        shards: Mapping[str, str] | None,
+        migrate: bool,
+        clock: Clock | None,
+    ) -> None:
+        self._clock, self._client_id = clock, client_id
+        self._address = parse(url)
+        self._way = reaching(self._address, token, tls, zone, shards=parse_shards(shards), migrate=migrate)
+
+        def connecting() -> Connecting:
+            return connect(
+                url,
+                token=token,
+                tls=tls,
+                client_id=client_id,
+                zone=zone,
+                shards=shards,
+                migrate=migrate,
+                clock=clock,
+            )
+
+        self.connecting = connecting
+        connecting()
+
+    def at_once(self) -> Connection | None:
+        """A connection to brokers looks for them whenever it is used; a database has to be there."""
+        if self._address.kind != "penstock":
+            return None
+        way = self._way
+        client_id = self._client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        endpoint = RemoteEndpoint(
+            self._address.brokers,
+            client=client_id,
+            token=way.token,
+            tls=way.tls,
+            zone=way.zone,
+            clock=self._clock,
+        )
+        return Connection(cast(Endpoint, endpoint), client_id, self._clock)
 
 
 class _Now:
