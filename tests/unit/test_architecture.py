@@ -32,6 +32,7 @@ LAYERS = (
     ("wire",),
     ("client", "sync", "tracing", "types", ""),  # "" is penstock/__init__.py
     ("testing",),
+    ("integrations",),
     ("http",),
     ("spark",),
     ("cli", "__main__"),

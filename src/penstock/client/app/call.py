@@ -34,7 +34,8 @@ class Caller:
         middleware: Sequence[Middleware] = (),
     ) -> None:
         self._subscription = subscription
-        self._layers = [layer for layer in middleware if not layer.plain]
+        is_async = subscription.handler.is_async
+        self._layers = [one for one in middleware if not one.plain and (is_async or not one.own_kind)]
         self._plain_layers = [layer for layer in middleware if layer.plain]
         self._for_thread = for_thread  # a message as a plain function gets it
         handler = subscription.handler

@@ -40,6 +40,7 @@ class Middleware:
     name: str
     plain: bool  # runs in the handler's thread
     call: Callable[..., Any]  # with the message, or the list, and what to call next
+    own_kind: bool = False  # around handlers of its own kind only; no mistake if there are none
 
 
 def middleware_of(function: Callable[..., Any]) -> Middleware:
@@ -69,7 +70,7 @@ def refuse_unused(layers: Sequence[Middleware], handlers: Sequence[Handler]) -> 
     """A plain middleware in an app that has only coroutine handlers would never run: a mistake."""
     if all(handler.is_async for handler in handlers):
         for layer in layers:
-            if layer.plain and handlers:
+            if layer.plain and not layer.own_kind and handlers:
                 raise UsageError(
                     f"middleware {layer.name} is a plain function, which is for handlers that are plain "
                     "functions, and this app has none: make it `async def`"
