@@ -362,7 +362,7 @@ def test_missing_tables_are_named_with_their_cure(place: Place, connection: Any)
     ):
         connection.cursor().execute(f"DROP TABLE {name}")
     connection.commit()
-    with pytest.raises(SchemaMismatch, match=r"guards.create_tables\(connection\) and commit"):
+    with pytest.raises(SchemaMismatch, match=r"guards.create_tables\(connection\) once"):
         once(connection, delivered(1))
     connection.rollback()
     for statement in guards.ddl(place.kind):

@@ -135,6 +135,10 @@ async def test_an_async_handler_with_a_session_of_sqlalchemy(place: Place) -> No
         await by_session(b"7", message=delivered(1, attempt=attempt))
     for version in (2, 1):
         await by_connection(b"%d" % version, message=delivered(version, version=version))
+    async with engine.connect() as connection:
+        await guards.create_tables(connection)  # once more is harmless
+        assert await guards.waiting(connection) == []
+        assert await guards.prune(connection) == 0
     async with async_sessionmaker(engine)() as session, session.begin():
         async with guards.once(session, delivered(1), scope=SCOPE) as fresh:
             assert not fresh

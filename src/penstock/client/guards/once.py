@@ -16,7 +16,6 @@ from ...clock import Clock, SystemClock
 from ...errors import InvalidSetting
 from ...model.guards import digest_of
 from ...units import Duration, duration_ms
-from .. import databases
 from ..databases import Kind, Theirs
 from ..message import Received
 from . import tables
@@ -82,14 +81,14 @@ class Once:
         return bool(ready)
 
 
-def prune(connection: Any, *, clock: Clock | None = None) -> int:
-    """Forget one slice of what is older than it was to be kept; returns how much that was. Commit afterwards.
+def prune(connection: Any, *, clock: Clock | None = None) -> Any:
+    """Forget one slice of what is older than it was to be kept; returns how much that was.
 
-    Guards do so by themselves now and then. Call it until it returns 0 where much has piled up.
+    Guards do so by themselves now and then. Call it until it returns 0 where much has piled up. Commits, and
+    is awaited, as `create_tables` is.
     """
-    theirs = databases.of(connection)
-    with tables.explained(theirs):
-        return _forget(theirs, (clock or SystemClock()).now_ms())
+    now = (clock or SystemClock()).now_ms()
+    return tables.on(connection, lambda theirs: _forget(theirs, now))
 
 
 def _forget(theirs: Theirs, now: int) -> int:

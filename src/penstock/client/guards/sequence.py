@@ -20,7 +20,6 @@ from ...clock import Clock, SystemClock
 from ...errors import InvalidSetting, UsageError
 from ...model.guards import Turn, take_turn
 from ...units import Duration, duration_ms
-from .. import databases
 from ..app.handler import RetryLater
 from ..databases import Theirs
 from ..message import Kind, Received
@@ -133,11 +132,16 @@ class InSequence:
         return _received(msgspec.msgpack.decode(bytes(raw), type=_Kept))
 
 
-def waiting(connection: Any, *, limit: int = 100) -> list[Waiting]:
-    """Entities of which messages wait for a version that has not come, longest waiting first."""
-    theirs = databases.of(connection)
-    with tables.explained(theirs):
-        rows = theirs.rows(_WAITING, (limit,))
+def waiting(connection: Any, *, limit: int = 100) -> Any:
+    """Entities of which messages wait for a version that has not come, longest waiting first.
+
+    A list of `Waiting`. Awaited as `create_tables` is.
+    """
+    return tables.on(connection, lambda theirs: _waiting(theirs, limit))
+
+
+def _waiting(theirs: Theirs, limit: int) -> list[Waiting]:
+    rows = theirs.rows(_WAITING, (limit,))
     return [
         Waiting(scope, entity, following, count, first, datetime.fromtimestamp(since / 1000, UTC))
         for scope, entity, following, count, first, since in rows

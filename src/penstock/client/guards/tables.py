@@ -12,15 +12,16 @@ transaction.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from ...errors import InvalidSetting, SchemaMismatch
 from .. import databases
 from ..databases import Kind, Theirs
+from ..outbox.transactions import is_awaited, joined, resolved
 
-__all__ = ["VERSION", "blob", "check", "create_tables", "ddl", "explained"]
+__all__ = ["VERSION", "blob", "check", "create_tables", "ddl", "explained", "on"]
 
 VERSION = 1
 
@@ -58,7 +59,7 @@ _MARKS: dict[Kind, str] = {
 }
 _KINDS: dict[str, Kind] = {"sqlite": "sqlite", "postgres": "postgres", "mysql": "mysql"}
 _CURE = (
-    "run penstock.guards.create_tables(connection) and commit, or put penstock.guards.ddl({kind!r}) into a "
+    "run penstock.guards.create_tables(connection) once, or put penstock.guards.ddl({kind!r}) into a "
     "migration"
 )
 _MISSING = (
@@ -84,15 +85,30 @@ def ddl(kind: str) -> list[str]:
     return [*made, _MARKS[known]]
 
 
-def create_tables(connection: Any) -> None:
-    """Make the guards' tables, as far as they are not there. Commit afterwards.
+def create_tables(connection: Any) -> Any:
+    """Make the guards' tables, unless they are there; commits if no transaction is open.
 
-    Of an async session or connection of SQLAlchemy: `await connection.run_sync(guards.create_tables)`.
+    Of an async session or connection of SQLAlchemy: `await guards.create_tables(…)`.
     """
-    theirs = databases.of(connection)
+    return on(connection, _create)
+
+
+def _create(theirs: Theirs) -> None:
     for statement in ddl(theirs.kind):
         theirs.run(statement)
     check(theirs)
+
+
+def on(connection: Any, work: Callable[[Theirs], Any]) -> Any:
+    """In the transaction that is open there, or else in one of its own; awaited where that is needed."""
+
+    def run(found: Any) -> Any:
+        theirs = databases.of(found)
+        with joined(found), explained(theirs):
+            return work(theirs)
+
+    found = resolved(connection)
+    return found.run_sync(run) if is_awaited(found) else run(found)
 
 
 def check(theirs: Theirs) -> None:
