@@ -94,12 +94,12 @@ async def forwarding(messages: int, partitions: int = 4) -> Forwarding:
             await mq.create_topic("orders", partitions=partitions)
             start = time.perf_counter()
             async with mq.producer("orders", spool=path) as producer:
-                await producer.forwarded()  # type: ignore[attr-defined]
+                await producer.forwarded()
                 forwarded_s = time.perf_counter() - start
                 start = time.perf_counter()
                 for number in range(messages):
                     await producer.post(b"x" * SIZE, key=b"%d" % (number % KEYS))
-                await producer.forwarded()  # type: ignore[attr-defined]
+                await producer.forwarded()
                 beside_s = time.perf_counter() - start
             assert (await mq.topic("orders")).messages == 2 * messages, "each once"
     return Forwarding(messages, partitions, messages / forwarded_s, messages / beside_s)

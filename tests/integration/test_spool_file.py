@@ -97,10 +97,15 @@ async def test_producers_of_a_connection_share_the_file(queue: str, path: Path) 
         await mq.create_topic("mails")
         async with mq.producer("orders", spool=path) as orders, mq.producer("mails", spool=path) as mails:
             await asyncio.gather(fill(orders, 0, 20), fill(mails, 0, 30))
-            assert await mails.forwarded(LONG)  # type: ignore[attr-defined]
+            assert await mails.forwarded(LONG)
         assert len(await stored(mq, "orders")) == 20 and len(await stored(mq, "mails")) == 30
         with pytest.raises(penstock.InvalidSetting, match="spool_bytes"):
             mq.producer("orders", spool=path, spool_bytes="1 MB")
+        plain = mq.producer("orders")
+        with pytest.raises(penstock.UsageError, match="has no spool"):
+            await plain.forwarded()
+        with pytest.raises(penstock.UsageError, match="has no spool"):
+            plain.spooled  # noqa: B018
 
 
 def test_without_await(queue: str, path: Path) -> None:
@@ -131,12 +136,15 @@ async def test_a_full_one_makes_senders_wait_and_then_says_so(queue: str, path: 
             await spool.send("orders", b"x" * 1000, key="1", timeout=0.05)
         assert full.value.details["messages"] == 9
         assert spool.spooled.messages == 9
+    async with penstock.Spool(path, NOBODY, spool_bytes="10 KB") as spool:
+        with pytest.raises(penstock.StoreFull):  # what is there from before counts
+            await spool.send("orders", b"x" * 1000, key="1", timeout=0.05)
     async with penstock.connect(queue) as mq:
         async with mq.producer("orders", spool=path, spool_bytes="10 KB") as producer:
             sending = asyncio.create_task(producer.send(b"x" * 1000, timeout=LONG))
             await mq.create_topic("orders")  # what is there leaves, and makes room
             assert (await sending).spooled
-            assert await producer.forwarded(LONG)  # type: ignore[attr-defined]
+            assert await producer.forwarded(LONG)
         assert (await mq.topic("orders")).messages == 10
 
 
@@ -147,7 +155,7 @@ async def test_a_file_that_was_emptied_becomes_small_again(queue: str, path: Pat
     async with penstock.connect(queue) as mq:
         await mq.create_topic("orders")
         async with mq.producer("orders", spool=path) as producer:
-            assert await producer.forwarded(LONG)  # type: ignore[attr-defined]
+            assert await producer.forwarded(LONG)
     assert path.stat().st_size < 1_000_000
 
 
@@ -160,14 +168,14 @@ async def test_a_topic_that_is_not_there_is_shown_and_holds_up_nobody(queue: str
         async with mq.producer("missing", spool=path) as missing, mq.producer("orders", spool=path) as orders:
             await fill(missing, 0, 30)
             await fill(orders, 0, 30)
-            await until(lambda: orders.spooled.messages == 30)  # type: ignore[attr-defined]
+            await until(lambda: orders.spooled.messages == 30)
             await until(lambda: bool(look(path).stuck))
             waiting = look(path)
             assert "topic 'missing'" in waiting.stuck and "unknown_topic" in waiting.stuck
             assert (waiting.messages, waiting.owner and waiting.owner.pid) == (30, os.getpid())
             assert waiting.bytes > 30 and waiting.oldest_age_ms >= 0
             await mq.create_topic("missing")
-            assert await orders.forwarded(LONG)  # type: ignore[attr-defined]
+            assert await orders.forwarded(LONG)
             await until(lambda: not look(path).troubles)
         assert in_order(await stored(mq, "missing"))
 

@@ -12,11 +12,11 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ...broker.endpoint import Endpoint
 from ...config import DEFAULTS, SLOTS
-from ...errors import ClosedError, InvalidSetting, PenstockError, SendTimeout
+from ...errors import ClosedError, InvalidSetting, PenstockError, SendTimeout, UsageError
 from ...model.route import Range, Route
 from ...units import Duration, Moment, duration_ms
 from ..codec import Packed, pack, pack_all
@@ -29,11 +29,15 @@ from .parcel import Call, OneWay, Parcel
 from .room import Room
 from .routing import Router
 
+if TYPE_CHECKING:
+    from ..spool.file import Spooled
+
 __all__ = ["Producer", "check_slot"]
 
 log = logging.getLogger("penstock.producer")
 
 _ANSWER_S = 0.01  # the time of its batches ends with that of the call, and they know more
+_NO_SPOOL = "this producer has no spool: make one that has with mq.producer(…, spool='orders.spool')"
 _MANY = 10_000  # failed posts that are kept before those somebody has seen are sorted out
 
 
@@ -262,6 +266,17 @@ class Producer:
             self._unawaited.discard(future)  # stored; a failed one stays until somebody has looked at it
         elif len(self._unawaited) > _MANY:
             self._unawaited = {other for other in self._unawaited if not other.done() or _unseen(other)}
+
+    # ---- a spool (R31) ----
+
+    @property
+    def spooled(self) -> Spooled:
+        """What waits in its spool: messages of all topics that are sent through that file."""
+        raise UsageError(_NO_SPOOL)
+
+    async def forwarded(self, timeout: Duration | None = None) -> bool:
+        """Wait until the queue has everything that is in the spool; False: the time was over before."""
+        raise UsageError(_NO_SPOOL)
 
     # ---- life ----
 

@@ -55,11 +55,9 @@ class SpooledProducer(Producer):
 
     @property
     def spooled(self) -> Spooled:
-        """What waits in the file: messages of all topics that are sent through it."""
         return self._landing.depth()
 
     async def forwarded(self, timeout: Duration | None = None) -> bool:
-        """Wait until the queue has everything that is in the file; False: the time was over before."""
         self._check()
         limit_s = None if timeout is None else duration_ms(timeout, name="timeout") / 1000
         return await self._landing.forwarded(limit_s)
