@@ -55,10 +55,8 @@ class Database:
 
 def database_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Database:
     if kind == "sqlite":
-        url = f"sqlite:///{folder}/shop.db"
-    else:
-        url = request.getfixturevalue(f"{kind}_url")
-    return Database(kind, url)
+        return Database(kind, f"sqlite:///{folder}/shop.db")
+    return Database(kind, request.getfixturevalue(f"{kind}_url"))
 
 
 async def eventually(look: Callable[[], bool | Awaitable[bool]]) -> None:
