@@ -16,6 +16,7 @@ from penstock import errors
 from penstock.broker.endpoint import DeadLetters, Endpoint, Fetched, Grant, PollReply, PollRequest
 from penstock.broker.gatekeeper import ACTIONS
 from penstock.errors import PenstockError, ProtocolError
+from penstock.model.lanes import LanePolicy
 from penstock.model.route import Range, Route, even_ranges
 from penstock.store.contract import StoredBatch
 from penstock.wire import messages as m
@@ -49,6 +50,8 @@ def route_values(draw: st.DrawFn) -> Route:
 
 
 st.register_type_strategy(Route, route_values())
+policies = st.builds(LanePolicy, failures=st.floats(0, 1), at_least=st.integers(1, 99), header=st.just("t"))
+st.register_type_strategy(LanePolicy, policies)
 
 
 def values_of(kind: Any) -> st.SearchStrategy[Any]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ..errors import GroupExists, StoreUnavailable, TopicExists, UnknownGroup, UnknownTopic
-from ..model.names import REDRIVE_GROUP, base_of, dead_topic, retry_topic
+from ..model.names import REDRIVE_GROUP, base_of, dead_topic, retry_topic, slow_topic
 from ..model.settings import GroupSettings, TopicSettings
 from ..store.contract import Catalog, Group, Topic
 
@@ -80,6 +80,14 @@ class CatalogCache:
         """What a consumer of the group reads: the topic, and the group's retry topic if there is one."""
         return self._get(("sources", topic, group), lambda: self._read_sources(topic, group))
 
+    def all_sources(self, topic: str, group: str) -> list[Source]:
+        """The same and the group's slow lane, which comes last if there is one (R42)."""
+        return self._get(("all sources", topic, group), lambda: self._read_all_sources(topic, group))
+
+    def lane(self, topic: str, group: str) -> Source | None:
+        """The group's slow lane, if it was made already."""
+        return self._get(("lane", topic, group), lambda: self._read_source(slow_topic(topic, group), group))
+
     def readers(self, topic: str, group: str) -> list[Group]:
         """The group; in its place the groups of its members, if it is a broadcast group."""
         return self._get(("readers", topic, group), lambda: self._read_readers(topic, group))
@@ -90,11 +98,11 @@ class CatalogCache:
             return None
         return self._known.get(("topic", name))  # type: ignore[return-value]
 
-    def known_sources(self, topic: str, group: str) -> list[Source] | None:
+    def known_sources(self, topic: str, group: str, *, lane: bool = False) -> list[Source] | None:
         """The same without asking the store: None if it is not known, or was not looked at of late."""
         if time.monotonic() - self._looked_at > _FRESH_S:
             return None
-        return self._known.get(("sources", topic, group))  # type: ignore[return-value]
+        return self._known.get(("all sources" if lane else "sources", topic, group))  # type: ignore[return-value]
 
     def kept(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
         """Anything that is read again when the catalog's version has moved."""
@@ -136,13 +144,20 @@ class CatalogCache:
         return value
 
     def _read_sources(self, topic: str, group: str) -> list[Source]:
-        sources = [(self._catalog.topic(topic), self._catalog.group(topic, group))]
-        retry = retry_topic(topic, group)
+        main = (self._catalog.topic(topic), self._catalog.group(topic, group))
+        retries = self._read_source(retry_topic(topic, group), group)
+        return [main] if retries is None else [main, retries]
+
+    def _read_all_sources(self, topic: str, group: str) -> list[Source]:
+        sources, lane = self.sources(topic, group), self.lane(topic, group)
+        return sources if lane is None else [*sources, lane]
+
+    def _read_source(self, own: str, group: str) -> Source | None:
+        """A topic of the group's own; None: it was not made, or whoever made it was cut off."""
         try:
-            sources.append((self._catalog.topic(retry), self._catalog.group(retry, group)))
+            return self._catalog.topic(own), self._catalog.group(own, group)
         except (UnknownTopic, UnknownGroup):
-            pass
-        return sources
+            return None
 
     def _read_readers(self, topic: str, group: str) -> list[Group]:
         found = self._catalog.group(topic, group)

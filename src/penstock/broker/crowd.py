@@ -219,12 +219,12 @@ class Crowds:
     def __init__(self, waiters: Waiters, most: int) -> None:
         self._waiters, self._most = waiters, most
         self._loop = asyncio.get_running_loop()
-        self._known: dict[tuple[str, str], Crowd] = {}
-        self._by_group: dict[int, Crowd] = {}
+        self._known: dict[tuple[str, ...], Crowd] = {}
+        self._by_group: dict[int, set[Crowd]] = {}  # two: those who take of the slow lane, and the others
         self._sweep_at = 0.0
 
     def of(
-        self, name: tuple[str, str], sources: Sequence[Source], keys: Callable[[], list[Key]], fresh_s: float
+        self, name: tuple[str, ...], sources: Sequence[Source], keys: Callable[[], list[Key]], fresh_s: float
     ) -> Crowd:
         crowd = self._known.get(name)
         if crowd is None:
@@ -233,13 +233,12 @@ class Crowds:
         if crowd.sources is not sources:
             crowd.reads(sources, keys(), fresh_s)
             for _, group in sources:
-                self._by_group[group.id] = crowd
+                self._by_group.setdefault(group.id, set()).add(crowd)
         return crowd
 
     def due(self, group_id: int, seconds: float) -> None:
         """The group has something due then."""
-        crowd = self._by_group.get(group_id)
-        if crowd is not None:
+        for crowd in self._by_group.get(group_id, ()):
             crowd.due(seconds)
 
     def dismiss(self) -> None:
@@ -257,4 +256,5 @@ class Crowds:
                 crowd.forget()
                 del self._known[name]
         kept = {*self._known.values()}
-        self._by_group = {group: crowd for group, crowd in self._by_group.items() if crowd in kept}
+        left = {group: crowds & kept for group, crowds in self._by_group.items()}
+        self._by_group = {group: crowds for group, crowds in left.items() if crowds}

@@ -8,18 +8,22 @@ deliveries: `model.delivery` does.
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from ..config import DEFAULTS
 from ..errors import GateClosed, GenerationChanged, StoreError, StoreUnavailable, UnknownPartition
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
+from ..model.lanes import LaneView
+from ..model.names import slow_topic
 from ..model.reason import as_reason
 from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
 from .retries import FarRetries
+from .setting_aside import SettingAside
 from .tail import TailCache
 from .unread import Unread
 
@@ -67,6 +71,7 @@ class Handed:
     claimed: list[tuple[Group, int]] = field(default_factory=list)  # ordered groups: newly the asker's
     watchful: bool = False  # ordered groups: others hold something; that they hand it over is news
     started_ms: int = 0  # ordered groups: see `PollReply`
+    lanes: LaneView | None = None  # see `PollReply`
 
     @property
     def worth_telling(self) -> bool:
@@ -112,16 +117,19 @@ class Deliveries:
         return poll(request)
 
     def _poll(self, request: PollRequest) -> Handed:
-        sources = self._catalog.sources(request.topic, request.group)
+        found = self._catalog.all_sources if request.lane_messages else self._catalog.sources
+        sources = found(request.topic, request.group)
         handed = Handed()
         if sources[0][1].paused:
             return handed
         dead = self._catalog.dead_letters(request.topic, request.group)
         look = Look(request, dead, request.messages, request.bytes, request.empty_handed)
         self._turn += 1
-        for source in reversed(sources):  # what was redriven first: it has waited longest
+        lane = slow_topic(request.topic, request.group)
+        for source in reversed(sources):  # what was redriven first: it has waited longest; the lane before it
             try:
-                self._poll_source(source, look, handed)
+                with look.limited(request.lane_messages if source[0].name == lane else None):
+                    self._poll_source(source, look, handed)
             except (StoreError, GenerationChanged):
                 if not handed.grants:
                     raise
@@ -282,8 +290,11 @@ class Deliveries:
         return [part for part in left if part is not None]
 
     def _settlements(self, part: Settle, group: Group, target: Topic | None, now: int) -> list[Settlement]:
-        settlements = []
+        settlements, aside = [], SettingAside(self._catalog, group)
         for verdict in part.verdicts:
+            if verdict.kind == "lane":
+                settlements.append(aside.settlement(verdict))
+                continue
             one = _settlement(verdict, now, target)
             is_retry = one.kind is Kind.RETRY
             settlements += self._retries.of(one, group, part.partition_id, now) if is_retry else [one]
@@ -323,7 +334,19 @@ class Look:
     bytes: int
     empty_handed: bool
     full: bool = False
+    alone: bool = False  # nothing more, since what it has is to be settled first (I14)
     batches: list[StoredBatch] = field(default_factory=list)
+
+    @contextmanager
+    def limited(self, messages: int | None) -> Iterator[None]:
+        """No more than so many meanwhile; None: all that is left."""
+        aside = 0 if messages is None else max(0, self.messages - messages)
+        self.messages -= aside
+        try:
+            yield
+        finally:
+            self.messages += aside
+            self.full = self.full and not (aside and self.messages > 0 and self.bytes > 0 and not self.alone)
 
     def reach(self, cursor: int) -> int:
         """The offset up to which the batches that were read go."""
@@ -345,7 +368,8 @@ class Look:
         self.bytes -= sum(len(batch.data) for batch in batches)
         self.empty_handed = False
         spent = self.messages <= 0 or self.bytes <= 0
-        self.full = self.full or spent or any(lease.alone for lease in leases)
+        self.alone = self.alone or any(lease.alone for lease in leases)
+        self.full = self.full or spent or self.alone
 
 
 def is_of_a_shard(error: StoreUnavailable) -> bool:

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from ..address import Address
 from ..clock import Clock, SystemClock
@@ -53,6 +54,7 @@ from .figures import Figures
 from .gatekeeper import InThread
 from .groups import Groups
 from .helping import RouteHelp
+from .lanes import Lanes, LaneVerbs
 from .looks import Looks
 from .mover import Mover
 from .ordered import OrderedDeliveries
@@ -61,6 +63,7 @@ from .publishing import FinishDecisions, Publisher
 from .quotas import Quotas
 from .replies import ForgetReplies, Replies, ReplyVerbs
 from .routes import FinishChanges, RouteChanges
+from .setting_aside import leads_to_lane
 from .shardwork import ShardWork
 from .staging import StagingVerbs, StagingWork
 from .tail import TailCache
@@ -89,7 +92,7 @@ async def open_endpoint(
     return Broker(store, clock or SystemClock(), limits)
 
 
-class Broker(StagingVerbs, ReplyVerbs):
+class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.store = store
         self._clock = clock
@@ -117,11 +120,13 @@ class Broker(StagingVerbs, ReplyVerbs):
             appended=self._appended, due_moved=self._due_moved, told=self._news,
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
+        self._mover.to_lane = partial(leads_to_lane, self._catalog)
+        self._lanes = Lanes(store, self._catalog, self._in_thread)
         self._backlog = BacklogGate(store, limits, self._in_thread)
         self._quotas = Quotas(store, self._catalog, self._in_thread)
         self._polling = Polling(
             store, limits, self._catalog, self._deliveries, self._ordered, self._mover, self._waiters,
-            self._quotas, self._workers,
+            self._quotas, self._workers, self._lanes,
         )  # fmt: skip
         publisher = Publisher(store, self._due_moved, self._routes.help)
         self._staging = StagingWork(store, self._catalog, publisher, self._backlog, self._quotas)

@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from ..model.delivery import Span
 from ..model.flow import Rate
+from ..model.lanes import LaneInfo, LaneView, Seen
 from ..model.requests import ReplyTopic
 from ..model.route import Change, Route
 from ..model.settings import GroupSettings, GroupWish, Start, TopicSettings
@@ -22,30 +23,10 @@ from ..model.staging import Segment, Wish
 from ..store.contract import Appended, StoredBatch
 
 __all__ = [
-    "NEVER_STORED",
-    "Beat",
-    "DeadLetters",
-    "Decided",
-    "Endpoint",
-    "Fetched",
-    "Grant",
-    "GroupInfo",
-    "Held",
-    "Lag",
-    "Lease",
-    "MemberInfo",
-    "PartitionLag",
-    "PollReply",
-    "PollRequest",
-    "Published",
-    "PublishedPlace",
-    "RateInfo",
-    "Settle",
-    "SettleReply",
-    "ShardInfo",
-    "TopicInfo",
-    "Verdict",
-]
+    "NEVER_STORED", "Beat", "DeadLetters", "Decided", "Endpoint", "Fetched", "Grant", "GroupInfo", "Held",
+    "Lag", "Lease", "MemberInfo", "PartitionLag", "PollReply", "PollRequest", "Published", "PublishedPlace",
+    "RateInfo", "Settle", "SettleReply", "ShardInfo", "TopicInfo", "Verdict",
+]  # fmt: skip
 
 
 # ---- catalog ----
@@ -138,6 +119,8 @@ class PollRequest:
     positions: tuple[tuple[int, int], ...] = ()  # ordered groups: (partition id, offset expected next) (I6)
     giving_up: tuple[int, ...] = ()  # ordered groups: of these, those revoked that are not handed over yet
     started_ms: int = 0  # ordered groups: as the reply had it from which on `positions` are held
+    lane_messages: int = 0  # of these, so many of the slow lane (R42)
+    lane_version: int = 0  # of what the asker knows of slow sources
 
     # In an ordered group the token is the holder's, the same for as long as the consumer lives; `positions`
     # names the partitions it holds (offset -1: it has received nothing yet), and a poll for 0 messages only
@@ -157,7 +140,7 @@ class Lease:
 class Grant:
     """Offsets of one partition now held under the request's token, and the batches they are in."""
 
-    topic: str  # where it is stored: the topic itself, or the group's retry topic
+    topic: str  # where it is stored: the topic itself, or the group's retry topic, or its slow lane
     partition: int
     partition_id: int
     leases: tuple[Lease, ...]
@@ -173,11 +156,12 @@ class PollReply:
     revoked: tuple[int, ...] = ()  # ordered groups: partitions that are others' turn; `hand_over` them soon
     lost: tuple[int, ...] = ()  # ordered groups: of `positions`, those that the asker does not hold any more
     started_ms: int = 0  # ordered groups: when the database was started, as `Progress.started_ms`
+    lanes: LaneView | None = None  # with grants, if the asker does not know it
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    kind: Literal["ack", "retry", "release", "dead"]
+    kind: Literal["ack", "retry", "release", "dead", "lane"]  # lane: set aside, untried (R42)
     first: int
     last: int
     delay_ms: int = 0  # retry, release: from now
@@ -224,7 +208,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    topic: str  # the topic itself, or the group's retry topic
+    topic: str  # the topic itself, or the group's retry topic, or its slow lane
     partition: int
     committed: int  # everything below it is settled
     end: int
@@ -366,6 +350,7 @@ class Endpoint(Protocol):
     async def delete_group(self, topic: str, name: str, force: bool) -> None: ...
     async def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo: ...
     async def lag(self, topic: str, group: str) -> Lag: ...
+    async def lanes(self, topic: str, group: str) -> LaneInfo: ...
 
     # deliveries
     async def subscribe(
@@ -385,6 +370,14 @@ class Endpoint(Protocol):
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
         """Ordered groups: hold these partitions no longer; what is unsettled goes to the next holder."""
+
+    async def report_sources(
+        self, topic: str, group: str, seen: Sequence[Seen], version: int = 0
+    ) -> LaneView | None:
+        """What became of messages since the last report, by source (R42); a repeat is counted again.
+
+        The answer is what the member is to know of slow sources, unless `version` says that it does.
+        """
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         """Renew members and leases; blocking, from any thread. Returns what is lost.

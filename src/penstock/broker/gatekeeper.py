@@ -70,6 +70,8 @@ ACTIONS: dict[str, Need] = {
     "delete_group": "manage",
     "reset": "manage",
     "lag": "any",
+    "lanes": "any",
+    "report_sources": "consume",
     "subscribe": "consume",
     "unsubscribe": "consume",
     "poll": "consume",

@@ -23,6 +23,7 @@ from ..model.names import (
     is_unnamed,
     member_group,
     retry_topic,
+    slow_topic,
 )
 from ..model.route import Route
 from ..model.settings import GroupSettings, GroupWish, Start
@@ -132,13 +133,14 @@ class Groups:
         return self.info(self._make(topic, check_group(name), wish.over(GroupSettings())))
 
     def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        """Change the group, and with it the group on its retry topic."""
+        """Change the group, and with it the groups on its own topics."""
         for group in self._with_members(topic, name):
             self._alter(group, wish)
-            try:
-                self._alter(self._store.catalog.group(retry_topic(topic, group.name), group.name), wish)
-            except (UnknownTopic, UnknownGroup):
-                pass  # nothing was redriven yet
+            for own in (retry_topic(topic, group.name), slow_topic(topic, group.name)):
+                try:
+                    self._alter(self._store.catalog.group(own, group.name), wish)
+                except (UnknownTopic, UnknownGroup):
+                    pass  # nothing was redriven, or set aside, yet
         return self._changed(topic, name)
 
     def _alter(self, group: Group, wish: GroupWish) -> None:
@@ -178,9 +180,9 @@ class Groups:
 
     def forget(self, group: Group) -> None:
         """The group, its progress and its own topics; may be cut at any point and done again."""
-        for own in (dead_topic(group.topic, group.name), retry_topic(group.topic, group.name)):
+        for own in (dead_topic, retry_topic, slow_topic):
             try:
-                self._drop_topic(own)
+                self._drop_topic(own(group.topic, group.name))
             except UnknownTopic:
                 pass
         try:

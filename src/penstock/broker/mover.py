@@ -1,10 +1,13 @@
-"""Moving messages from a log to a group's own topic: to the dead letters, and back by redrive (R20); and
-retries that are far away, through the schedule, to the group's retry topic (I17).
+"""Moving messages from a log to a group's own topic: to the dead letters, and back by redrive (R20); retries
+that are far away, through the schedule, to its retry topic (I17); what is set aside, to its slow lane (R42).
 
 The two are not one transaction. The delivery was stamped, durably, with the identity of the append
 (I12); the mover appends under that identity and then settles the delivery. Whoever finds a stamped
 delivery whose mover went away does the same again: the append recognises a repeat by its sequence. A target
 that was sealed meanwhile, without the message, is replaced by its successor: the delivery is stamped again.
+
+What is set aside together has one identity, one append and one settling: whoever resumes finds all of it, or
+nothing. If its target was sealed, each delivery is stamped anew and goes by itself.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from ..errors import PartitionSealed, PenstockError
 from ..model.batch import BatchBuilder, Record, records
@@ -24,6 +27,7 @@ __all__ = ["Mover", "attempts_used"]
 _log = logging.getLogger("penstock.broker")
 
 Headers = list[tuple[str, bytes | None]]
+Fate = Literal["dead", "lane", "back"]
 
 _ORIGIN = ("penstock-topic", "penstock-partition", "penstock-offset", "penstock-timestamp", "penstock-id")
 _DEATH = ("penstock-reason", "penstock-attempts", "penstock-dead-at")
@@ -44,15 +48,26 @@ class Mover:
         self._append = append
         self._in_thread = in_thread
         self.died: Callable[[str, str, int], None] = lambda topic, group, messages: None  # is told
+        self.to_lane: Callable[[Group, int], bool] = lambda group, partition_id: False  # blocking
 
     async def move(
         self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
     ) -> int:
         """Finish stamped deliveries. One that fails stays stamped and is taken up again later."""
         moved = 0
+        aside: set[int] = set()  # identities of what goes together
         for delivery in leaving:
+            assert delivery.stamp is not None, "only stamped deliveries are moved"
+            if delivery.token in aside:
+                continue
             try:
-                moved += await self._move(group, partition, partition_id, delivery, dead)
+                lane = await self._in_thread(self.to_lane, group, delivery.stamp.partition_id)
+                if lane and delivery.token == delivery.stamp.producer_id:
+                    aside.add(delivery.token)
+                    moved += await self._set_aside(group, partition, partition_id, delivery.token)
+                    continue
+                fate: Fate = "lane" if lane else "dead" if dead else "back"
+                moved += await self._move(group, partition, partition_id, delivery, fate)
             except PenstockError as error:
                 _log.warning(
                     "moving %s/%s offset %d waits: %s", group.topic, partition, delivery.first, error
@@ -60,21 +75,11 @@ class Mover:
         return moved
 
     async def _move(
-        self, group: Group, partition: int, partition_id: int, delivery: Delivery, dead: bool
+        self, group: Group, partition: int, partition_id: int, delivery: Delivery, fate: Fate
     ) -> int:
         assert delivery.stamp is not None, "only stamped deliveries are moved"
-        batches = await self._in_thread(self._read, partition_id, delivery.first, delivery.last)
-        now = self._store.now_ms()
-        builder = BatchBuilder(max_bytes=_WHOLE)
-        for batch in batches:
-            for record in records(batch.data):
-                if delivery.first <= record.offset <= delivery.last:
-                    headers = _origin(record, group.topic, partition, partition_id)
-                    if delivery.stamp.due_at:
-                        headers += _used(record, delivery)
-                    elif dead:
-                        headers += _death(record, delivery, now)
-                    builder.append(record.timestamp, record.key, record.value, headers)
+        place = (group, partition, partition_id)
+        builder: BatchBuilder = await self._in_thread(self._built, place, [delivery], fate)
         while builder.count:
             stamp = delivery.stamp
             batch_bytes = builder.build(stamp.producer_id, 0, 0)
@@ -89,9 +94,41 @@ class Mover:
             assert delivery.stamp is not None, "it was stamped again"
         ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
         await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
-        if dead and not (delivery.stamp and delivery.stamp.due_at):
+        if fate == "dead" and not (delivery.stamp and delivery.stamp.due_at):
             self.died(group.topic, group.name, builder.count)
         return builder.count
+
+    async def _set_aside(self, group: Group, partition: int, partition_id: int, token: int) -> int:
+        """All that has this identity, in one append."""
+        found = await self._in_thread(self._store.progress.leaving, group, partition_id, token)
+        together = [d for d in found if d.stamp is not None and d.stamp.producer_id == token]
+        if not together:
+            return 0  # somebody else was faster
+        place = (group, partition, partition_id)
+        builder: BatchBuilder = await self._in_thread(self._built, place, together, "lane")
+        try:
+            if builder.count:
+                await self._append(Append(together[0].stamp.partition_id, builder.build(token, 0, 0)))
+        except PartitionSealed:
+            again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
+            fresh = [one for one in again if one is not None]
+            return sum([await self._move(group, partition, partition_id, one, "lane") for one in fresh])
+        acks = [Settlement(Kind.ACK, one.first, one.last) for one in together]
+        await self._in_thread(self._store.progress.settle, group, partition_id, token, acks)
+        return builder.count
+
+    def _built(self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate) -> BatchBuilder:
+        """Their messages, as they are stored where they go."""
+        group, partition, partition_id = place
+        now, builder = self._store.now_ms(), BatchBuilder(max_bytes=_WHOLE)
+        for delivery in leaving:
+            for batch in self._read(partition_id, delivery.first, delivery.last):
+                for record in records(batch.data):
+                    if delivery.first <= record.offset <= delivery.last:
+                        headers = _origin(record, group.topic, partition, partition_id)
+                        headers += _told(record, delivery, now, fate)
+                        builder.append(record.timestamp, record.key, record.value, headers)
+        return builder
 
     def _restamp(self, group: Group, partition_id: int, delivery: Delivery) -> Delivery | None:
         assert delivery.stamp is not None, "only stamped deliveries are moved"
@@ -111,6 +148,15 @@ def _origin(record: Record, topic: str, partition: int, partition_id: int) -> He
     if _ORIGIN[0] in have:
         return kept
     return kept + [(n, str(v).encode()) for n, v in zip(_ORIGIN, values, strict=True) if n not in have]
+
+
+def _told(record: Record, delivery: Delivery, now: int, fate: Fate) -> Headers:
+    """What happened to it so far; one that goes back begins anew."""
+    if delivery.stamp is not None and delivery.stamp.due_at:
+        return _used(record, delivery)
+    if fate == "lane" and (delivery.spent or any(attempts_used(record))):
+        return _used(record, delivery)
+    return _death(record, delivery, now) if fate == "dead" else []
 
 
 def _death(record: Record, delivery: Delivery, now: int) -> Headers:

@@ -22,6 +22,7 @@ from .catalog import CatalogCache, Source
 from .crowd import Crowds, Turn
 from .deliveries import Deliveries, Departure, Handed, released
 from .endpoint import PollReply, PollRequest, Settle, SettleReply
+from .lanes import Lanes
 from .mover import Mover
 from .ordered import OrderedDeliveries
 from .quotas import Quotas
@@ -53,10 +54,11 @@ class Polling:
         waiters: Waiters,
         quotas: Quotas,
         workers: Workers,
+        lanes: Lanes,
     ) -> None:
         self._store, self._limits, self._catalog = store, limits, catalog
         self._deliveries, self._ordered, self._mover = deliveries, ordered, mover
-        self._waiters, self._quotas, self._workers = waiters, quotas, workers
+        self._waiters, self._quotas, self._workers, self._lanes = waiters, quotas, workers, lanes
         self._crowds = Crowds(waiters, workers.threads)
         self._loop = asyncio.get_running_loop()
         self._background: set[asyncio.Task[None]] = set()
@@ -88,11 +90,12 @@ class Polling:
                 return reply
 
     async def _sources(self, request: PollRequest) -> list[Source]:
-        known = self._catalog.known_sources(request.topic, request.group)
+        """Who takes nothing of the slow lane does not wait for it (R42)."""
+        place, lane = (request.topic, request.group), request.lane_messages > 0
+        known = self._catalog.known_sources(*place, lane=lane)
         if known is None:
-            known = await self._for_group(
-                request.topic, request.group, self._catalog.sources, request.topic, request.group
-            )
+            look = self._catalog.all_sources if lane else self._catalog.sources
+            known = await self._for_group(*place, look, *place)
         return known
 
     async def _for_group(
@@ -109,7 +112,8 @@ class Polling:
         """None: the group is another one now."""
         settings = sources[0][1].settings
         fresh_s = min(self._limits.poll_wait_ms, settings.lease_ms // 2) / 1000
-        crowd = self._crowds.of((request.topic, request.group), sources, partial(_keys, sources), fresh_s)
+        name = (request.topic, request.group, sources[-1][0].name)
+        crowd = self._crowds.of(name, sources, partial(_keys, sources), fresh_s)
         allowed = asyncio.Event()  # set when the group's rate limit lets this poll look again
         at_once = request.repeated or request.wait_ms < _SHORT_MS
         with crowd.attended():
@@ -187,8 +191,12 @@ class Polling:
 
     async def _look(self, poller: Deliveries | OrderedDeliveries, request: PollRequest) -> Handed:
         shared = poller is self._deliveries  # a look that was cut short may be begun anew
-        handed = await self._for_group(request.topic, request.group, poller.poll, request, short=shared)
+        short = shared and not request.repeated  # which is answered whole (I6)
+        handed = await self._for_group(request.topic, request.group, poller.poll, request, short=short)
         await self.depart(handed.departures, dead=True)
+        if shared and handed.grants:
+            group = (await self._sources(request))[0][1]
+            handed.lanes = await self._lanes.view(group, request.lane_version)
         return handed
 
     async def _give_back(self, request: PollRequest, looking: Awaitable[Handed], ordered: bool) -> None:
@@ -234,7 +242,7 @@ class Polling:
 def _reply(handed: Handed, settings: GroupSettings) -> PollReply:
     return PollReply(
         tuple(handed.grants), settings.lease_ms, handed.draining, handed.revoked, handed.lost,
-        handed.started_ms,
+        handed.started_ms, handed.lanes,
     )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 A retry in some minutes waits as a delivery of its partition. One further away than `far_retry_ms` would hold
 the group's committed offset, and with it the log, for as long: so it is stamped, and the mover schedules it
-on the topic `<topic>.<group>.retry`, which that group alone reads. Ordered groups keep failing messages in
-place.
+on the topic `<topic>.<group>.retry`, which that group alone reads; one of its slow lane comes back there.
+Ordered groups keep failing messages in place.
 
 The attempts it has used go with it in headers. The deliveries of the retry topic do not know them, and the
 store does not open batches: so when it fails again there, its headers are read here, and what was used before
@@ -42,7 +42,7 @@ class FarRetries:
         """What a retry in that group comes to: itself, with what it has used before, here or later."""
         if group.settings.mode == "ordered":
             return [retry]
-        found = self._with_used(retry, partition_id) if _is_retry_topic(group) else [retry]
+        found = self._with_used(retry, partition_id) if _is_own_topic(group) else [retry]
         if retry.visible_at - now <= self._far_ms:
             return found
         target = self._target(group).route.ranges[0].partition_id
@@ -51,7 +51,7 @@ class FarRetries:
         ]
 
     def _target(self, group: Group) -> Topic:
-        if _is_retry_topic(group):
+        if _is_own_topic(group):
             return self._catalog.topic(group.topic)
         sources = self._catalog.sources(group.topic, group.name)
         return sources[1][0] if len(sources) > 1 else make_retry_topic(self._catalog, group)
@@ -75,5 +75,5 @@ def make_retry_topic(catalog: CatalogCache, group: Group) -> Topic:
     return catalog.make_internal(retry_topic(group.topic, group.name), group.name, fresh)
 
 
-def _is_retry_topic(group: Group) -> bool:
-    return group.topic.endswith(f".{group.name}.retry")
+def _is_own_topic(group: Group) -> bool:
+    return group.topic.endswith((f".{group.name}.retry", f".{group.name}.slow"))

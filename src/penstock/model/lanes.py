@@ -22,8 +22,10 @@ __all__ = [
     "MOST_SOURCES",
     "NO_LANE",
     "Changes",
+    "LaneInfo",
     "LanePolicy",
     "LaneState",
+    "LaneView",
     "Pace",
     "Seen",
     "SlowLane",
@@ -37,6 +39,7 @@ __all__ = [
     "source_name",
     "spent",
     "total",
+    "view_of",
     "why_slow",
     "window_start",
 ]
@@ -177,6 +180,26 @@ class LaneState:
 
 
 @dataclass(frozen=True, slots=True)
+class LaneView:
+    """What the members of a group are told."""
+
+    version: int  # of what is told here; 0: there is no policy (any more)
+    sources: tuple[str, ...] = ()  # slow ones: their messages are set aside before they are tried
+    header: str = ""
+    share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaneInfo:
+    """A group's slow lane, as people see it."""
+
+    topic: str
+    group: str
+    waiting: int  # messages that are in the lane and not settled
+    sources: tuple[SlowSource, ...]  # slow ones, the first one first
+
+
+@dataclass(frozen=True, slots=True)
 class Changes:
     put: tuple[SlowSource, ...] = ()
     drop: tuple[str, ...] = ()  # they return, and their counts begin anew
@@ -267,6 +290,14 @@ def returns(policy: LanePolicy, now: int, one: SlowSource) -> bool:
     if one.handled_at > one.failed_at and now - one.failed_at >= policy.clean_ms:
         return True
     return now - max(one.failed_at, one.handled_at) >= _QUIET_MS + policy.clean_ms
+
+
+def view_of(policy: LanePolicy, slow: Iterable[SlowSource]) -> LaneView:
+    """The same state has the same version, whoever tells it."""
+    names = tuple(sorted(one.source for one in slow))
+    said = "\0".join((policy.header, str(policy.share), *names))
+    version = int.from_bytes(blake2b(said.encode(), digest_size=6).digest()) + 1
+    return LaneView(version, names, policy.header, policy.share)
 
 
 # ---- how fast the lane is read ----------------------------------------------------------------------

@@ -14,6 +14,7 @@ import msgspec
 from ..broker.endpoint import DeadLetters, Fetched, Grant, Lease, PollReply
 from ..errors import ProtocolError
 from ..model.delivery import Span
+from ..model.lanes import LaneView
 from ..store.contract import StoredBatch
 
 __all__ = [
@@ -61,6 +62,7 @@ class PollHead(msgspec.Struct, array_like=True, frozen=True):
     revoked: tuple[int, ...] = ()
     lost: tuple[int, ...] = ()
     started_ms: int = 0
+    lanes: LaneView | None = None
 
 
 class LettersHead(msgspec.Struct, array_like=True, frozen=True):
@@ -108,7 +110,9 @@ def pack_poll(reply: PollReply) -> tuple[Any, Sequence[bytes]]:
         GrantHead(g.topic, g.partition, g.partition_id, g.leases, _heads(g.batches), g.position)
         for g in reply.grants
     )
-    head = PollHead(grants, reply.lease_ms, reply.draining, reply.revoked, reply.lost, reply.started_ms)
+    head = PollHead(
+        grants, reply.lease_ms, reply.draining, reply.revoked, reply.lost, reply.started_ms, reply.lanes
+    )
     return head, [batch.data for grant in reply.grants for batch in grant.batches]
 
 
@@ -118,7 +122,9 @@ def polled(head: PollHead, body: bytes) -> PollReply:
         Grant(g.topic, g.partition, g.partition_id, g.leases, batches.take(g.batches), g.position)
         for g in head.grants
     )
-    return PollReply(grants, head.lease_ms, head.draining, head.revoked, head.lost, head.started_ms)
+    return PollReply(
+        grants, head.lease_ms, head.draining, head.revoked, head.lost, head.started_ms, head.lanes
+    )
 
 
 def pack_letters(reply: Sequence[DeadLetters]) -> tuple[Any, Sequence[bytes]]:

@@ -32,11 +32,12 @@ from ..broker.endpoint import (
 from ..errors import ProtocolError
 from ..model.delivery import Span
 from ..model.flow import Rate
+from ..model.lanes import LaneInfo, LaneView
 from ..model.requests import ReplyTopic
 from ..model.route import Change
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store.contract import Appended
-from . import batches, routes, staging
+from . import batches, lanes, routes, staging
 from .request import Request
 
 __all__ = [
@@ -357,6 +358,7 @@ _TABLE = (
     Operation(23, "settle", SettleParts, SettleReply),
     Operation(24, "hand_over", HandOver, None),
     Operation(25, "beat", Beats, list[tuple[Held, tuple[Span, ...]]]),
+    Operation(26, "report_sources", lanes.Report, LaneView | None),
     # topics
     _once(30, "create_topic", CreateTopic, TopicInfo),
     Operation(31, "topics", Nothing, list[TopicInfo]),
@@ -384,6 +386,7 @@ _TABLE = (
     _once(54, "delete_group", DeleteGroup, None),
     _once(55, "reset", Reset, GroupInfo),
     Operation(56, "lag", LagOf, Lag),
+    Operation(57, "lanes", LagOf, LaneInfo),
     # dead letters
     Operation(
         60, "dead_letters", Letters, list[batches.LettersHead],

@@ -161,6 +161,8 @@ class RemoteEndpoint:
     delete_group = _asked("delete_group")
     reset = _asked("reset")
     lag = _asked("lag")
+    lanes = _asked("lanes")
+    report_sources = _asked("report_sources")
 
     subscribe = _asked("subscribe")
     _unsubscribe = _asked("unsubscribe")
