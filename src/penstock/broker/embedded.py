@@ -99,7 +99,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._limits = limits
         self._loop = asyncio.get_running_loop()
         threads = limits.reader_threads * len(store.parts())  # a shard that hangs does not take them all
-        self._workers = Workers(threads, "penstock-worker")
+        self._workers = Workers(threads, "penstock-worker", store.at_once)
         self._in_thread = self._workers.run
         self._looks = Looks(self._in_thread)
         self._catalog = CatalogCache(store.catalog, lasting=len(store.parts()) > 1)
