@@ -97,7 +97,7 @@ class GroupSettings:
         if self.exhausted == "stop" and self.mode != "ordered":
             raise InvalidSetting("exhausted='stop' is for groups in mode 'ordered': without order use 'dead'")
         if self.slow_lane.on and self.mode != "shared":
-            raise InvalidSetting("slow_lane is for groups in mode 'shared'; leave it out, or choose that mode")
+            raise InvalidSetting("slow_lane is for groups in mode 'shared'; leave it out, or choose that")
         if self.max_hold_ms < 1000:
             raise InvalidSetting("max_hold: at least a second, such as max_hold='1h'")
         if self.expires_ms < 0:
