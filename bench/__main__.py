@@ -1,6 +1,6 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|routes|fairness|requests|peers|all]
+python -m bench [throughput|latency|backlog|routes|fairness|requests|spool|peers|all]
                 [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--json FILE]
 
 `peers` compares Penstock with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
@@ -19,7 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import backlog, fairness, idle, latency, requests, routes, throughput
+from . import backlog, fairness, idle, latency, requests, routes, spool, throughput
 from .contenders import PenstockQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
@@ -179,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ["throughput", "latency", "backlog", "routes", "fairness", "requests", "peers", "all"]
+    parts = ["throughput", "latency", "backlog", "routes", "fairness", "requests", "spool", "peers", "all"]
     parser.add_argument("part", nargs="?", default="all", choices=parts)
     parser.add_argument(
         "--store",
@@ -211,6 +211,8 @@ def main() -> None:
             with ground(store) as where:
                 trips = asyncio.run(run_requests(where, args.seconds))
                 figures[f"requests on {store}"] = [asdict(one) for one in trips]
+    if args.part in ("spool", "all"):
+        figures["spool"] = spool.show(100_000, args.seconds / 2)
     if args.part in ("peers", "all"):
         figures["peers"] = asyncio.run(run_peers(args.seconds))
     if args.part in ("fairness", "all"):

@@ -88,6 +88,11 @@ class Source(Protocol):
 
 def as_rows(topic: str, packed: Packed, slot: int | None, now_ms: int) -> list[Row]:
     """Messages as a source writes them down: all but their row ids, which are 0."""
+    if packed.ids is None and packed.timestamps is None:
+        return [
+            Row(0, topic, key, value, pack_headers(headers), None, now_ms, 0, slot)
+            for key, value, headers in packed.entries
+        ]
     none: list[None] = [None] * len(packed.entries)
     rest = zip(packed.ids or none, packed.timestamps or none, packed.dues or none, strict=True)
     return [

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import TypeAlias
 
 from ...broker.endpoint import Endpoint
 from ...errors import ClosedError, ForkError, PenstockError, StoreFull
@@ -29,6 +30,8 @@ from .file import Spooled, SpoolFile
 __all__ = ["Landing"]
 
 log = logging.getLogger("penstock.spool")
+
+_Waiting: TypeAlias = tuple[Sequence[Row], Callable[[Exception | None], None]]
 
 _COMMIT_ROWS = 10_000
 _AGAIN_S = 1.0  # before a file that could not be emptied is looked at again
@@ -46,7 +49,7 @@ class Landing:
         self._file: SpoolFile | None = None
         self._room = Room(limit_bytes)
         self._thread = ThreadPoolExecutor(1, "penstock-spool")
-        self._pending: list[tuple[Sequence[Row], asyncio.Future[None]]] = []
+        self._pending: list[_Waiting] = []
         self._writing: asyncio.Task[None] | None = None
         self._queue: tuple[Endpoint, str] | None = None
         self._forwarder: Forwarder | None = None
@@ -86,10 +89,13 @@ class Landing:
 
     # ---- landing ----
 
+    def try_room(self, size: int) -> bool:
+        """Taken for these bytes, if it is open and has room and nobody waits for some."""
+        return self._file is not None and not self._closed and self._room.try_take(size)
+
     async def make_room(self, size: int, deadline: float) -> None:
         """Taken for these bytes; StoreFull if there is none in time."""
-        if self._room.try_take(size):
-            return
+        await self.open()
         try:
             async with asyncio.timeout_at(deadline):
                 await self._room.take(size)
@@ -107,13 +113,11 @@ class Landing:
             bytes=depth.bytes,
         )
 
-    def add(self, rows: Sequence[Row]) -> asyncio.Future[None]:
-        """Done when they are durable. Room was made for them."""
-        landed: asyncio.Future[None] = self._loop.create_future()
-        self._pending.append((rows, landed))
+    def add(self, rows: Sequence[Row], told: Callable[[Exception | None], None]) -> None:
+        """Room was made for them. `told` is called when they are durable, or with what went wrong."""
+        self._pending.append((rows, told))
         if self._writing is None:
             self._writing = self._loop.create_task(self._write())
-        return landed
 
     async def _write(self) -> None:
         try:
@@ -123,7 +127,7 @@ class Landing:
             self._writing = None
             self._moved.set()
 
-    def _some(self) -> list[tuple[Sequence[Row], asyncio.Future[None]]]:
+    def _some(self) -> list[_Waiting]:
         """What shares the next commit."""
         count, at = 0, 0
         while at < len(self._pending) and count < _COMMIT_ROWS:
@@ -132,7 +136,7 @@ class Landing:
         some, self._pending = self._pending[:at], self._pending[at:]
         return some
 
-    async def _commit(self, some: Sequence[tuple[Sequence[Row], asyncio.Future[None]]]) -> None:
+    async def _commit(self, some: Sequence[_Waiting]) -> None:
         rows = [row for part, _ in some for row in part]
         assert self._file is not None, "it was opened before room was made"
         failure: Exception | None = None
@@ -141,13 +145,8 @@ class Landing:
         except Exception as error:
             failure = error
             self._room.give_back(sum(row.size for row in rows))
-        for _, landed in some:
-            if landed.done():
-                continue  # its caller has gone
-            if failure is None:
-                landed.set_result(None)
-            else:
-                landed.set_exception(failure)
+        for _, told in some:
+            told(failure)
         if self._forwarder is not None:
             self._forwarder.wake()
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from ...broker.endpoint import Endpoint
 from ...config import DEFAULTS
-from ...errors import ClosedError, PenstockError, SendTimeout, UnknownFate
+from ...errors import PenstockError, SendTimeout, UnknownFate
 from ...model.route import Route
 from ...units import Duration, duration_ms
 from ..codec import Packed
@@ -67,25 +67,24 @@ class SpooledProducer(Producer):
     ) -> Call:
         self._check()
         slot, deadline = check_slot(slot), self._deadline(timeout)
-        await self._landing.open()
         rows = as_rows(self.topic, packed, slot, self._endpoint.now_ms())
         size = sum([row.size for row in rows])
         if not self._room.try_take(packed.size):
             await self._in_time(self._room.take(packed.size), deadline)
-        try:
-            await self._landing.make_room(size, deadline)
-        except BaseException:
-            self._room.give_back(packed.size)
-            raise
+        if not self._landing.try_room(size):
+            try:
+                await self._landing.make_room(size, deadline)
+            except BaseException:
+                self._room.give_back(packed.size)
+                raise
         count = len(packed.entries)
         self._unresolved += count
         call = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
         parcel = Parcel(call, packed, range(count), slot)
-        self._landing.add(rows).add_done_callback(partial(self._landed, parcel))
+        self._landing.add(rows, partial(self._landed, parcel))
         return call
 
-    def _landed(self, parcel: Parcel, landed: asyncio.Future[None]) -> None:
-        error = ClosedError("the spool was closed") if landed.cancelled() else landed.exception()
+    def _landed(self, parcel: Parcel, error: Exception | None) -> None:
         if error is None:
             parcel.call.stored(parcel, _receipts(self.topic, parcel))
         elif isinstance(error, PenstockError):
@@ -112,6 +111,8 @@ class SpooledProducer(Producer):
 
 
 def _receipts(topic: str, parcel: Parcel) -> list[Receipt]:
+    if parcel.ids is None:
+        return [Receipt(topic, -1, -1, spooled=True)] * len(parcel.entries)
     none: list[None] = [None] * len(parcel.entries)
     return [
         Receipt(topic, -1, -1, due=as_datetime(due or 0), _id=id, spooled=True)
