@@ -1,0 +1,155 @@
+"""Video upload, product centre, SMS gateway and the shop on Flask, run as their pages say."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+import penstock.sync
+from tests.servers.places import free_port
+
+ROOT = Path(__file__).parents[2]
+LIMIT = 90  # seconds
+
+
+class Programs:
+    """What a test has started; all of it ends with the test."""
+
+    def __init__(self, environment: dict[str, str]) -> None:
+        self.environment = {**os.environ, **environment}
+        self._stack = contextlib.ExitStack()
+        self._waiting: list[tuple[httpx.Client, str]] = []
+
+    def run(self, *args: str) -> None:
+        subprocess.run(
+            [sys.executable, "-m", *args], cwd=ROOT, env=self.environment, timeout=LIMIT, check=True
+        )
+
+    def start(self, *args: str) -> None:
+        process = subprocess.Popen([sys.executable, "-m", *args], cwd=ROOT, env=self.environment)
+        self._stack.callback(process.wait, LIMIT)
+        self._stack.callback(process.terminate)
+
+    def web(self, *args: str, port: str = "--port", path: str = "/openapi.json") -> httpx.Client:
+        """A program that listens, and a client that talks to it."""
+        number = free_port()
+        self.start(*args, port, str(number)) if port else self.start(*args, str(number))
+        client = self._stack.enter_context(
+            httpx.Client(base_url=f"http://127.0.0.1:{number}", timeout=LIMIT, trust_env=False)
+        )
+        self._waiting.append((client, path))
+        return client
+
+    def __enter__(self) -> Programs:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def all_answer(self) -> None:
+        for client, path in self._waiting:
+            until(lambda client=client, path=path: answers(client, path))  # type: ignore[misc]
+
+
+def answers(client: httpx.Client, path: str) -> bool:
+    try:
+        return client.get(path).status_code < 500
+    except httpx.TransportError:
+        return False
+
+
+def until(found: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + LIMIT
+    while not found():
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    places = {"PENSTOCK_URL": f"sqlite:///{tmp_path}/queue.db", "VIDEOS": str(tmp_path / "videos")}
+    places |= {"PRODUCTS_DB": str(tmp_path / "products.db"), "SHOP_DB": str(tmp_path / "shop.db")}
+    places |= {"SECONDS_EACH": "0.2", "GATEWAY_RATE": "10", "PER_SECOND": "100"}
+    with Programs(places) as programs:
+        yield programs
+
+
+def test_a_video_is_accepted_at_once_and_ready_later(programs: Programs) -> None:
+    web = programs.web("uvicorn", "examples.video_upload.web:web", "--log-level", "warning")
+    programs.all_answer()
+    content = b"VIDEO of a cat"
+    accepted = web.post("/videos", content=content, headers={"Idempotency-Key": "cat"})
+    assert (accepted.status_code, accepted.headers["Location"]) == (202, "/videos/cat")
+    assert web.get("/videos/cat").json() == {"id": "cat", "state": "accepted"}  # nobody works on it yet
+    assert web.post("/videos", content=content, headers={"Idempotency-Key": "cat"}).status_code == 202
+    other = web.post("/videos", content=b"a shopping list").json()["status"]
+    assert web.get("/videos/dog").status_code == web.get("/videos/..%2Fcat").status_code == 404
+    programs.start("penstock", "worker", "examples.video_upload.worker:app")
+    until(lambda: web.get("/videos/cat").json()["state"] == "ready")
+    assert web.get("/videos/cat").json()["checksum"] == hashlib.sha256(content).hexdigest()
+    until(lambda: web.get(other).json()["state"] == "failed")
+    with penstock.sync.connect(programs.environment["PENSTOCK_URL"]) as mq:
+        assert mq.topic("videos").messages == 2  # the cat was stored once
+        until(
+            lambda: [dead.reason for dead in mq.dead_letters("videos", "transcoding")] == ["this is no video"]
+        )
+
+
+def test_every_shop_of_the_product_centre_forgets_what_changed(programs: Programs) -> None:
+    centre = programs.web("uvicorn", "examples.product_centre.centre:web", "--log-level", "warning")
+    programs.all_answer()  # it makes the topic
+    shops = [
+        programs.web("uvicorn", "examples.product_centre.shop:web", "--log-level", "warning")
+        for _ in range(2)
+    ]
+    programs.start("penstock", "worker", "examples.product_centre.centre:app")
+    programs.all_answer()
+    for price in (30, 20, 9):
+        new = {"title": f"Tea for {price}", "price": price}
+        version = centre.put("/products/tea", json=new).json()["version"]
+        for shop in shops:  # each had it in its cache, and each is told
+            until(lambda: shop.get("/products/tea").json()["version"] == version)  # noqa: B023
+    assert shops[0].get("/products/coffee").status_code == 404
+
+    def found(query: str) -> list[object]:
+        with contextlib.closing(sqlite3.connect(programs.environment["PRODUCTS_DB"])) as rows:
+            return [row[0] for row in rows.execute(query)]
+
+    until(lambda: found("SELECT word FROM found_by ORDER BY word") == ["9", "for", "tea"])
+    until(lambda: found("SELECT price FROM alerts") == [9])
+
+
+def test_all_sms_come_through_a_gateway_that_refuses_some(programs: Programs) -> None:
+    gateway = programs.web("examples.sms_gateway.gateway", port="", path="/")
+    programs.environment["GATEWAY"] = str(gateway.base_url)
+    programs.run("examples.sms_gateway.sms", "prepare")
+    programs.start("penstock", "worker", "examples.sms_gateway.sms:app")
+    numbers = [f"+49{n:03}" for n in range(25)]
+    programs.run("examples.sms_gateway.sms", "send", *numbers, "not-a-number", "Hello")
+    programs.all_answer()
+    until(lambda: gateway.get("/").json()["sent"] == numbers)
+    assert gateway.get("/").json()["refused"] > 0
+    with penstock.sync.connect(programs.environment["PENSTOCK_URL"]) as mq:
+        until(lambda: mq.lag("sms", "gateway").total.messages == 0)
+        assert [dead.reason for dead in mq.dead_letters("sms", "gateway")] == ["'not-a-number' is no number"]
+        assert [rate.messages_per_s for rate in mq.rates()] == [100]
+
+
+def test_the_shop_on_flask_sends_from_a_request_and_bills_in_the_worker(programs: Programs) -> None:
+    programs.run("flask", "--app", "examples.flask_app.shop", "prepare")
+    web = programs.web("flask", "--app", "examples.flask_app.shop", "run", path="/")
+    programs.start("penstock", "worker", "examples.flask_app.shop:messages")
+    programs.all_answer()
+    assert web.post("/orders/7", data={"total": 990}).json() == {"number": "7", "bill": "/orders/7/bill"}
+    until(lambda: web.get("/orders/7/bill").status_code == 200)
+    assert web.get("/orders/7/bill").json() == {"number": "7", "total": 990}
