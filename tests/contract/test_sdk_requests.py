@@ -411,6 +411,32 @@ async def test_what_a_requester_left_that_was_killed_is_deleted(
         assert (again.name, again.partition_id != dead.partition_id) == (dead.name, True)
 
 
+async def test_a_requester_says_that_it_lives(
+    app: App, mq: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.client.reply_topic._KEEP_S", 0.01)
+
+    @app.reply("quote", group="pricing")
+    async def price(body: bytes) -> bytes:
+        return body
+
+    async with app:
+        await mq.request("quote", b"", timeout=SECONDS)
+        (name,) = await reply_topics(mq)
+        store = broker_of(mq).store
+        group = store.catalog.group(name, "_requester")
+        clock.advance(DEFAULTS.reply_idle_ms / 1000)
+
+        async def heard() -> bool:
+            return (await asyncio.to_thread(store.usage.seen))[group.id] == clock.now_ms()
+
+        await until(heard)
+        await run_duty(mq, ForgetReplies)
+        assert await reply_topics(mq) == [name]
+        assert (await mq.request("quote", b"x", timeout=SECONDS)).value == b"x"
+    assert mq.late_replies == 0
+
+
 async def test_a_reply_topic_that_was_only_begun_is_deleted_too(mq: Connection, clock: ManualClock) -> None:
     """Its maker was cut off between the topic and what says when it was heard of."""
     broker = broker_of(mq)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,37 +18,22 @@ from typing import Any
 
 from ..broker.endpoint import Endpoint, GroupInfo
 from ..config import DEFAULTS
-from ..errors import (
-    ClosedError,
-    InvalidSetting,
-    NoReply,
-    PenstockError,
-    RequestFailed,
-    SendTimeout,
-    UnknownPartition,
-    UnknownTopic,
-)
-from ..model.batch import records
-from ..model.requests import REPLY_TO, REQUEST, Failure, ReplyTopic, request_of
+from ..errors import InvalidSetting, NoReply, PenstockError, RequestFailed, SendTimeout
+from ..model.requests import REPLY_TO, REQUEST, Failure, ReplyTopic
 from ..units import Duration, duration_ms
-from .codec import Packed, pack, unpack
-from .consuming.reading import Browsed
+from .codec import Packed, pack
 from .ending import end
 from .guard import Guard
 from .message import Message, Received, Value
-from .producing.appending import pause
 from .producing.producer import Producer
+from .reply_topic import OwnReplyTopic, closed_meanwhile
 from .tracing import posting
 
 __all__ = ["Requesting", "Requests"]
 
 log = logging.getLogger("penstock.requests")
 
-_CHUNK_MESSAGES = 1000
-_CHUNK_BYTES = 4 * 1024 * 1024
-_KEEP_S = 15.0  # how often the broker is told that the requester lives
 _LOOK_S = 1.0  # for finding out whether anybody serves a topic
-_CLOSE_S = 5.0  # for deleting the reply topic; else a broker does it by and by
 
 _Answer = tuple[Received, bool]  # and whether it tells of a failure
 
@@ -104,10 +88,7 @@ class Requests:
 
     def __init__(self, endpoint: Endpoint, guard: Guard, client_id: str) -> None:
         self._endpoint, self._guard = endpoint, guard
-        readable = re.sub(r"[^A-Za-z0-9_-]+", "-", client_id)[:60]
-        self._name = f"{readable}-{secrets.token_hex(8)}"
-        self._opening: asyncio.Task[ReplyTopic] | None = None
-        self._reading: asyncio.Task[None] | None = None
+        self._topic = OwnReplyTopic(endpoint, guard, client_id, take=self._take, lost=self._give_up)
         self._waiting: dict[str, asyncio.Future[_Answer]] = {}
         self._looks: dict[str, asyncio.Task[list[GroupInfo]]] = {}
         self._closed = False
@@ -123,7 +104,9 @@ class Requests:
         waiting: asyncio.Future[_Answer] = self._guard.loop.create_future()
         try:
             async with asyncio.timeout_at(deadline) as limit:
-                _address(packed, id, await self._opened())
+                _address(packed, id, await self._topic.opened())
+                if self._closed:
+                    raise closed_meanwhile()
                 self._waiting[id] = waiting
                 posting(packed)
                 call = await producer._submit(packed, None, timeout_ms / 1000, single=True)
@@ -184,108 +167,15 @@ class Requests:
         if not done.cancelled():
             done.exception()  # whoever waited for it may be gone
 
-    # ---- the reply topic ----
-
-    async def _opened(self) -> ReplyTopic:
-        if self._opening is None or (self._opening.done() and not _is_open(self._opening)):
-            self._opening = self._guard.loop.create_task(self._open())
-        try:
-            return await asyncio.shield(self._opening)
-        except asyncio.CancelledError:
-            if self._closed:
-                raise _closed() from None
-            raise
-
-    async def _open(self) -> ReplyTopic:
-        found = await self._endpoint.open_replies(self._name)
-        if self._reading is None or self._reading.done():
-            self._reading = self._guard.loop.create_task(self._read(found))
-        return found
-
-    async def _read(self, at: ReplyTopic) -> None:
-        try:
-            await self._keep_reading(at)
-        except Exception as error:
-            log.error("replies cannot be read any more; the next request begins anew: %r", error)
-            self._opening = None
-            self._give_up(partial(NoReply, f"replies cannot be read: {error}", served=None))
-
-    async def _keep_reading(self, at: ReplyTopic) -> None:
-        loop, offset, tries = self._guard.loop, 0, 0
-        told_at = loop.time()
-        while True:
-            try:
-                if loop.time() - told_at >= _KEEP_S:
-                    at, offset = await self._still_here(at, offset)
-                    told_at = loop.time()
-                fetched = await self._endpoint.fetch(
-                    at.name, at.partition_id, offset,
-                    max_messages=_CHUNK_MESSAGES, max_bytes=_CHUNK_BYTES, wait_ms=int(_KEEP_S * 1000),
-                )  # fmt: skip
-            except (UnknownTopic, UnknownPartition):
-                at, offset = await self._still_here(at, offset)
-                continue
-            except PenstockError as error:
-                if not error.retriable:
-                    raise
-                tries += 1
-                await asyncio.sleep(pause(tries))
-                continue
-            tries = 0
-            for batch in fetched.batches:
-                self._take(batch.data, offset, at)
-                offset = max(offset, batch.last_offset + 1)
-            if fetched.batches:
-                continue
-            if fetched.end < offset:  # a crash of the database set a volatile topic back
-                offset = fetched.start
-            elif fetched.sealed:  # moved to another shard, and read to its end
-                at, offset = await self._moved(at, offset)
-
-    async def _still_here(self, at: ReplyTopic, offset: int) -> tuple[ReplyTopic, int]:
-        """Say so. If the topic is another by now, replies to the first are lost."""
-        found = await self._endpoint.open_replies(self._name)
-        if found == at:
-            return at, offset
-        self._opened_anew(found)
-        self._give_up(
-            partial(
-                NoReply,
-                "the topic that the reply was to come through is gone: it is not known whether the request "
-                "was handled; look before you ask again",
-                served=None,
-            )
-        )
-        return found, 0
-
-    async def _moved(self, at: ReplyTopic, offset: int) -> tuple[ReplyTopic, int]:
-        found = await self._endpoint.open_replies(self._name)
-        if found == at:  # its successor is a moment away
-            await asyncio.sleep(pause(1))
-            return at, offset
-        self._opened_anew(found)
-        return found, 0
-
-    def _opened_anew(self, found: ReplyTopic) -> None:
-        async def known() -> ReplyTopic:
-            return found
-
-        self._opening = self._guard.loop.create_task(known())
-
     # ---- replies ----
 
-    def _take(self, batch: bytes, offset: int, at: ReplyTopic) -> None:
-        browsed = Browsed(at.name, 0, at.partition_id)
-        for record in records(batch):
-            found = request_of(record.headers) if record.offset >= offset else None
-            if found is None:
-                continue
-            waiting = self._waiting.pop(found[0], None)
-            if waiting is None or waiting.done():
-                self.late += 1
-                log.debug("a reply came too late and is dropped")
-            else:
-                waiting.set_result((unpack([record], browsed)[0], found[1]))
+    def _take(self, id: str, reply: Received, failed: bool) -> None:
+        waiting = self._waiting.pop(id, None)
+        if waiting is None or waiting.done():
+            self.late += 1
+            log.debug("a reply came too late and is dropped")
+        else:
+            waiting.set_result((reply, failed))
 
     def _give_up(self, error: Callable[[], PenstockError]) -> None:
         for waiting in self._waiting.values():
@@ -294,25 +184,10 @@ class Requests:
 
     async def close(self) -> None:
         """Whoever waits is told, and the reply topic is deleted."""
-        opened, self._closed = self._opening is not None, True
-        self._give_up(_closed)
-        tasks = [*self._looks.values(), self._opening, self._reading]
-        await end([task for task in tasks if task is not None])
-        if not opened:
-            return
-        try:
-            async with asyncio.timeout(_CLOSE_S):
-                await self._endpoint.close_replies(self._name)
-        except (PenstockError, TimeoutError) as error:
-            log.warning("the reply topic is left for a broker to delete: %r", error)
-
-
-def _closed() -> ClosedError:
-    return ClosedError("the connection was closed while the request waited")
-
-
-def _is_open(opening: asyncio.Task[ReplyTopic]) -> bool:
-    return not opening.cancelled() and opening.exception() is None
+        self._closed = True
+        self._give_up(closed_meanwhile)
+        await end(self._looks.values())
+        await self._topic.close()
 
 
 def _address(packed: Packed, id: str, to: ReplyTopic) -> None:
