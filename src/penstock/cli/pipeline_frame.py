@@ -6,8 +6,11 @@ Decides how a job is shown, and that its errors are sentences. What Spark itself
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,9 +49,13 @@ def spark_session(
     run.refuse_missing()
     theirs = _active()
     config = {**({} if run.debug else {"spark.log.level": "ERROR"}), **(config or {})}
-    with _hushed(run.debug):
+    if not run.debug:
+        logging.getLogger().addFilter(_worth_a_line)
+    with _hushed(run.debug), _interrupts_kept() as interrupted:
         spark = theirs or session("penstock pipeline", master=master, memory=memory, config=config)
     try:
+        if interrupted:
+            raise KeyboardInterrupt
         with explained():
             yield spark
     finally:
@@ -81,6 +88,25 @@ def stepping(run: Run, what: str) -> Iterator[Callable[[str], None]]:
 def summary(title: str, rows: list[tuple[str, str | Text]]) -> None:
     """The table at the end of a job."""
     show.console().print(show.table(("what", "value"), rows, title=title))
+
+
+def _worth_a_line(record: logging.LogRecord) -> bool:
+    """All but Ctrl-C, of which PySpark's connection to Java logs where it came."""
+    return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
+
+
+@contextmanager
+def _interrupts_kept() -> Iterator[list[int]]:
+    """Ctrl-C waits until Spark has started: PySpark would leave a Java process behind that never ends."""
+    kept: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield kept
+        return
+    before = signal.signal(signal.SIGINT, lambda number, _: kept.append(number))
+    try:
+        yield kept
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
