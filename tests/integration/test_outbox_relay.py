@@ -252,6 +252,50 @@ async def test_of_two_relays_one_leads_until_it_stops(database: Database, mq: pe
     _in_order(await received(mq, "orders", 40), 40)
 
 
+# ---- with an app, and without asyncio ----
+
+
+async def test_an_app_relays_while_it_runs(shop: Database, tmp_path: Path) -> None:
+    outbox, handled = penstock.Outbox(), asyncio.Event()
+    app = penstock.App(f"sqlite:///{tmp_path}/queue.db")
+    app.outbox(outbox, shop.url, poll=0.05)
+
+    @app.subscribe("orders", group="billing")
+    async def bill(body: bytes) -> None:
+        handled.set()
+
+    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+        await mq.create_topic("orders")
+    async with app:
+        _write(outbox, shop, range(1))
+        await asyncio.wait_for(handled.wait(), 60)
+        with pytest.raises(UsageError, match="before it starts"):
+            app.outbox(outbox, shop.url)
+    connection = shop.connect()
+    assert not outbox.status(connection).relay
+    connection.close()
+
+
+async def test_an_app_with_an_outbox_that_is_not_there_does_not_start(tmp_path: Path) -> None:
+    app = penstock.App(f"sqlite:///{tmp_path}/queue.db")
+    app.outbox(penstock.Outbox(), f"sqlite:///{tmp_path}/empty.db")
+    with pytest.raises(SchemaMismatch, match="create_table"):
+        await app.start()
+    assert not app.running
+
+
+def test_without_asyncio(shop: Database, tmp_path: Path) -> None:
+    outbox = penstock.Outbox()
+    with penstock.sync.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+        mq.create_topic("orders")
+        with outbox.relay(mq, shop.connect) as relay:
+            _write(outbox, shop, range(1))
+            with mq.consumer("orders", group="all") as consumer:
+                assert next(consumer).value == b"0"
+            assert relay.leading
+    assert shop.values() == []
+
+
 # ---- the queue's own database ----
 
 

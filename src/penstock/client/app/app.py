@@ -23,7 +23,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from datetime import tzinfo
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ...errors import UnknownPartition, UsageError
 from ...model.retry import Backoff
@@ -43,6 +43,10 @@ from .run import find, run
 from .subscription import AckMode, Batch, Subscription, make_subscription, window_for
 from .ticking import HOPELESS, Ticker
 from .worker import ErrorHook, Worker
+
+if TYPE_CHECKING:
+    from ..outbox.outbox import Outbox
+    from ..outbox.relay import Relay
 
 __all__ = ["App", "load_app"]
 
@@ -64,6 +68,8 @@ class App:
         self._middleware: list[Middleware] = []
         self._schedules: list[Recurring] = []
         self._fraction: Callable[[], float] = random.random
+        self.outboxes: list[tuple[Outbox, Any, dict[str, Any]]] = []
+        self._relays: list[Relay] = []
         self._connection: Connection | None = None
         self._workers: list[Worker] = []
         self._runs: list[asyncio.Task[None]] = []
@@ -177,6 +183,12 @@ class App:
 
         return register
 
+    def outbox(self, outbox: Outbox, connect: Any, **options: Any) -> None:
+        """Relay an outbox while the app runs; the arguments are those of `outbox.relay`, without `mq`."""
+        if self.running:
+            raise UsageError("the app runs already: name its outboxes before it starts")
+        self.outboxes.append((outbox, connect, options))
+
     def _register(self, subscription: Subscription) -> None:
         if self.running:
             raise UsageError("the app runs already: register handlers before it starts")
@@ -243,6 +255,9 @@ class App:
             await connect(self._url, **self._options) if isinstance(self._url, str) else self._url
         )
         try:
+            for outbox, where, options in self.outboxes:
+                self._relays.append(outbox.relay(self._connection, where, **options))
+                await self._relays[-1].start()
             workers = await self._open_all(self._connection)
         except BaseException:
             await self._disconnect()
@@ -302,6 +317,8 @@ class App:
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
+        relays, self._relays = self._relays, []
+        await asyncio.gather(*(relay.stop() for relay in relays))
         self._runs, self._workers = [], []
         if connection is not None and connection is not self._url:
             await connection.close()

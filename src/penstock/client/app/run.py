@@ -33,7 +33,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(app: App) -> None:
-    if not app.subscriptions:
+    if not app.subscriptions and not app.outboxes:
         raise UsageError("the app has no handlers: register some with @app.subscribe(…)")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(_run(app))
@@ -51,7 +51,8 @@ async def _run(app: App) -> None:
 
     with _signals(tell):
         await app.start()
-        log.info("running %s", ", ".join(subscription.name for subscription in app.subscriptions))
+        relaying = [f"the relay of {outbox.table.name}" for outbox, _, _ in app.outboxes]
+        log.info("running %s", ", ".join([*(one.name for one in app.subscriptions), *relaying]))
         try:
             await app.wait()
         finally:
