@@ -296,3 +296,45 @@ async def test_a_topic_that_was_deleted_keeps_its_rows() -> None:
         endpoint.routes["orders"] = route
         await until(lambda: not rows.rows)
     assert exactly(endpoint, 5)
+
+
+async def test_a_topic_that_is_slow_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_PATIENCE_S", 0.02)
+    endpoint, rows, go_on = FakeEndpoint(partitions=1), Rows(), asyncio.Event()
+    endpoint.add_topic("slow", 1)
+    append = endpoint.append
+
+    async def slow_append(topic: str, *args: object, **options: object) -> object:
+        if topic == "slow":
+            await go_on.wait()
+        return await append(topic, *args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(endpoint, "append", slow_append)
+    rows.add(1500, "slow")
+    async with running(endpoint, rows) as forwarder:
+        for _ in range(3):
+            rows.add(10)
+            forwarder.wake()
+            await until(lambda: all(row.topic == "slow" for row in rows.rows.values()))
+        rows.add(5, "slow")  # not to be taken while those before them are under way
+        forwarder.wake()
+        go_on.set()
+        await until(lambda: not rows.rows)
+        assert forwarder.forwarded == 1535
+    (slow,) = (id for id, partition in endpoint.partitions.items() if partition.topic == "slow")
+    found = [int(value) for value in endpoint.values(slow)]
+    assert found == sorted(found) and len(set(found)) == 1505
+
+
+async def test_a_slow_line_is_cut_off_with_the_forwarder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forwarding, "_PATIENCE_S", 0.01)
+    endpoint, rows = FakeEndpoint(partitions=1), Rows()
+    endpoint.after["append"].append(_never)  # stored, and nobody hears of it
+    rows.add(5)
+    async with running(endpoint, rows) as forwarder:
+        await until(lambda: bool(endpoint.values()))
+        await until(lambda: bool(forwarder._waiting()))
+    assert not forwarder._under_way or all(task.done() for task in forwarder._under_way)
+    async with running(endpoint, rows):
+        await until(lambda: not rows.rows)
+    assert exactly(endpoint, 5)

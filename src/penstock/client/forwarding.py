@@ -53,6 +53,7 @@ _STUCK_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before what was refused for good is tr
 _SOON, _LONGEST_PAUSE_S = 10, 2.0  # so many tries one soon after the other, and the pause from then on
 _WORTH_TELLING = 6  # tries
 _FIRST_LOOK_S = 0.005
+_PATIENCE_S = 0.25  # a line that takes longer holds up its own topic only
 _ANSWER_S = DEFAULTS.send_timeout_ms / 1000
 
 
@@ -118,6 +119,7 @@ class Forwarder:
         self._turns: dict[str, int] = {}
         self._lines: dict[Line, tuple[int, int]] = {}  # producer id, next sequence
         self._held: dict[str, _Hold] = {}
+        self._under_way: dict[asyncio.Task[_Outcome], str] = {}  # lines, and their topics
         self._task: asyncio.Task[None] | None = None
         self.forwarded = 0  # messages so far
 
@@ -134,17 +136,22 @@ class Forwarder:
     async def run(self) -> None:
         """Until `stop`, or until the source raises something."""
         self._task = asyncio.current_task()
-        while True:
-            self._woken.clear()
-            if await self.run_once():
-                self._look_s = _FIRST_LOOK_S
-            else:
-                await self._idle()
+        try:
+            while True:
+                self._woken.clear()
+                if await self.run_once():
+                    self._look_s = _FIRST_LOOK_S
+                else:
+                    await self._idle()
+        finally:
+            for line in self._under_way:
+                line.cancel()
 
     async def stop(self) -> None:
         """At any step; nothing of the source is in use when this returns."""
         if self._task is not None and self._task is not asyncio.current_task():
             await end([self._task])
+        await end(self._under_way)
         await asyncio.to_thread(self.let_go)
 
     def let_go(self) -> None:
@@ -152,14 +159,15 @@ class Forwarder:
         self._thread.shutdown()
 
     async def run_once(self) -> int:
-        """One round: rows that are stamped, or else new ones. How many were taken."""
+        """One round: rows that are stamped, or else new ones. How many were taken, or stored since."""
+        late = await self._finish_late()
         rows = await self._ask(self._source.take, _MESSAGES, _BYTES, self._waiting())
         if not rows:
-            return 0
+            return late
         batches = resumed(rows) if rows[0].stamp is not None else await self._stamp(rows)
         if batches:
             await self._finish(await self._append(batches))
-        return len(rows)
+        return late + len(rows)
 
     # ---- stamping ----
 
@@ -201,7 +209,28 @@ class Forwarder:
         lines: dict[tuple[int, int], list[Batch]] = {}
         for batch in batches:
             lines.setdefault(batch.stamp[:2], []).append(batch)
-        return await asyncio.gather(*(self._append_line(line) for line in lines.values()))
+        new = {self._loop.create_task(self._append_line(line)): line[0].topic for line in lines.values()}
+        self._under_way.update(new)
+        for task in new:
+            task.add_done_callback(self._answer_came)
+        await asyncio.wait(new, timeout=_PATIENCE_S)
+        return self._answered()
+
+    def _answered(self) -> list[_Outcome]:
+        """Of lines that are done. A slow one is not waited for: only its own topic is, by `_waiting`."""
+        done = [line for line in self._under_way if line.done()]
+        for line in done:
+            del self._under_way[line]
+        return [line.result() for line in done]
+
+    def _answer_came(self, line: asyncio.Task[_Outcome]) -> None:
+        self._woken.set()
+
+    async def _finish_late(self) -> int:
+        outcomes = self._answered()
+        if outcomes:
+            await self._finish(outcomes)
+        return sum(len(batch.rows) for outcome in outcomes for batch in outcome.stored)
 
     async def _append_line(self, line: Sequence[Batch]) -> _Outcome:
         """One batch after the other, until one is not stored."""
@@ -251,8 +280,10 @@ class Forwarder:
     # ---- holding ----
 
     def _waiting(self) -> set[str]:
+        """Topics of which nothing is to be taken now."""
         now = self._loop.time()
-        return {topic for topic, hold in self._held.items() if hold.until > now}
+        held = {topic for topic, hold in self._held.items() if hold.until > now}
+        return held.union(self._under_way.values())
 
     async def _hold(self, topic: str, error: Exception) -> None:
         hold = self._held.get(topic)
