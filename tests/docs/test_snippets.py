@@ -11,16 +11,21 @@ import ast
 import asyncio
 import doctest
 import inspect
+import io
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
+from penstock.cli.root import run
 from tests.docs.pages import PAGES, Block, blocks, page_id
 from tests.docs.shown import Shown
 
@@ -28,6 +33,9 @@ PAGE_SECONDS = 110
 COMMAND_SECONDS = 30
 SERVERS = {"docs/howto/postgresql.md": "postgres_url", "docs/howto/mysql.md": "mysql_url"}
 _EXIT = re.compile(r"#\s*exit (\d+)\s*$")
+_COMMENT = re.compile(r"\s#.*$")
+_QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\\\]*\"")
+_SHELL = re.compile(r"[|&;<>$`()~*?{}\[\]\\\\]")
 _LOOSE = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -93,21 +101,43 @@ def run_console(block: Block) -> None:
     for command, output in commands(block.text):
         note = _EXIT.search(command)
         expected = int(note[1]) if note else 0
-        ran = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,  # as on a terminal
-            text=True,
-            timeout=COMMAND_SECONDS,
-            env=environment(),
-            check=False,
-        )
-        said = f"{block}: $ {command}\n{ran.stdout}"
-        assert ran.returncode == expected, f"exit {ran.returncode}, not {expected}: {said}"
+        words = words_of(command)
+        code, got = run_in_shell(command) if words is None else run_here(words)
+        said = f"{block}: $ {command}\n{got}"
+        assert code == expected, f"exit {code}, not {expected}: {said}"
         if output.strip():
             wanted = output.replace("…", "...")
-            checked = doctest.OutputChecker().check_output(wanted, ran.stdout, _LOOSE)
+            checked = doctest.OutputChecker().check_output(wanted, got, _LOOSE)
             assert checked, f"the page shows\n{output}\nbut {said}"
+
+
+def words_of(command: str) -> list[str] | None:
+    """Of a command that is `penstock` alone, and needs nothing of a shell; else None."""
+    if not command.startswith("penstock ") or _SHELL.search(_QUOTED.sub("", _COMMENT.sub("", command))):
+        return None
+    return shlex.split(command, comments=True)[1:]
+
+
+def run_here(words: list[str]) -> tuple[int, str]:
+    """In this process: to start one takes longer than most commands."""
+    said = io.BytesIO()
+    both = io.TextIOWrapper(said, encoding="utf-8", write_through=True)  # as on a terminal
+    with patch.dict(os.environ, environment()), redirect_stdout(both), redirect_stderr(both):
+        code = run(words)
+    return code, said.getvalue().decode()
+
+
+def run_in_shell(command: str) -> tuple[int, str]:
+    ran = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,  # as on a terminal
+        text=True,
+        timeout=COMMAND_SECONDS,
+        env=environment(),
+        check=False,
+    )
+    return ran.returncode, ran.stdout
 
 
 def environment() -> dict[str, str]:
@@ -149,6 +179,22 @@ def page_of(root: Path, text: str) -> list[Block]:
 )
 def test_a_true_page_passes(fresh_directory: Path, text: str) -> None:
     run_page(page_of(fresh_directory, text))
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("penstock lag orders 'a b' --json  # exit 3", ["lag", "orders", "a b", "--json"]),
+        ("penstock send orders '{\"a\": 1}'", ["send", "orders", '{"a": 1}']),
+        ("penstock lag orders | head", None),
+        ("penstock lag orders && true", None),
+        ('penstock send orders "$HOME"', None),
+        ("penstock send orders < file", None),
+        ("python backup.py", None),
+    ],
+)
+def test_only_what_needs_no_shell_runs_here(command: str, words: list[str] | None) -> None:
+    assert words_of(command) == words
 
 
 @pytest.mark.usefixtures("fresh_directory")
