@@ -1,13 +1,9 @@
-"""The job archive in real Spark: every message once in a table, through changes, kills and restores."""
+"""The job archive in real Spark: every message once in a table, through changes and restores."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -23,8 +19,6 @@ from penstock.errors import DataLoss, InvalidSetting, StagingConflict, UsageErro
 from penstock.spark.jobs.archive import ArchiveOptions, archive, compact
 from penstock.spark.jobs.lake import COLUMNS, Lake, Mark, _newest
 from tests.integration.spark.streams import send
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 def options(url: str, where: Path, **others: Any) -> ArchiveOptions:
@@ -84,46 +78,6 @@ def test_every_message_once(
     assert numbers(tmp_path) == list(range(152))
     assert archive(spark, wanted).messages == 10
     assert numbers(tmp_path) == list(range(162))
-
-
-RUNNER = """
-import sys
-import penstock.spark
-from penstock.spark.jobs.archive import ArchiveOptions, archive
-spark = penstock.spark.session(master="local[2]", memory="512m")
-archive(spark, ArchiveOptions({"url": sys.argv[1]}, "orders", sys.argv[2], once=False, max_rows=500))
-"""
-
-
-def test_killed(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
-    mq.create_topic("orders", partitions=2)
-    for first in range(0, 10_000, 1000):
-        mq.send_many(
-            "orders", [penstock.Message(b"%d" % n, key=f"k{n % 7}") for n in range(first, first + 1000)]
-        )
-    child = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, url, str(tmp_path / "lake")],
-        cwd=ROOT,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    log = tmp_path / "lake" / "orders" / "_delta_log"
-    try:
-        deadline = time.monotonic() + 100
-        while not (log / f"{2:020}.json").exists():
-            assert time.monotonic() < deadline and child.poll() is None, "it did not begin"
-            time.sleep(0.005)
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    so_far = len(rows(tmp_path))
-    assert 0 < so_far < 10_000, "killed in the middle"
-    assert mq.lag("orders", "archive").total.messages >= 10_000 - so_far  # never told more than is archived
-    (tmp_path / "lake" / "orders" / "date=2020-01-01").mkdir()
-    (tmp_path / "lake" / "orders" / "date=2020-01-01" / "left.parquet").write_bytes(b"half a file")
-    assert archive(spark, options(url, tmp_path)).messages == 10_000 - so_far
-    assert numbers(tmp_path) == list(range(10_000))
 
 
 def test_refused(

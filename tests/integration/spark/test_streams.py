@@ -1,29 +1,14 @@
-"""Streams in real Spark: through changes of the route, restarts and kills; every message once."""
+"""Streams in real Spark: through changes of the route and restarts; every message once."""
 
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.spark.streams import Query, numbers, send
-
-ROOT = Path(__file__).resolve().parents[3]
-
-
-def wait_for(true: Callable[[], object], seconds: float = 120) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.05)
 
 
 def test_through_changes_of_the_route(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
@@ -50,48 +35,6 @@ def test_through_changes_of_the_route(spark: Any, url: str, mq: Any, tmp_path: P
     assert max(query.offsets(1)["topics"]["orders"].values()) == 60
     progress = json.loads(second.lastProgress.json)["sources"][0]
     assert progress["endOffset"]["topics"] == progress["latestOffset"]["topics"]
-
-
-RUNNER = """
-import sys, time
-import penstock.spark
-from pathlib import Path
-from tests.integration.spark.streams import Query
-spark = penstock.spark.session(master="local[2]", memory="1g")
-spark.sparkContext.setLogLevel("FATAL")
-query = Query(spark, Path(sys.argv[1]), url=sys.argv[2], subscribe="orders", startingOffsets="latest")
-query.start(processingTime="0 seconds").awaitTermination()
-"""
-
-
-def test_killed(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
-    """The whole of it, JVM and all, without warning; it had begun at "latest"."""
-    mq.create_topic("orders", partitions=2)
-    send(mq, "orders", 0, 50)  # before its time
-    query = Query(spark, tmp_path, url=url, subscribe="orders", startingOffsets="latest")
-    child = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, str(tmp_path), url],
-        cwd=ROOT,
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        wait_for(lambda: query.batches >= 1 or child.poll() is not None)
-        sent = 1000
-        while query.batches < 3 and child.poll() is None:
-            send(mq, "orders", sent, 25)
-            sent += 25
-            time.sleep(0.1)  # so that there is something to do, and time to do it
-        assert child.poll() is None, "it ended by itself"
-        mq.split("orders", 0)
-        send(mq, "orders", sent, 75)
-    finally:
-        os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    send(mq, "orders", sent + 75, 25)
-    query.run()
-    assert numbers(query.rows()) == list(range(1000, sent + 100))
 
 
 def test_what_is_gone(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
