@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from penstock.errors import InvalidSetting, UnknownTopic
 from penstock.spark.jobs.audit import AuditOptions, Bad, audit
 from penstock.spark.jobs.fields import Journal
 from tests.contract.cli_runner import Cli
+from tests.integration.spark import planting
 
 KEYS, NUMBERS = 6, 40
 
@@ -94,6 +96,18 @@ def test_what_was_planted_is_found(spark: Any, url: str, mq: Any, tmp_path: Path
         {"stage": "stored", "kind": "repeated", "id": "k2-5", **placed(2, 5)},
     ]
     assert said[0] == "counting what is stored" and said[-1] == "listing what is wrong with ids"
+
+
+def test_planted_by_chance(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+    """All that was planted, and nothing else; `python -m bench audit` does it with two million messages."""
+    seed = time.time_ns()
+    planted = planting.plant(90, 30, each=8, seed=seed)
+    mq.create_topic("orders", partitions=3)
+    stored = planting.fill(mq, "orders", planted, tmp_path)
+    found = audit(spark, planting.options(url, "orders", tmp_path))
+    assert (found.messages, found.unchecked) == (stored, ())
+    assert (seed, planting.reported(tmp_path)) == (seed, planted.found())
+    assert found.count("stored", "lost") == len(planted.lost)
 
 
 def test_a_clean_topic(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
