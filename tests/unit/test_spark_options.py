@@ -155,6 +155,16 @@ def test_refused_ways_to_the_queue(given: dict[str, str], text: str) -> None:
     assert TOKEN not in str(error.value)
 
 
+def test_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes to the executors as an option does; a database has no use for it."""
+    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
+    assert reach_options({"url": "penstock://h"}).token == TOKEN
+    assert reach_options({"url": "penstock://h", "token": "pst_other"}).token == "pst_other"
+    assert reach_options({"url": "sqlite:////a.db"}).token is None
+    monkeypatch.setenv("PENSTOCK_TOKEN", "")
+    assert reach_options({"url": "penstock://h"}).token is None
+
+
 def test_secrets_are_not_shown() -> None:
     found = read_options({**BASE, "token": TOKEN}, streaming=True)
     assert found.reach.token == TOKEN

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 from pyspark import cloudpickle
@@ -64,3 +66,11 @@ def test_a_stream_reader_can_be_sent_and_has_limits() -> None:
     limited = PenstockSource({**GIVEN, "maxOffsetsPerTrigger": "7"}).streamReader(SCHEMA)
     assert limited.getDefaultReadLimit() == ReadMaxRows(7)
     reader.stop()  # before anything was opened
+
+
+def test_the_wheel_has_what_spark_looks_for() -> None:
+    root = Path(__file__).resolve().parents[2]
+    settings = tomllib.loads((root / "pyproject.toml").read_text())
+    packed = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert sorted(packed) == sorted(f"src/{init.parent.name}" for init in root.glob("src/*/__init__.py"))
+    assert "src/pyspark_penstock" in packed

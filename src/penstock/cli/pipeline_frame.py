@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..address import parse
 from . import show
 from .frame import Run
 
@@ -72,7 +73,11 @@ def _active() -> Any:
 
 def queue_options(run: Run) -> dict[str, str]:
     """How the data source reaches the queue that the command works on."""
-    return {"url": run.url, **{f"url.{name}": url for name, url in run.shards.items()}}
+    options = {"url": run.url, **{f"url.{name}": url for name, url in run.shards.items()}}
+    token = os.environ.get("PENSTOCK_TOKEN")
+    if token and parse(run.url).kind == "penstock":  # Spark may have been started without it
+        options["token"] = token
+    return options
 
 
 @contextmanager

@@ -8,6 +8,7 @@ nothing of Spark. Must never show a token or an address: they are in no repr and
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -231,7 +232,10 @@ def _reach(given: Mapping[str, str]) -> Reach:
         raise bad_option("url.NAME", "the name of a shard has letters, digits and '-', 60 at most")
     if shards and address.kind == "penstock":
         raise bad_option(f"url.{shards[0][0]}", "the broker knows its shards itself: leave it out")
-    return Reach(url, given.get("token"), given.get("tls"), tuple(sorted(shards)))
+    token = given.get("token")
+    if token is None and address.kind == "penstock":  # of the driver: executors may have another environment
+        token = os.environ.get("PENSTOCK_TOKEN") or None
+    return Reach(url, token, given.get("tls"), tuple(sorted(shards)))
 
 
 # ---- topics ----
