@@ -171,3 +171,18 @@ async def test_a_short_program_needs_not_wait(queue: str, tmp_path: Path) -> Non
     assert look(tmp_path / "orders.spool").messages == 0
     async with penstock.connect(queue) as mq:
         assert (await mq.topic("orders")).messages == 500
+
+
+async def test_a_topic_that_was_deleted_and_made_anew_after_a_stamp(queue: str, tmp_path: Path) -> None:
+    path = tmp_path / "orders.spool"
+    async with penstock.connect(queue) as mq:
+        await mq.create_topic("orders", partitions=2)
+    with child(fill_and_die, queue, path, "rows are stamped", 1) as (process, pipe):
+        drained(pipe)
+        process.join(30)
+    async with penstock.connect(queue) as mq:
+        await mq.delete_topic("orders")
+        await mq.create_topic("orders", partitions=3)
+        async with mq.producer("orders", spool=path) as producer:
+            assert await producer.forwarded(LONG)
+        assert sorted(await stored(mq)) == list(range(20))

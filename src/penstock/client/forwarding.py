@@ -30,7 +30,6 @@ from ..errors import (
     StoreUnavailable,
     UnknownPartition,
     UnknownProducer,
-    UnknownTopic,
 )
 from ..model.forwarding import Batch, Line, Row, Stamp, build, ids_of, pack_headers, plan, resumed
 from ..model.route import Route
@@ -46,7 +45,7 @@ log = logging.getLogger("penstock.forwarder")
 T = TypeVar("T")
 
 _MESSAGES, _BYTES = 8_000, 8 * 1024 * 1024  # of one round
-_NOT_STORED = (PartitionSealed, UnknownPartition, UnknownTopic, UnknownProducer, SequenceGap)
+_NOT_STORED = (PartitionSealed, UnknownProducer, SequenceGap)
 _FORGOTTEN = (UnknownProducer, SequenceGap)
 _FRESH_S = 1.0  # a route is read again after so long
 _STUCK_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before what was refused for good is tried again
@@ -243,12 +242,24 @@ class Forwarder:
                 if isinstance(error, _FORGOTTEN):
                     log.warning("topic %r does not know what it had of this forwarder: %s", topic, error)
                 return _Outcome(topic, line[:at], line[at:], error)  # nor can those behind it be stored
+            except UnknownPartition as error:
+                refused = line[at:] if await self._is_gone(batch) else ()
+                return _Outcome(topic, line[:at], refused, error)
             except TimeoutError:
                 late = StoreUnavailable(f"no answer within {_ANSWER_S:g} s: it is asked again")
                 return _Outcome(topic, line[:at], error=late)
             except Exception as error:
                 return _Outcome(topic, line[:at], error=error)
         return _Outcome(topic, line)
+
+    async def _is_gone(self, batch: Batch) -> bool:
+        """Whether its partition is none of the topic's: that was deleted, and made anew."""
+        self._routes.pop(batch.topic, None)
+        try:
+            route = await self._route(batch.topic)
+        except PenstockError:
+            return False
+        return all(piece.partition_id != batch.stamp.partition_id for piece in route.partitions)
 
     async def _append_one(self, batch: Batch) -> None:
         topic, where = batch.topic, batch.stamp.partition_id
