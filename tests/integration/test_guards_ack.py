@@ -41,13 +41,15 @@ def connection(place: Place) -> Any:
 
 
 @asynccontextmanager
-async def consuming(place: Place, mode: Any = "shared", count: int = 1) -> AsyncIterator[Any]:
+async def consuming(
+    place: Place, mode: Any = "shared", count: int = 1, window: int = 100
+) -> AsyncIterator[Any]:
     """A queue with that many messages, and a consumer of it."""
     async with penstock.connect(place.url) as mq:
         await mq.create_topic("orders", partitions=1)
         for number in range(count):
             await mq.send("orders", b"%d" % number, key="42")
-        async with mq.consumer("orders", group="billing", mode=mode) as consumer:
+        async with mq.consumer("orders", group="billing", mode=mode, window=window) as consumer:
             yield mq, consumer
 
 
@@ -155,7 +157,7 @@ async def test_a_transaction_that_began_before_sees_what_is_held_now(place: Plac
 
 
 async def test_polls_of_others_wait_for_the_commit_and_go_on(place: Place, connection: Any) -> None:
-    async with consuming(place, count=1) as (mq, consumer):
+    async with consuming(place, window=1) as (mq, consumer):  # which then asks for no more itself
         message = await anext(consumer)
         await message.ack(connection=connection)
         await mq.send("orders", b"next")

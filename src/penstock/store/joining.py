@@ -14,6 +14,7 @@ begin, commit or roll back; and must never settle what the token does not hold n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any, Protocol, cast, runtime_checkable
 
 from ..errors import GenerationChanged, UsageError
@@ -24,7 +25,7 @@ from .session import Dialect, Row, Session, Transaction
 from .shard_identity import uuid_of
 from .values import Group
 
-__all__ = ["Guest", "Joins", "ack"]
+__all__ = ["Guest", "Joining", "Joins"]
 
 _UUID = "SELECT value FROM penstock_settings WHERE name = 'uuid'"
 _KINDS = {"postgresql": "postgres", "mysql": "mysql"}
@@ -52,44 +53,52 @@ class Joins(Protocol):
         """
 
 
-def ack(session: Session, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
-    _check_same(session, guest)
-    tx = Transaction(guest, cast(Dialect, _Joined(session.dialect)))
+class Joining:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    @cached_property
+    def _uuid(self) -> str:
+        return uuid_of(self._session)
+
+    def ack(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
+        self._check_same(guest)
+        tx = Transaction(guest, cast(Dialect, _Joined(self._session.dialect)))
+        try:
+            locked = Locked(tx, group, partition_id, None, False)
+        except (NeedsStartError, GenerationChanged):  # the group was reset: it is nobody's any more
+            return False
+        settle = ordered.settle if group.settings.mode == "ordered" else settlement.settle
+        done = Settlement(Kind.ACK, offset, offset)
+        change = settle(locked.held(token), [done], locked.now, group.terms, locked.row.cursor)
+        if change.missing:
+            return False
+        locked.apply(change)
+        locked.save()
+        return True
+
+    def _check_same(self, guest: Guest) -> None:
+        kind = self._session.dialect.kind
+        if kind not in _KINDS:
+            raise UsageError(
+                "ack(connection=) needs a queue on PostgreSQL, MySQL or MariaDB: on SQLite progress is in a "
+                "file of its own, which your transaction cannot reach; use penstock.guards.once instead"
+            )
+        if guest.kind != _KINDS[kind] or _uuid_there(guest) != self._uuid:
+            raise UsageError(
+                "this connection is not to the database that the queue is in (same server, database and "
+                "schema), so the ack cannot join its transaction: connect to that one, or use "
+                "penstock.guards.once instead"
+            )
+
+
+def _uuid_there(guest: Guest) -> str:
     try:
-        locked = Locked(tx, group, partition_id, None, False)
-    except (NeedsStartError, GenerationChanged):  # the group was reset: what was held is nobody's any more
-        return False
-    settle = ordered.settle if group.settings.mode == "ordered" else settlement.settle
-    done = Settlement(Kind.ACK, offset, offset)
-    change = settle(locked.held(token), [done], locked.now, group.terms, locked.row.cursor)
-    if change.missing:
-        return False
-    locked.apply(change)
-    locked.save()
-    return True
-
-
-def _check_same(session: Session, guest: Guest) -> None:
-    kind = session.dialect.kind
-    if kind not in _KINDS:
-        raise UsageError(
-            "ack(connection=) needs a queue on PostgreSQL, MySQL or MariaDB: on SQLite a group's progress is "
-            "in a file of its own, which your transaction cannot reach; use penstock.guards.once instead"
-        )
-    if guest.kind != _KINDS[kind] or not _is_here(guest, uuid_of(session)):
-        raise UsageError(
-            "this connection is not to the database that the queue is in (same server, database and schema), "
-            "so the ack cannot join its transaction: connect to that one, or use penstock.guards.once instead"
-        )
-
-
-def _is_here(guest: Guest, uuid: str) -> bool:
-    there = {
-        "postgres": "SELECT to_regclass('penstock_settings') IS NOT NULL",
-        "mysql": "SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = DATABASE() "
-        "AND table_name = 'penstock_settings'",
-    }[guest.kind]
-    return bool(guest.rows(there)[0][0]) and [row[0] for row in guest.rows(_UUID)] == [uuid]
+        return str(guest.rows(_UUID)[0][0])
+    except Exception as error:
+        if "exist" not in str(error):
+            raise
+        return ""  # no such table: it is another database, or another schema
 
 
 class _Joined:

@@ -16,9 +16,9 @@ from ..errors import GateClosed
 from ..model import delivery, settlement
 from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span, Stamp
 from ..model.ordered import FAR
-from . import joining, ordered
+from . import ordered
 from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
-from .joining import Guest
+from .joining import Guest, Joining
 from .locked import (
     DELIVERY,
     UNSETTLED,
@@ -61,6 +61,7 @@ class SqlProgress:
     def __init__(self, session: Session, catalog: Catalog) -> None:
         self._session = session
         self._catalog = catalog
+        self._joining = Joining(session)
         self.is_drained: Callable[[Group, int], bool] = self.drain  # of predecessors, wherever they are
 
     # ---- deliveries ----
@@ -131,7 +132,7 @@ class SqlProgress:
         return self._locked(group, partition_id, decide)
 
     def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
-        return joining.ack(self._session, guest, group, partition_id, token, offset)
+        return self._joining.ack(guest, group, partition_id, token, offset)
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         def decide(locked: Locked) -> tuple[Span, ...]:
