@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Backoff, Connection, Dead, Message, UsageError
+from penstock import App, Backoff, Connection, Dead, Message, RequestFailed, UsageError
 from penstock.clock import ManualClock
 from penstock.testing.fixture import run_until_idle
 from tests.contract.stores import only_file
@@ -274,3 +274,40 @@ async def test_mistakes_are_told_when_it_is_registered(app: App, mq: Connection)
     app.middleware(plain)
     with pytest.raises(UsageError, match="make it `async def`"):
         await app.start()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "thread"])
+async def test_a_request_is_answered_once_the_middleware_has_ended(
+    app: App, mq: Connection, plain: bool
+) -> None:
+    """A session that cannot commit must not have said yes; and a middleware may answer itself."""
+
+    @app.middleware
+    async def session(message: Any, call_next: Any) -> Any:
+        if message.value == b"known":
+            return "from the cache"
+        await call_next()
+        if message.value == b"full":
+            raise OSError("the disk is full")
+        return None
+
+    @app.middleware
+    async def through(message: Any) -> AsyncIterator[None]:
+        yield
+
+    if plain:
+
+        @app.reply("orders", group="pricing")
+        def price(body: bytes) -> str:
+            return "9 EUR"
+    else:
+
+        @app.reply("orders", group="pricing")
+        async def price_too(body: bytes) -> str:
+            return "9 EUR"
+
+    async with app:
+        assert (await mq.request("orders", b"tea", timeout=20)).value == b"9 EUR"
+        assert (await mq.request("orders", b"known", timeout=20)).value == b"from the cache"
+        with pytest.raises(RequestFailed, match="the disk is full"):
+            await mq.request("orders", b"full", timeout=20)

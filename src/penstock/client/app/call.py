@@ -3,8 +3,8 @@
 Decides what counts as the handler's own ending: everything it raises, also a CancelledError of something it
 waited for, and its timeout; not that its lane was cancelled, nor that the program ends. A plain function runs
 in a thread and cannot be cancelled: its timeout is only told, and what it did counts, since to retry work
-that was done would double it. The app's middleware is part of the handler, and so is what it raises. Must
-never settle anything.
+that was done would double it. The app's middleware is part of the handler, and so is what it raises. Who
+asked (R38) is answered when all of that has ended. Must never settle anything.
 """
 
 from __future__ import annotations
@@ -48,17 +48,42 @@ class Caller:
             self._threads.close()
 
     async def call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
-        """Run the handler; returns what it raised. Raises only what ends the lane."""
+        """Run the handler, and answer; returns what it raised. Raises only what ends the lane."""
         span = by_app(self._subscription, unit)
         if span is None:
-            return await self._call(bodies, unit)
+            return await self._answer(bodies, unit)
         with span:
-            error = await self._call(bodies, unit)
+            error = await self._answer(bodies, unit)
             if error is not None:
                 span.failed(error)
             return error
 
-    async def _call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+    async def _answer(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+        answering = self._subscription.answering
+        if answering is None:
+            return (await self._call(bodies, unit))[1]
+        if answering.is_over(unit[0]):
+            return None
+        returned, error = await self._call(bodies, unit)
+        if error is not None:
+            return await self.told(unit[0], error)
+        try:
+            await answering.answered(unit[0], returned)
+        except Exception as failure:
+            return failure
+        return None
+
+    async def told(self, message: Received, error: BaseException) -> BaseException:
+        """Tell who asked, if that was a request; returns what to make of the message."""
+        if self._subscription.answering is not None:
+            try:
+                await self._subscription.answering.failed(message, error)
+            except Exception as failure:
+                return failure
+        return error
+
+    async def _call(self, bodies: list[Any], unit: list[Received]) -> tuple[Any, BaseException | None]:
+        """What it returned, or raised."""
         handler, single = self._subscription.handler, self._subscription.batch is None
         wrap = self._threads is not None and (handler.message or self._plain_layers)
         messages = [self._for_thread(m) for m in unit] if wrap else unit
@@ -71,32 +96,31 @@ class Caller:
         async def handle() -> Any:
             if self._threads is None:
                 return await handler.function(**arguments)
-            error = await self._in_thread(self._threads, arguments, messages[0] if single else messages)
-            if error is not None:
-                in_thread.append(error)
-                raise error
+            given = messages[0] if single else messages
+            returned, error = await self._in_thread(self._threads, arguments, given)
+            if error is None:
+                return returned
+            in_thread.append(error)
+            raise error
 
         try:
             if self._layers or self._threads is not None or self._subscription.timeout_s is not None:
-                await self._in_time(around(self._layers, unit[0] if single else unit, handle))
-            else:
-                await handler.function(**arguments)
+                return await self._in_time(around(self._layers, unit[0] if single else unit, handle)), None
+            return await handler.function(**arguments), None
         except BaseException as error:
             if error not in in_thread and isinstance(error, KeyboardInterrupt | SystemExit):
                 raise
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
-            return error  # also a CancelledError of something the handler waited for
-        return None
+            return None, error  # also a CancelledError of something the handler waited for
 
-    async def _in_time(self, handle: Callable[[], Awaitable[Any]]) -> None:
+    async def _in_time(self, handle: Callable[[], Awaitable[Any]]) -> Any:
         seconds = self._subscription.timeout_s
         if seconds is None or self._threads is not None:
-            await handle()
-            return
+            return await handle()
         try:
             async with asyncio.timeout(seconds) as limit:
-                await handle()
+                return await handle()
         except TimeoutError as error:
             if not limit.expired():
                 raise
@@ -104,13 +128,19 @@ class Caller:
 
     async def _in_thread(
         self, threads: HandlerThreads, arguments: dict[str, Any], given: Any
-    ) -> BaseException | None:
+    ) -> tuple[Any, BaseException | None]:
         began = monotonic()
-        function = self._subscription.handler.function
-        if self._plain_layers:
-            error = await threads.run(self._layered(function, arguments, given), {})
-        else:
-            error = await threads.run(function, arguments)
+        returned: list[Any] = []
+
+        def handle() -> Any:
+            result = self._subscription.handler.function(**arguments)
+            refuse_awaitable(result)
+            return result
+
+        def work() -> None:
+            returned.append(around_plain(self._plain_layers, given, handle)())
+
+        error = await threads.run(work)
         limit = self._subscription.timeout_s
         if limit is not None and monotonic() - began > limit:
             log.warning(
@@ -120,17 +150,7 @@ class Caller:
                 monotonic() - began,
                 limit,
             )
-        return error
-
-    def _layered(
-        self, function: Callable[..., Any], arguments: dict[str, Any], given: Any
-    ) -> Callable[[], Any]:
-        def handle() -> Any:
-            returned = function(**arguments)
-            refuse_awaitable(returned)
-            return returned
-
-        return around_plain(self._plain_layers, given, handle)
+        return (returned[0], None) if error is None else (None, error)
 
 
 def being_cancelled() -> bool:

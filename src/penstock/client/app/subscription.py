@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, UsageError
@@ -17,9 +17,18 @@ from ...model.names import check_group, check_topic
 from ...model.retry import Backoff
 from ...units import Duration, duration_ms, size_bytes
 from ..admin import group_wish
+from ..message import Received
 from .handler import Handler
 
-__all__ = ["AckMode", "Batch", "Subscription", "make_subscription", "smallest_window", "window_for"]
+__all__ = [
+    "AckMode",
+    "Answering",
+    "Batch",
+    "Subscription",
+    "make_subscription",
+    "smallest_window",
+    "window_for",
+]
 
 AckMode = Literal["manual", "after", "on_delivery"]
 
@@ -60,6 +69,19 @@ class Batch:
         )
 
 
+class Answering(Protocol):
+    """What a subscription to requests does besides (R38)."""
+
+    def is_over(self, message: Received) -> bool:
+        """Nobody waits for the answer any more: it is not to be handled."""
+
+    async def answered(self, message: Received, returned: Any) -> None:
+        """Send what the handler returned; raises what went wrong with that."""
+
+    async def failed(self, message: Received, error: BaseException) -> None:
+        """Tell who asked."""
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     topic: str
@@ -72,6 +94,7 @@ class Subscription:
     ack: AckMode
     window: int | None  # None: as much as the handler gets done in a moment
     consumer: Mapping[str, Any]  # what the group is asked for: mode, order, start, lease, max_attempts, …
+    answering: Answering | None = None
 
     @property
     def name(self) -> str:

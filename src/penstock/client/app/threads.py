@@ -12,10 +12,9 @@ import contextlib
 import contextvars
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
 
 from ...errors import UsageError
 
@@ -24,8 +23,7 @@ __all__ = ["HandlerThreads", "refuse_awaitable"]
 
 @dataclass(slots=True)
 class _Job:
-    function: Callable[..., Any]
-    arguments: Mapping[str, Any]
+    work: Callable[[], None]
     context: contextvars.Context
     ended: asyncio.Future[BaseException | None]
 
@@ -39,9 +37,9 @@ class HandlerThreads:
         self._threads = 0
         self._unfinished = 0  # jobs given to threads and not ended; also those nobody waits for any more
 
-    async def run(self, function: Callable[..., Any], arguments: Mapping[str, Any]) -> BaseException | None:
-        """Run the function in a thread; returns what it raised. Cancelling ends the wait, not the thread."""
-        job = _Job(function, arguments, contextvars.copy_context(), self._loop.create_future())
+    async def run(self, work: Callable[[], None]) -> BaseException | None:
+        """Run it in a thread; returns what it raised. Cancelling ends the wait, not the thread."""
+        job = _Job(work, contextvars.copy_context(), self._loop.create_future())
         self._unfinished += 1
         if self._threads < min(self._unfinished, self._limit):
             self._threads += 1
@@ -59,7 +57,7 @@ class HandlerThreads:
         while (job := self._jobs.get()) is not None:
             raised: BaseException | None = None
             try:
-                refuse_awaitable(job.context.run(job.function, **job.arguments))
+                job.context.run(job.work)
             except BaseException as error:  # also SystemExit: it ends neither the thread nor the app
                 raised = error
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more

@@ -261,7 +261,7 @@ class Worker:
                 fitting.append(message)
             except Exception as error:
                 unfit(self.subscription, message, error)
-                await self._failed(error, [message])
+                await self._failed(await self._caller.told(message, error), [message])
         return bodies, fitting
 
     # ---- failures ----
