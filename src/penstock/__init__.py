@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from .client.producing.producer import Producer
     from .client.spool.file import Spooled
     from .client.spool.spool import Spool
+    from .model.lanes import LaneInfo, SlowLane, SlowSource
     from .model.retry import Backoff
     from .model.route import Change, Range, Route
 
@@ -117,6 +118,7 @@ __all__ = [
     "InvalidSetting",
     "InvalidURL",
     "Lag",
+    "LaneInfo",
     "LeaseLost",
     "MemberInfo",
     "Message",
@@ -146,6 +148,8 @@ __all__ = [
     "SendTimeout",
     "SequenceGap",
     "ShardInfo",
+    "SlowLane",
+    "SlowSource",
     "Spool",
     "Spooled",
     "StagingConflict",
@@ -192,6 +196,7 @@ _HOMES = {
     "client.producing.producer": ("Producer",),
     "client.spool.file": ("Spooled",),
     "client.spool.spool": ("Spool",),
+    "model.lanes": ("LaneInfo", "SlowLane", "SlowSource"),
     "model.retry": ("Backoff",),
     "model.route": ("Change", "Range", "Route"),
 }

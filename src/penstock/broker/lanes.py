@@ -10,6 +10,7 @@ A cache, never the truth: what it has is lost with the process, and is counted a
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -96,8 +97,11 @@ class Lanes:
         policy, now = group.settings.slow_lane, self._store.now_ms()
         fit = [one for one in seen if _fits(one)]
         if policy.on and fit:
+            watched = self._of(group)
             with self._lock:
-                self._of(group).add(bucket_of(policy, now), window_start(policy, now), fit)
+                watched.add(bucket_of(policy, now), window_start(policy, now), fit)
+            if any(looks_bad(policy, one) for one in fit):  # the store is told soon, whoever comes next
+                await asyncio.sleep(max(0.0, watched.read_at + _FRESH_S - time.monotonic()) + 0.001)
         return await self.view(group, version)
 
     async def listed(self, topic: str, name: str) -> LaneInfo:

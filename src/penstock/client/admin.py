@@ -15,6 +15,7 @@ from ..broker.endpoint import DeadLetters, Endpoint, GroupInfo, Lag, ShardInfo, 
 from ..config import DEFAULTS
 from ..errors import CatalogError, InvalidSetting, UnknownTopic
 from ..model.batch import records
+from ..model.lanes import LaneInfo, SlowLane, as_policy
 from ..model.names import HEADER_PREFIX, check_group, check_topic
 from ..model.route import Change, Route
 from ..model.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
@@ -215,13 +216,15 @@ class Admin(RateLimits):
         exhausted: Exhausted | None = None,
         max_hold: Duration | None = None,
         expires: Duration | None = None,
+        slow_lane: SlowLane | bool | None = None,
     ) -> GroupInfo:
         """Make a group before its first consumer does, for instance to fix where it starts.
 
-        A group that nobody used for `expires` is forgotten, unless dead letters wait in it; 0: never.
+        A group that nobody used for `expires` is forgotten, unless dead letters wait in it; 0: never. With
+        `slow_lane`, sources that fail or take long are read apart, in a share of the handlers' time (R42).
         """
         self._guard.check()
-        wish = group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires)
+        wish = group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires, slow_lane)
         return await self._explained(topic, self._endpoint.create_group(topic, check_group(group), wish))
 
     async def groups(self, topic: str) -> list[GroupInfo]:
@@ -238,13 +241,14 @@ class Admin(RateLimits):
         exhausted: Exhausted | None = None,
         max_hold: Duration | None = None,
         expires: Duration | None = None,
+        slow_lane: SlowLane | bool | None = None,
     ) -> GroupInfo:
         """Change what is given; None leaves it. Where a group stands is changed by `reset`.
 
-        What is done to a broadcast group is done to the groups of all its members.
+        What is done to a broadcast group is done to the groups of all its members. `slow_lane=False`: none.
         """
         self._guard.check()
-        wish = group_wish(None, None, None, lease, max_attempts, exhausted, max_hold, expires)
+        wish = group_wish(None, None, None, lease, max_attempts, exhausted, max_hold, expires, slow_lane)
         return await self._explained(topic, self._endpoint.alter_group(topic, group, wish))
 
     async def pause(self, topic: str, group: str) -> GroupInfo:
@@ -264,6 +268,11 @@ class Admin(RateLimits):
     async def lag(self, topic: str, group: str) -> Lag:
         self._guard.check()
         return await self._explained(topic, self._endpoint.lag(topic, group))
+
+    async def lanes(self, topic: str, group: str) -> LaneInfo:
+        """The group's slow sources, since when and why, and how many messages wait in its lane (R42)."""
+        self._guard.check()
+        return await self._explained(topic, self._endpoint.lanes(topic, group))
 
     async def reset(self, topic: str, group: str, *, to: Position, force: bool = False) -> GroupInfo:
         """Move a group to "earliest", "latest", a time or {partition: offset}; a live one only if forced."""
@@ -343,6 +352,7 @@ def group_wish(
     exhausted: Exhausted | None,
     max_hold: Duration | None = None,
     expires: Duration | None = None,
+    slow_lane: SlowLane | bool | None = None,
 ) -> GroupWish:
     wish = GroupWish(
         mode=mode,
@@ -353,6 +363,7 @@ def group_wish(
         exhausted=exhausted,
         max_hold_ms=None if max_hold is None else duration_ms(max_hold, name="max_hold"),
         expires_ms=None if expires is None else duration_ms(expires, name="expires"),
+        slow_lane=as_policy(slow_lane),
     )
     wish.over(GroupSettings())  # refuses what no group can have
     return wish

@@ -26,6 +26,7 @@ from ..clock import Clock, SystemClock
 from ..config import DEFAULTS
 from ..errors import InvalidSetting, UsageError
 from ..model.batch import COMPRESSIONS
+from ..model.lanes import SlowLane
 from ..model.names import check_group, check_topic
 from ..model.settings import Exhausted, Mode
 from ..units import Duration, Moment, duration_ms, size_bytes
@@ -287,6 +288,7 @@ class Connection(Admin, Requesting):
         exhausted: Exhausted | None = None,
         max_hold: Duration | None = None,
         expires: Duration | None = None,
+        slow_lane: SlowLane | bool | None = None,
         ack: AckMode = "manual",
         window: int = DEFAULTS.window_messages,
         window_bytes: int | str = DEFAULTS.window_bytes,
@@ -311,7 +313,7 @@ class Connection(Admin, Requesting):
             group=check_group(group),
             member=_member(member, self.client_id),
             client=self.client_id,
-            wish=group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires),
+            wish=group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires, slow_lane),
             ack=ack,
             window=Window(window, size_bytes(window_bytes, name="window_bytes")),
             max_handling_ms=duration_ms(max_handling, name="max_handling"),

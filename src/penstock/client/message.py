@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 Value = bytes | bytearray | memoryview
-Kind = Literal["ack", "retry", "release", "dead"]
+Kind = Literal["ack", "retry", "release", "dead", "lane"]
 
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 """Shared by all received messages that have none."""

@@ -50,7 +50,7 @@ MOST_SOURCES = 1000
 _BUCKETS = 6  # of a window
 _QUIET_MS = 24 * 3_600_000  # a slow source of which nothing was seen for so long is forgotten
 _NAME = 100  # characters of a source's name that are kept
-_AHEAD_MS = 500  # as much of the lane as is done in that time may be in hand
+_AHEAD_MS = 20  # as much of the lane as is done in that time may be in hand, and occupy more handlers
 _MOST_AHEAD = 8  # for each handler of the lane
 _SAVED_MS = 1_000  # of handlers' time that the lane did not use: it is not saved up for longer
 
@@ -324,8 +324,7 @@ def room(pace: Pace, now_ms: float, in_hand: int) -> int:
         return 0
     most = pace.slots
     if pace.each_ms is not None:
-        ahead = pace.share * pace.handlers * _AHEAD_MS / max(pace.each_ms, 0.001)
-        most = max(most, int(min(ahead, _MOST_AHEAD * pace.slots)))
+        most = max(most, int(pace.slots * min(_AHEAD_MS / max(pace.each_ms, 0.001), _MOST_AHEAD)))
     return max(0, most - in_hand)
 
 

@@ -26,6 +26,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ...errors import UnknownPartition, UsageError
+from ...model.lanes import SlowLane
 from ...model.retry import Backoff
 from ...model.settings import Exhausted, Mode
 from ...model.ticks import Missed
@@ -93,6 +94,7 @@ class App:
         max_attempts: int | None = None,
         exhausted: Exhausted | None = None,
         max_hold: Duration | None = None,
+        slow_lane: SlowLane | bool | None = None,
         start: Position | None = None,
         ack: AckMode = "after",
     ) -> Callable[[F], F]:
@@ -114,6 +116,7 @@ class App:
         def register(function: F) -> F:
             settings: dict[str, Any] = {"mode": mode, "order": order, "lease": lease}
             settings |= {"max_attempts": max_attempts, "exhausted": exhausted, "max_hold": max_hold}
+            settings["slow_lane"] = slow_lane
             subscription = make_subscription(
                 function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
                 timeout=timeout, retry=retry, ack=ack, window=window, start=start, **settings,

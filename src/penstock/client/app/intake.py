@@ -92,6 +92,19 @@ class Intake:
         if isinstance(fetcher, OrderedFetcher):
             fetcher.outlet.handled(messages)
 
+    def handlers(self, count: int) -> None:
+        """So many run at once."""
+        self._consumer._fetcher.lanes.has_handlers(count)
+
+    def begin(self, messages: list[Received]) -> list[Received]:
+        """Without those whose source turned out to be slow meanwhile: they are set aside (R42)."""
+        lanes = self._consumer._fetcher.lanes
+        if not lanes.watching:
+            return messages
+        messages = lanes.without_slow(messages)
+        lanes.began(messages)
+        return messages
+
     # ---- verdicts ----
 
     def settle(self, messages: Sequence[Received], outcome: Outcome) -> None:

@@ -162,9 +162,10 @@ def window_for(subscription: Subscription, seconds_each: float | None, *, ordere
 
 
 def _check_wish(
-    mode: Any, order: Any, start: Any, lease: Any, max_attempts: Any, exhausted: Any, max_hold: Any
-) -> None:
-    group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold)
+    mode: Any, order: Any, start: Any, lease: Any, max_attempts: Any, exhausted: Any, max_hold: Any,
+    slow_lane: Any = None,
+) -> None:  # fmt: skip
+    group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, None, slow_lane)
 
 
 def _whole(name: str, value: object, most: int = _MOST_AT_ONCE) -> int:

@@ -67,6 +67,7 @@ class Worker:
         self._feeder: asyncio.Task[None] | None = None
         self._caller = Caller(subscription, for_thread, middleware)
         intake.in_order(one_per_key=subscription.batch is None)
+        intake.handlers(subscription.concurrency)
 
     # ---- life ----
 
@@ -234,8 +235,7 @@ class Worker:
         self._seconds_each = seconds if known is None else known + (seconds - known) * _SMOOTHING
 
     async def _handle(self, unit: list[Received]) -> None:
-        if self.intake.ordered:
-            unit = self.intake.still_open(unit)
+        unit = self.intake.still_open(unit) if self.intake.ordered else self.intake.begin(unit)
         bodies, unit = await self._decoded(unit)
         if not unit:
             return

@@ -186,7 +186,10 @@ class Consumer:
         """From the buffer. Where its leases have passed, ask first whether they can be renewed."""
         if self._fetcher.stale:
             await asyncio.to_thread(self._heartbeat.beat_for, self._heart)
-        return self._fetcher.unexpired(self._fetcher.take(limit))
+        found = self._fetcher.unexpired(self._fetcher.take(limit))
+        if found and self._fetcher.lanes.watching:
+            self._fetcher.lanes.taken()
+        return found
 
     # ---- settling ----
 
@@ -324,3 +327,4 @@ class Consumer:
         await self._settler.drained()
         if isinstance(self._fetcher, OrderedFetcher):
             await self._fetcher.leave()
+        await self._fetcher.lanes.close()

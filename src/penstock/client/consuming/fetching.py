@@ -28,6 +28,7 @@ from ..expiry import Expiry
 from ..message import Received
 from ..producing.appending import pause
 from .hands import LOST, Hands, HeldDelivery, Window
+from .lanes import Lanes
 from .settling import Run, Settler, runs_of
 
 __all__ = ["Chunk", "Fetcher", "Window", "weight"]
@@ -81,6 +82,8 @@ class Fetcher:
         self.passed_over = 0  # offsets that had no message for the user
         self.passing: set[asyncio.Future[None]] = set()  # answers of the store to that
         self.failure: Exception | None = None
+        self.lanes = Lanes(endpoint, hands, settler)
+        self.lanes.changed = self._sift
 
     # ---- asking ----
 
@@ -91,7 +94,8 @@ class Fetcher:
                 request = self._request()
                 sent_ms = self._endpoint.now_ms()
                 reply = await self._ask(request)
-                await self._accept(reply, request.token, sent_ms)
+                if reply is not None:
+                    await self._accept(reply, request.token, sent_ms)
         except Exception as error:
             self.failure = error
             self.arrived.set()
@@ -118,7 +122,7 @@ class Fetcher:
 
     def _request(self) -> PollRequest:
         hands, window = self._hands, self._window
-        return PollRequest(
+        request = PollRequest(
             topic=self.who.topic,
             group=self.who.group,
             member=self.who.member,
@@ -131,12 +135,14 @@ class Fetcher:
             empty_handed=not hands.messages,
             on_delivery=self._on_delivery,
         )
+        return self.lanes.asks(request)
 
-    async def _ask(self, request: PollRequest) -> PollReply:
+    async def _ask(self, request: PollRequest) -> PollReply | None:
+        """None: it is better to ask for something else now."""
         tries = 0
         while True:
             try:
-                return await self._endpoint.poll(request)
+                return await self.lanes.poll(request)
             except PenstockError as error:
                 if not error.retriable:
                     raise
@@ -169,6 +175,8 @@ class Fetcher:
 
     async def _accept(self, reply: PollReply, token: int, sent_ms: int) -> None:
         self._lease_changed(reply.lease_ms)
+        if self.lanes.told(reply.lanes):
+            self._sift()
         until = _FOREVER if self._on_delivery else sent_ms + reply.lease_ms
         missing: list[Run] = []
         for grant in reply.grants:
@@ -223,8 +231,16 @@ class Fetcher:
             self._hands.take(delivery)
             if len(messages) < len(delivery.state):
                 self._ack_empty(delivery, messages, missing)
+            messages = self.lanes.received(delivery, messages)
         if messages:
             self._chunks.append(Chunk(delivery, messages))
+
+    def _sift(self) -> None:
+        """Further sources are slow: what waits here of them is not to be tried (R42)."""
+        for chunk in self._chunks:
+            chunk.messages, chunk.at = self.lanes.without_slow(chunk.messages[chunk.at :]), 0
+        self._chunks = deque(chunk for chunk in self._chunks if chunk.messages)
+        self._look_again()
 
     def _records(self, partition_id: int, batch: StoredBatch, first: int, last: int) -> list[Record]:
         """The records of a batch from `first` to `last`. A batch that is cut is opened once."""
@@ -306,6 +322,7 @@ class Fetcher:
 
     def _done_with(self, gone: Sequence[Received]) -> None:
         if not self._on_delivery:
+            self.lanes.ignore(gone)
             self._settler.submit(runs_of(gone), "ack")
 
     def _take_from(self, chunk: Chunk, limit: int, now_ms: int) -> list[Received]:

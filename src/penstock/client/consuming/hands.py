@@ -82,7 +82,8 @@ class HeldDelivery:
 
     __slots__ = (
         "alone", "attempt", "bytes_each", "extended", "first", "handed", "joined", "last", "open",
-        "partition", "partition_id", "settler", "some_lost", "state", "times", "token", "topic", "until",
+        "partition", "partition_id", "settler", "some_lost", "sources", "state", "times", "token", "topic",
+        "until",
     )  # fmt: skip
 
     def __init__(self, settler: Settler, place: Place, lease: Lease, token: int, until: float) -> None:
@@ -98,6 +99,7 @@ class HeldDelivery:
         self.times: list[tuple[int, int]] = []  # (handed up to this index, at this time)
         self.extended: dict[int, int] = {}  # index → when the user asked for more time
         self.some_lost = False
+        self.sources: dict[int, str] = {}  # index → whom it comes from, if that is watched: `lanes`
         self.joined: set[int] = set()  # indexes whose ack is in a transaction of the user's: `joining`
 
     @property

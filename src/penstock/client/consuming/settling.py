@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from ...broker.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
@@ -79,6 +79,7 @@ class Settler:
         self.lease_ms = lease_ms
         self.closed = False
         self.answers = Answers(endpoint, guard)  # to requests (R38)
+        self.settled: Callable[[Run, Kind], None] | None = None  # is told of every verdict
         self._gathering: _Round | None = None
         self._newest: _Round | None = None
         self._task: asyncio.Task[None] | None = None
@@ -166,6 +167,8 @@ class Settler:
         delivery, start, stop = run
         first, last = delivery.first + start, delivery.first + stop - 1
         current.runs.append(run)
+        if self.settled is not None:
+            self.settled(run, kind)
         if kind == "ack":
             self._hands.mark(delivery, start, stop, ACKING)
             current.acks.setdefault(delivery.key, []).append((first, last))
