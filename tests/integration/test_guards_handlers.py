@@ -210,6 +210,25 @@ def test_django(place: Place, tmp_path: Path) -> None:
     assert effects(place) == [1, 2]
 
 
+async def test_a_message_that_was_moved_is_still_the_same(place: Place, tmp_path: Path) -> None:
+    """It was handled, and yet ended in the dead letters: redriven, it comes from another topic."""
+    connection = place.connect()
+    fresh = []
+    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+        await mq.create_topic("orders")
+        await mq.send("orders", b"1", key="42")
+        async with mq.consumer("orders", group="billing") as consumer:
+            for _ in range(2):
+                message = await anext(consumer)
+                with guards.once(connection, message) as first:
+                    fresh.append(first)
+                connection.commit()
+                await message.dead("by mistake")
+                await mq.redrive("orders", "billing")
+    connection.close()
+    assert fresh == [True, False]
+
+
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_an_app_runs_guarded_handlers(place: Place, tmp_path: Path, kind: str) -> None:
     """The queue delivers twice what is retried; known by topic and group, and by the id that was sent."""

@@ -7,6 +7,7 @@ letters with its reason, since it will never fit.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -33,6 +34,7 @@ Version: TypeAlias = str | int | Callable[[Any], int]
 Text: TypeAlias = str | Callable[[Any], str]
 
 _LIMIT = 2**63
+_PLACE = re.compile(r"[0-9]+-([0-9]+)")  # the id of a message that was given none
 
 
 def bare(message: Any) -> Received:
@@ -57,16 +59,16 @@ def scope_of(message: Received, scope: str | None) -> str:
 
 
 def id_of(message: Received, id: Id) -> tuple[str, ...]:
-    """The id that the sender gave; else where and when the message was first stored.
+    """The id that the sender gave; else the one by place, which a message keeps when Penstock moves it.
 
-    Its timestamp too: a queue that is made anew counts its places from the beginning again.
+    With its timestamp then: a queue that is made anew counts its places from the beginning again.
     """
     if callable(id):
         id = id(message)
-    if id is None and message._id is not None:
-        id = message._id
     if id is None:
-        return (message.topic, str(message.partition), str(message.offset), str(message.timestamp))
+        id, place = message.id, _PLACE.fullmatch(message.id)
+        if place is not None and int(place[1]) == message.offset:
+            return (message.topic, id, str(message.timestamp))
     if not isinstance(id, str) or not id:
         raise DecodeError(f"the id of a message is text that is not empty; id= gave {id!r}")
     return (message.topic, id)
