@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import MissingServer, binaries
+from tests.servers import MariaServer, MissingServer, PostgresServer, binaries, server
 from tests.servers.processes import running
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -179,9 +179,27 @@ def until(condition: Callable[[], bool], what: str) -> None:
 
 
 @pytest.fixture
-def started(project: Project, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+def waiting(project: Project, postgres_server: PostgresServer, mariadb_server: MariaServer) -> Project:
+    """Its servers begin with copies of the data folders that ours began with: to make them takes seconds."""
+    made = {kind: str(folder) for kind, folder in server._PRISTINE.items()}
+    assert made.keys() == {postgres_server.kind, mariadb_server.kind}
+    project.write(
+        "conftest.py",
+        f"""
+        from pathlib import Path
+
+        from tests.servers import server
+
+        server._PRISTINE.update({{kind: Path(folder) for kind, folder in {made}.items()}})
+        """,
+    )
     project.write("test_it.py", WAITING)
-    with project.start(*request.param) as run:
+    return project
+
+
+@pytest.fixture
+def started(waiting: Project, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    with waiting.start(*request.param) as run:
         yield run
         run.kill()
 
@@ -202,9 +220,9 @@ def test_no_server_outlives_the_tests(
     until(lambda: not any(running(pid) or folder.exists() for pid, folder in servers), "all is gone")
 
 
-def test_no_server_outlives_a_failing_test(project: Project) -> None:
-    project.write("test_it.py", WAITING.replace("time.sleep(100)", "assert False"))
-    run = project.start()
+def test_no_server_outlives_a_failing_test(waiting: Project) -> None:
+    waiting.write("test_it.py", WAITING.replace("time.sleep(100)", "assert False"))
+    run = waiting.start()
     output = run.communicate(timeout=60)[0]
     assert "1 failed" in output
-    assert not any(running(pid) or folder.exists() for pid, folder in servers_of(project))
+    assert not any(running(pid) or folder.exists() for pid, folder in servers_of(waiting))
