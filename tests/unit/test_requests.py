@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pydantic
@@ -12,12 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Message
+from penstock import Message, Received
+from penstock.broker.endpoint import Endpoint, Fetched
 from penstock.client.app.encode import encoded
-from penstock.errors import InvalidName, RequestFailed, UsageError
+from penstock.client.guard import Guard
+from penstock.client.reply_topic import OwnReplyTopic
+from penstock.errors import (
+    InvalidName,
+    PenstockError,
+    PermissionDenied,
+    RequestFailed,
+    StoreUnavailable,
+    UnknownPartition,
+    UsageError,
+)
 from penstock.model.access import Principal, allows, parse_permissions, visible
+from penstock.model.batch import BatchBuilder, with_base_offset
 from penstock.model.names import is_internal, is_reply, owner, owns_reply, reply_topic
 from penstock.model.requests import FAILURE, REQUEST, Asked, Failure, ReplyTopic, asked, request_of
+from penstock.store.contract import StoredBatch
 
 MINE = reply_topic("web-1", "shop")
 
@@ -148,3 +163,106 @@ def test_bytes_text_nothing_and_headers() -> None:
 def test_what_cannot_be_encoded_is_told(value: Any) -> None:
     with pytest.raises(UsageError, match=f"returned {type(value).__name__}.*return bytes"):
         encoded(value)
+
+
+# ---- reading replies ----
+
+
+def stored(first: int, *ids: str) -> StoredBatch:
+    builder = BatchBuilder()
+    for id in ids:
+        builder.append(1, None, id.encode(), [(REQUEST, id.encode())])
+    data = with_base_offset(builder.build(), first)
+    return StoredBatch(first, len(ids), 0, data)
+
+
+class Scripted:
+    """An endpoint that answers `fetch` and `open_replies` as told, and then waits for ever."""
+
+    def __init__(self, fetches: list[Fetched | Exception], topics: list[ReplyTopic]) -> None:
+        self.fetches, self.topics = fetches, topics
+        self.asked: list[tuple[int, int, bool]] = []  # partition, offset, and whether it would wait
+        self.done = asyncio.Event()
+
+    async def open_replies(self, client: str) -> ReplyTopic:
+        return self.topics.pop(0) if len(self.topics) > 1 else self.topics[0]
+
+    async def close_replies(self, client: str) -> None: ...
+
+    async def fetch(self, topic: str, partition_id: int, offset: int, *, wait_ms: int, **_: Any) -> Fetched:
+        self.asked.append((partition_id, offset, wait_ms > 0))
+        if not self.fetches:
+            self.done.set()
+            await asyncio.Event().wait()
+        found = self.fetches.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+
+async def read(endpoint: Scripted) -> tuple[list[str], list[str]]:
+    """The replies that were taken, and what was told about lost ones."""
+    taken: list[str] = []
+    lost: list[str] = []
+
+    def tell(error: Callable[[], PenstockError]) -> None:
+        lost.append(str(error()))
+        endpoint.done.set()
+
+    take = cast("Callable[[str, Received, bool], None]", lambda id, *_: taken.append(id))
+    topic = OwnReplyTopic(cast(Endpoint, endpoint), Guard(), "web", take=take, lost=tell)
+    await topic.opened()
+    async with asyncio.timeout(20):
+        await endpoint.done.wait()
+    await topic.close()
+    return taken, lost
+
+
+ONE, TWO = ReplyTopic(MINE, 1), ReplyTopic(MINE, 2)
+
+
+async def test_a_store_that_is_away_loses_no_reply() -> None:
+    away = StoreUnavailable("away")
+    endpoint = Scripted([Fetched((stored(0, "a", "b"),), 0, 2), away, away, Fetched((), 0, 2)], [ONE])
+    assert await read(endpoint) == (["a", "b"], [])
+    waits = [True, True, False, False, True]  # after a fault it is asked at once how far the topic is
+    assert endpoint.asked == [(1, 0, True), *((1, 2, wait) for wait in waits[1:])]
+
+
+async def test_a_topic_that_a_crash_set_back_is_read_from_its_start() -> None:
+    again = Fetched((stored(1, "c"),), 1, 2)
+    endpoint = Scripted([Fetched((stored(0, "a", "b"),), 0, 2), Fetched((), 1, 1), again], [ONE])
+    assert await read(endpoint) == (["a", "b", "c"], [])
+    assert [offset for _, offset, _ in endpoint.asked] == [0, 2, 1, 2]
+
+
+async def test_a_batch_that_was_taken_in_part_is_taken_once() -> None:
+    both = Fetched((stored(0, "a", "b"),), 0, 2)
+    more = Fetched((stored(0, "a", "b"), stored(2, "c")), 0, 3)
+    assert await read(Scripted([both, more], [ONE])) == (["a", "b", "c"], [])
+
+
+async def test_a_topic_that_was_moved_is_read_to_its_end_first() -> None:
+    sealed = Fetched((), 0, 1, sealed=True)
+    moved = [Fetched((stored(0, "a"),), 0, 1, sealed=True), sealed, sealed, Fetched((stored(0, "b"),), 0, 1)]
+    endpoint = Scripted(moved, [ONE, ONE, TWO])
+    assert await read(endpoint) == (["a", "b"], [])
+    assert [(place, offset) for place, offset, _ in endpoint.asked] == [
+        (1, 0),
+        (1, 1),
+        (1, 1),
+        (2, 0),
+        (2, 1),
+    ]
+
+
+async def test_a_topic_that_is_gone_is_told_and_read_anew() -> None:
+    endpoint = Scripted([UnknownPartition("gone"), Fetched((stored(0, "a"),), 0, 1)], [ONE, TWO])
+    _, lost = await read(endpoint)
+    assert len(lost) == 1
+    assert "not known whether the request was handled" in lost[0]
+
+
+async def test_what_can_never_be_read_is_told() -> None:
+    _, lost = await read(Scripted([PermissionDenied("no")], [ONE]))
+    assert lost == ["replies cannot be read: no"]
