@@ -280,6 +280,43 @@ async def test_a_store_that_is_away_over_a_tick(opened: Open, clock: ManualClock
 
 
 @only_file
+async def test_stopping_does_not_wait_for_a_store_that_is_away(opened: Open, clock: ManualClock) -> None:
+    async with opened() as mq:
+        app, _ = hourly(mq)
+        endpoint: Any = mq._endpoint
+        append, asked, back = endpoint.append, asyncio.Event(), asyncio.Event()
+
+        async def hangs(*args: Any, **options: Any) -> Any:
+            asked.set()
+            await back.wait()
+            return await append(*args, **options)
+
+        await app.start()
+        await until_marked(mq)
+        endpoint.append = hangs
+        clock.advance(3600)
+        await asyncio.wait_for(asked.wait(), LONG)
+        stopping = asyncio.create_task(app.stop())
+        done, _pending = await asyncio.wait((stopping,), timeout=LONG / 2)  # a send gives up after 30 seconds
+        back.set()
+        assert done
+        assert not app.running
+
+
+@only_file
+async def test_a_tick_of_a_clock_that_was_wrong_decides_nothing(opened: Open, clock: ManualClock) -> None:
+    async with opened() as mq:
+        app, ran = hourly(mq)
+        await run_until_idle(app)
+        cadence = app.schedules[0].cadence.text
+        await mq.send("every.hourly", b"2031-01-01T00:00:00+00:00", headers={"cadence": cadence})
+        ran.clear()
+        clock.advance(3600)
+        await run_until_idle(app)
+        assert hours(1)[0] in ran
+
+
+@only_file
 async def test_a_topic_that_is_deleted_ends_the_app_with_its_error(opened: Open, clock: ManualClock) -> None:
     async with opened() as mq:
         app, _ = hourly(mq)

@@ -25,6 +25,7 @@ from ...model.settings import Start
 from ...model.ticks import due
 from ..connection import Connection
 from ..consuming.reading import Reading
+from ..ending import end
 from ..message import Received
 from ..producing.appending import pause
 from .every import Recurring
@@ -60,7 +61,7 @@ class Ticker:
             recurring.cadence, self._last, now, recurring.missed, late_ms=late, most=DEFAULTS.every_missed
         )
         if found.late:  # somebody may have run it long ago
-            self._last = max(self._last, (await self._recorded())[0])
+            self._last = max(self._last, (await self._recorded(now))[0])
             found = due(
                 recurring.cadence, self._last, now, recurring.missed, late_ms=late, most=DEFAULTS.every_missed
             )
@@ -79,15 +80,18 @@ class Ticker:
 
     async def _begin(self, now: int) -> int:
         """Where to go on: after the newest run; from now on, if that has another cadence or there is none."""
-        last, ours = await self._recorded()
+        last, ours = await self._recorded(now)
         if ours:
             return last
         headers = {_CADENCE: self._recurring.cadence.text}
         await self._mq.send(self._recurring.topic, _iso(now).encode(), headers=headers, expires=_PAST)
         return now
 
-    async def _recorded(self) -> tuple[int, bool]:
-        """The newest tick of our cadence in the topic, and whether the newest of all runs has our cadence."""
+    async def _recorded(self, now: int) -> tuple[int, bool]:
+        """The newest tick of our cadence in the topic, and whether the newest of all runs has our cadence.
+
+        One that is still to come was sent while the store's clock was wrong: it decides nothing.
+        """
         topic, ours = self._recurring.topic, self._recurring.cadence.text.encode()
         newest: tuple[int, bytes] = (-1, b"")
         last = 0
@@ -101,30 +105,40 @@ class Ticker:
                 continue  # sent by hand
             if message.timestamp >= newest[0]:
                 newest = (message.timestamp, cadence)
-            if cadence == ours:
+            if cadence == ours and tick <= now:
                 last = max(last, tick)
         return last, newest[1] == ours
 
     # ---- life ----
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Until the app stops. What waiting does not help is raised."""
+        """Until the app stops, also in the midst of a send: the id makes it safe to send again."""
+        ticking, ending = asyncio.create_task(self._tick()), asyncio.create_task(stopping.wait())
+        try:
+            await asyncio.wait((ticking, ending), return_when=asyncio.FIRST_COMPLETED)
+            if ticking.done():
+                ticking.result()
+        finally:
+            await end((ticking, ending))
+
+    async def _tick(self) -> None:
+        """For ever. What waiting does not help is raised."""
         moved = asyncio.Event()
         unsubscribe = self._mq._heartbeat._clock.subscribe(_waking(moved))
         tries = 0
         try:
-            while not stopping.is_set():
+            while True:
                 moved.clear()
                 try:
                     next_ms = await self.step()
                     wait_s, tries = (next_ms - self._mq._endpoint.now_ms()) / 1000, 0
                 except HOPELESS:
                     raise
-                except PenstockError as error:  # also of unknown fate: the id makes it safe to send again
+                except PenstockError as error:  # also of unknown fate
                     tries += 1
                     wait_s = 10 * pause(tries)
                     log.warning("%s: the run of a tick was not sent yet: %r", self._recurring.topic, error)
-                await _first(stopping, moved, max(0.0, min(wait_s, _LONGEST_WAIT_S)))
+                await _at_most(min(wait_s, _LONGEST_WAIT_S), moved)
         finally:
             unsubscribe()
 
@@ -139,14 +153,13 @@ def _waking(event: asyncio.Event) -> Callable[[], None]:
     return wake
 
 
-async def _first(one: asyncio.Event, other: asyncio.Event, seconds: float) -> None:
-    """Wait for either event, at most so long."""
-    waiting = [asyncio.create_task(one.wait()), asyncio.create_task(other.wait())]
+async def _at_most(seconds: float, event: asyncio.Event) -> None:
+    """Wait for the event, but no longer than this."""
     try:
-        await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in waiting:
-            task.cancel()
+        async with asyncio.timeout(max(0.0, seconds)):
+            await event.wait()
+    except TimeoutError:
+        pass
 
 
 def _iso(ms: int) -> str:
