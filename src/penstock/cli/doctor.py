@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,11 +26,18 @@ def register(app: typer.Typer) -> None:
     command(app, "doctor", rich_help_panel="Running")(doctor)
 
 
-async def doctor(run: Run) -> None:
+async def doctor(
+    run: Run,
+    outbox: Annotated[
+        list[str] | None, typer.Option(metavar="URL", help="A database of yours with an outbox; repeatable.")
+    ] = None,
+    table: Annotated[str, typer.Option("--outbox-table", help="The name of its table.")] = "penstock_outbox",
+) -> None:
     """Check the file, the database servers or the brokers, and the groups. Exit code 1 if something fails."""
     found = await _brokers(run) if run.address.kind == "penstock" else _examine(run)
     if not any(finding.state == "fail" for finding in found):
         found += await _groups(run)
+        found += _outboxes(run, outbox or [], table)
     failed = any(finding.state == "fail" for finding in found)
     if run.json:
         show.json_line({"url": run.shown, "ok": not failed, "checks": [_fields(f) for f in found]})
@@ -68,6 +75,15 @@ async def _groups(run: Run) -> list[Finding]:
             return await check_groups(mq)
     except PenstockError as error:
         return [Finding("groups", "fail", f"could not be checked: {error}")]
+
+
+def _outboxes(run: Run, urls: list[str], table: str) -> list[Finding]:
+    from ..address import parse
+    from .checks.outbox import check_outbox
+
+    here = run.address
+    found = [] if here.kind in ("memory", "penstock") else check_outbox(here, table, named=False)
+    return found + [finding for url in urls for finding in check_outbox(parse(url), table)]
 
 
 def _progress(run: Run) -> AbstractContextManager[Callable[[str, int], None]]:

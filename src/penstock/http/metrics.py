@@ -18,6 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ..broker.figures import BOUNDS_S, Labels, Spread, Tally
+from ..store.outbox import OUTBOX
 from .sampling import Sampler
 from .service import Service
 
@@ -80,6 +81,10 @@ class Collector:
         yield _gauge("group_unsettled_messages", "Messages handed out, not settled.", _TG, unsettled)
         stopped = [(k, v.stopped) for k, v in lags]
         yield _gauge("group_stopped_messages", "Messages that hold their key for people.", _TG, stopped)
+        slow = [(k, float(len(v.sources))) for k, v in s.lanes.items()]
+        yield _gauge("slow_sources", "Sources whose messages go to the slow lane.", _TG, slow)
+        waiting = [(k, float(v.waiting)) for k, v in s.lanes.items()]
+        yield _gauge("slow_lane_messages", "Messages in the slow lane, not settled.", _TG, waiting)
         yield _gauge("group_members", "Live members.", _TG, s.members.items())
         yield _gauge("dead_letters", "Dead letters that wait for somebody.", _TG, s.letters.items())
         yield _by_topic("delayed_messages", "Delayed messages that wait.", s.delayed)
@@ -87,9 +92,23 @@ class Collector:
         debts = [((r.kind, r.topic, r.group, r.producer), r.debt_ms / 1000) for r in s.rates]
         labels = ("kind", "topic", "group", "producer")
         yield _gauge("rate_debt_seconds", "How long whoever comes now waits for a limit.", labels, debts)
+        yield from self._outbox()
         yield _one("brokers", "Brokers that serve this queue.", s.brokers)
         yield _one("groups_left_out", "Groups that this scrape left out: too many.", s.left_out)
         yield _one("groups_age_seconds", "Age of the figures of groups; -1: none yet.", self._sampler.age_s)
+
+    def _outbox(self) -> Iterator[Family]:
+        """Of one in the queue's own database; others are shown by the process of their relay."""
+        found = self._sampler.last.outbox
+        figures = (
+            (0.0, 0.0, 0.0) if found is None else (found.messages, found.age_ms / 1000, len(found.stuck))
+        )
+        values = [[] if found is None else [((OUTBOX,), float(figure))] for figure in figures]
+        said = "Messages committed in the outbox, and not sent yet."
+        yield _gauge("outbox_messages", said, ("table",), values[0])
+        yield _gauge("outbox_oldest_age_seconds", "Age of the oldest of them.", ("table",), values[1])
+        said = "Topics that can take none of their messages until somebody acts."
+        yield _gauge("outbox_stuck_topics", said, ("table",), values[2])
 
     def _broker(self) -> Iterator[Family]:
         service = self._service

@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from ..broker.embedded import Broker
 from ..broker.endpoint import PartitionLag, RateInfo
 from ..broker.figures import topic_label
-from ..errors import CatalogError, PenstockError, UnknownTopic
-from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_internal
+from ..errors import CatalogError, PenstockError, StoreError, UnknownTopic
+from ..model.lanes import LaneInfo
+from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic
+from ..store import SqlStore
 from ..store.contract import Topic
+from ..store.outbox import OUTBOX, OutboxLook
 
 __all__ = ["FRESH_S", "MOST_GROUPS", "Sample", "Sampler"]
 
@@ -39,9 +42,11 @@ class Sample:
     lags: dict[GroupKey, PartitionLag] = field(default_factory=dict)
     letters: dict[GroupKey, int] = field(default_factory=dict)  # dead letters that wait for somebody
     members: dict[GroupKey, int] = field(default_factory=dict)
+    lanes: dict[GroupKey, LaneInfo] = field(default_factory=dict)  # of groups that have a slow lane
     delayed: dict[str, int] = field(default_factory=dict)  # by topic
     sealed: dict[str, int] = field(default_factory=dict)  # by topic
     rates: list[RateInfo] = field(default_factory=list)
+    outbox: OutboxLook | None = None  # in the queue's own database
     brokers: int = 0
     left_out: int = 0  # groups, or topics whose groups were not even counted
 
@@ -78,6 +83,7 @@ class Sampler:
             names = {topic.id: topic.name for topic in topics}
             sample.delayed = {names[id]: count for id, count in delayed.items() if id in names}
             sample.rates = await broker.rates()
+            sample.outbox = await self._outbox()
             sample.brokers = len(await broker.in_thread(broker.store.brokers.live))
             for topic in sorted(topics, key=lambda one: one.name):
                 self._count_sealed(topic, sample)
@@ -91,6 +97,16 @@ class Sampler:
             return
         sample.taken_at = self._clock()
         self.last = sample
+
+    async def _outbox(self) -> OutboxLook | None:
+        store = self._broker.store
+        if not isinstance(store, SqlStore):
+            return None
+        try:
+            return await self._broker.in_thread(store.outboxes.look, OUTBOX)
+        except StoreError as error:  # its tables are the caller's affair
+            _log.debug("the outbox could not be looked at: %s", error)
+            return None
 
     @staticmethod
     def _count_sealed(topic: Topic, sample: Sample) -> None:
@@ -114,6 +130,8 @@ class Sampler:
             try:
                 sample.lags[key] = (await self._broker.lag(*key)).total
                 sample.members[key] = len(group.members)
+                if group.settings.slow_lane.on or slow_topic(*key) in topics:
+                    sample.lanes[key] = await self._broker.lanes(*key)
                 if dead_topic(*key) in topics:
                     sample.letters[key] = await self._letters(dead_topic(*key))
             except CatalogError:

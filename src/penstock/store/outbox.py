@@ -8,6 +8,7 @@ without it nothing is stored and nothing deleted (I12).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +16,10 @@ from ..errors import LeaseLost
 from .session import Lane, Session, Transaction, verbs
 from .values import Append, Drawn
 
-__all__ = ["Drawing", "OutboxLook", "SqlOutboxes"]
+__all__ = ["OUTBOX", "Drawing", "OutboxLook", "SqlOutboxes"]
+
+OUTBOX = "penstock_outbox"
+"""The name of an outbox that was given no other."""
 
 _HOLDER = "SELECT holder FROM {table}_relay WHERE id = 1"
 _LOOK = "SELECT stuck FROM {table}_relay WHERE id = 1"
@@ -25,8 +29,8 @@ _AT_ONCE = 500  # ids in one statement
 @dataclass(frozen=True, slots=True)
 class OutboxLook:
     messages: int
-    oldest_at: int | None  # when the one that waits for longest was written
-    stuck: bytes | None  # as the relay wrote it down
+    age_ms: int  # of the one that waits for longest
+    stuck: tuple[str, ...]  # topics that can take none of their messages
 
 
 @verbs
@@ -52,8 +56,10 @@ class SqlOutboxes:
             oldest = tx.one(f"SELECT sent_at FROM {table} ORDER BY id LIMIT 1")
         if row is None or count is None:
             return None
-        stuck = None if row[0] is None else bytes(row[0])
-        return OutboxLook(int(count[0]), None if oldest is None else int(oldest[0]), stuck)
+        known = {} if row[0] is None else json.loads(bytes(row[0]))
+        stuck = tuple(sorted(topic for topic, one in known.items() if one["stuck"]))
+        age = 0 if oldest is None else max(0, self._session.now_ms() - int(oldest[0]))
+        return OutboxLook(int(count[0]), age, stuck)
 
 
 class Drawing:

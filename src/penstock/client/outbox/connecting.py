@@ -16,7 +16,7 @@ from ...config import DEFAULTS
 from ...errors import InvalidSetting
 from .. import databases
 
-__all__ = ["Opening", "opening"]
+__all__ = ["Opening", "opening", "opening_of"]
 
 Opening = Callable[[], Any]
 
@@ -26,9 +26,9 @@ _LOCK_S, _CONNECT_S = DEFAULTS.lock_timeout_ms // 1000, DEFAULTS.connect_timeout
 def opening(connect: Any) -> Opening:
     """A call that opens a connection; it comes from the relay's own thread."""
     if isinstance(connect, str):
-        return _by_address(parse(connect)) if ":" in connect else lambda: _django(connect)
+        return opening_of(parse(connect)) if ":" in connect else lambda: _django(connect)
     if hasattr(connect, "dialect") and hasattr(connect, "url"):  # an engine
-        return _by_address(parse(_address(connect.url))) if databases.is_async(connect) else connect.connect
+        return opening_of(parse(_address(connect.url))) if databases.is_async(connect) else connect.connect
     if callable(connect):
         return connect  # type: ignore[no-any-return]
     raise InvalidSetting(
@@ -46,7 +46,7 @@ def _django(alias: str) -> Any:
     return connection
 
 
-def _by_address(address: Address) -> Opening:
+def opening_of(address: Address) -> Opening:
     if address.kind == "sqlite":
         return lambda: sqlite3.connect(str(address.path), isolation_level=None, timeout=_LOCK_S)
     if address.kind == "postgresql":

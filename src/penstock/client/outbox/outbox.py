@@ -16,9 +16,9 @@ must never begin, commit or roll back a transaction that it was not asked to.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, TypeVar, overload
 
 from ...clock import Clock, SystemClock
 from ...errors import UsageError
@@ -39,12 +39,6 @@ __all__ = ["Outbox"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Async(Protocol):
-    """An async session or connection of SQLAlchemy."""
-
-    def run_sync(self, fn: Any, *args: Any, **kwargs: Any) -> Any: ...
-
-
 class Outbox:
     """`table` is its name in the caller's database. May be shared by all threads of a process."""
 
@@ -56,40 +50,6 @@ class Outbox:
         self._wakers: list[Callable[[], None]] = []
 
     # ---- writing ----
-
-    @overload
-    def send(
-        self,
-        connection: _Async,
-        topic: str,
-        value: Value,
-        *,
-        key: str | bytes | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
-        id: str | None = None,
-        source: str | None = None,
-        expires: Duration | datetime | None = None,
-        slot: int | None = None,
-        delay: Duration | None = None,
-        at: Moment | None = None,
-    ) -> Coroutine[Any, Any, None]: ...
-
-    @overload
-    def send(
-        self,
-        connection: Any,
-        topic: str,
-        value: Value,
-        *,
-        key: str | bytes | None = None,
-        headers: Mapping[str, str | bytes] | None = None,
-        id: str | None = None,
-        source: str | None = None,
-        expires: Duration | datetime | None = None,
-        slot: int | None = None,
-        delay: Duration | None = None,
-        at: Moment | None = None,
-    ) -> None: ...
 
     def send(
         self,
@@ -108,8 +68,9 @@ class Outbox:
     ) -> Any:
         """Write a message in the transaction that is open on the connection: it is sent once that commits.
 
-        The arguments are those of `mq.send`; moments count from this call. Of an async session or connection
-        of SQLAlchemy: `await outbox.send(…)`. A connection of Django may be named by its alias.
+        The arguments are those of `mq.send`; moments count from this call. On an async session or connection
+        of SQLAlchemy it is awaited, `await outbox.send(…)`, and else returns None; one that was not awaited
+        stops the commit. A connection of Django may be named by its alias.
         """
         message = Message(value, key, headers, id, source, expires)
         return self._send(connection, topic, [message], slot=slot, delay=delay, at=at)

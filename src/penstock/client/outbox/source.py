@@ -26,9 +26,11 @@ from ...model.forwarding import Batch, Row, Stamp
 from .. import databases
 from ..databases import Theirs
 from ..forwarding import Trouble
+from . import metrics
 from .connecting import Opening
 from .drawing import DrawingEndpoint
 from .rows import COLUMNS, row_of
+from .status import look
 from .table import Table, now_ms
 from .transactions import begun
 
@@ -39,6 +41,7 @@ log = logging.getLogger("penstock.outbox")
 Stamped = list[tuple[str, int, int, int, list[int]]]
 """Topic, the three numbers of the stamp, and the ids of the rows."""
 
+_MEASURE_S = 10.0  # between two looks at what waits, for metrics
 _AT_ONCE = 500  # ids in one statement
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Stamped).decode
@@ -54,7 +57,7 @@ class OutboxSource:
         self.table, self._opening, self._lease_ms = table, opening, lease_ms
         self.holder, self._way = holder, way
         self.leading = False
-        self._renew_at = 0.0  # by the monotonic clock
+        self._renew_at = self._measure_at = 0.0  # by the monotonic clock
         self._connection: Any = None
 
     # ---- what the forwarder asks ----
@@ -64,6 +67,7 @@ class OutboxSource:
         if not self._leads():
             return []
         with self._reading() as theirs:
+            self._measure()
             holder, stamped = self._relay_row(theirs, "holder, stamped")
             if holder != self.holder:
                 raise _lost()
@@ -209,6 +213,11 @@ class OutboxSource:
     def _write(self, theirs: Theirs, column: str, value: bytes | None) -> None:
         theirs.run(f"UPDATE {self.table.relay} SET {column} = ? WHERE id = 1", [value])
 
+    def _measure(self) -> None:
+        if time.monotonic() >= self._measure_at:
+            self._measure_at = time.monotonic() + _MEASURE_S
+            metrics.show(look(self.table, self._connection))
+
     # ---- the connection ----
 
     def check(self) -> None:
@@ -230,6 +239,8 @@ class OutboxSource:
             self.close()
 
     def close(self) -> None:
+        if self.leading:
+            metrics.forget(self.table.name)
         self.leading = False
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -14,12 +14,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from ...errors import InvalidSetting, PenstockError, SchemaMismatch
+from ...store.outbox import OUTBOX
 from ..databases import Kind, Theirs
 from .rows import COLUMNS
 
 __all__ = ["NAME", "VERSION", "Table", "kind_named", "now_ms"]
 
-NAME = "penstock_outbox"
+NAME = OUTBOX
 VERSION = 1
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,50}")
@@ -135,7 +136,8 @@ class Table:
             raise explained from error
 
     def missing(self) -> SchemaMismatch:
-        return SchemaMismatch(f"there is no outbox {self.name} in this database: {self._advice()}")
+        said = f"there is no outbox {self.name} in this database: {self._advice()}"
+        return SchemaMismatch(said, missing=True)
 
     def _advice(self) -> str:
         return "run outbox.create_table(connection) once, or the statements of outbox.ddl(…) as a migration"
