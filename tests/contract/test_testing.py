@@ -316,3 +316,18 @@ def test_the_sync_queue_is_a_sync_connection(penstock_sync: Any, penstock_clock:
 
 def test_pytest_takes_none_of_it_for_tests() -> None:
     assert not TestQueue.__test__ and not fixture.SyncTestQueue.__test__
+
+
+async def test_what_has_expired_does_not_look_like_the_end() -> None:
+    """More of it than the handler's window holds comes before what is to be handled."""
+    queue, app, got = TestQueue(), App("memory://"), []
+
+    @app.subscribe("orders", group="billing", concurrency=1)
+    async def bill(body: bytes) -> None:
+        got.append(body)
+
+    await queue.create_topic("orders", partitions=1)
+    await queue.send_many("orders", [Message(b"old", expires=1)] * 9)
+    queue.clock.advance(2)
+    await queue.send("orders", b"new")
+    assert (await queue.run_until_idle(app)).handled == 1 and got == [b"new"]
