@@ -214,6 +214,50 @@ async def test_an_async_session_of_sqlalchemy(place: Place) -> None:
     await engine.dispose()
 
 
+async def test_its_lock_ends_with_a_process_that_stands_still(place: Place, connection: Any) -> None:
+    """Until the transaction ends, and where the user has set no limits himself (I15)."""
+    if place.kind == "mysql":
+        pytest.skip("it has no limits that end with a transaction")
+
+    def limits() -> list[str]:
+        ask = "SELECT current_setting('lock_timeout'), current_setting('idle_in_transaction_session_timeout')"
+        return list(connection.execute(ask).fetchone())
+
+    async with consuming(place, count=2) as (_, consumer):
+        await (await anext(consumer)).ack(connection=connection)
+        assert "0" not in limits()
+        connection.rollback()
+        assert limits() == ["0", "0"]
+        connection.execute("SET LOCAL lock_timeout = '77s'")
+        await (await anext(consumer)).ack(connection=connection)
+        assert limits()[0] == "77s"
+        connection.commit()
+
+
+async def test_a_shard_that_is_in_the_users_database(tmp_path: Path, postgres_url: str) -> None:
+    """What is on that shard joins; what is on another does not."""
+    place, joined = Place("postgres", postgres_url), []
+    url = f"sqlite:///{tmp_path}/queue.db"
+    async with penstock.connect(url, shards={"b": postgres_url}, migrate=True) as mq:
+        await mq.create_topic("orders", partitions=2)
+        for slot in (0, 1023):
+            await mq.send("orders", b"x", slot=slot)
+        shards = {piece.partition: piece.shard for piece in (await mq.route("orders")).ranges}
+        connection = place.connect()
+        async with mq.consumer("orders", group="billing") as consumer:
+            for message in [await anext(consumer), await anext(consumer)]:
+                try:
+                    await message.ack(connection=connection)
+                    joined.append(shards[message.partition])
+                except UsageError:
+                    await message.ack()
+            assert await unsettled(mq) == 1
+            connection.commit()
+            assert await unsettled(mq) == 0
+        connection.close()
+    assert joined == ["b"]
+
+
 # ---- what is refused ----
 
 

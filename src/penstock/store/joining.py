@@ -3,8 +3,9 @@
 The same lock, the same decision and the same statements as every ack, run on the user's connection: they are
 committed or rolled back with the user's own work. From here to that end the group's progress in the partition
 is locked, so it is to be the last thing before the commit: polls and acks of others wait there, within their
-lock time-outs (I15). Nobody waits for us who has something that we still need: one row is locked, and the
-deliveries below it.
+lock time-outs, and on PostgreSQL a process that stands still before its commit is cut off as ours are (I15;
+MySQL has no limits that end with a transaction). Nobody waits for us who has something that we still need:
+one row is locked, and the deliveries below it.
 
 Durable as the user's commit is: at least as I8 asks of an ack. On MySQL every read locks: at the default
 isolation a plain one would see the deliveries as they were when the user's transaction began (I1). Must never
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol, cast, runtime_checkable
 
+from ..config import DEFAULTS
 from ..errors import GenerationChanged, UsageError
 from ..model import ordered, settlement
 from ..model.delivery import Kind, Settlement
@@ -28,6 +30,14 @@ from .values import Group
 __all__ = ["Guest", "Joining", "Joins"]
 
 _UUID = "SELECT value FROM penstock_settings WHERE name = 'uuid'"
+# until the transaction ends, and only where the user has no limits of his own
+_UNLESS_SET = "CASE WHEN current_setting('{0}') = '0' THEN set_config('{0}', ?, true) END"
+_LIMITED = _UUID.replace(
+    "value",
+    f"value, {_UNLESS_SET.format('lock_timeout')}, "
+    f"{_UNLESS_SET.format('idle_in_transaction_session_timeout')}",
+)
+_LIMITS = (str(DEFAULTS.lock_timeout_ms), str(DEFAULTS.idle_timeout_ms))
 _KINDS = {"postgresql": "postgres", "mysql": "mysql"}
 
 
@@ -94,6 +104,8 @@ class Joining:
 
 def _uuid_there(guest: Guest) -> str:
     try:
+        if guest.kind == "postgres":  # with limits for what is locked from now on (I15)
+            return str(guest.rows(_LIMITED, _LIMITS)[0][0])
         return str(guest.rows(_UUID)[0][0])
     except Exception as error:
         if "exist" not in str(error):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import cast
 
 from ..errors import StoreUnavailable
 from ..model.delivery import Ask, Delivery, OrderedAsk, Settlement, Span, Stamp
@@ -128,8 +129,7 @@ class ShardedProgress:
         return [skew.settled(done) for done in shard.progress.settle_each(group, partition_id, by_token)]
 
     def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
-        found = self._of(partition_id)
-        assert isinstance(found, Joins), "shards are SQL databases"
+        found = cast(Joins, self._of(partition_id))  # shards are SQL databases
         return found.ack_within(guest, group, partition_id, token, offset)
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
