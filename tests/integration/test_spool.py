@@ -35,6 +35,8 @@ async def _killed(url: str, spool: Path, step: str) -> None:
         process.join(30)
     assert "it did not die" not in reports
     durable = max(reports, default=0)
+    left = look(spool)  # as it was left
+    assert left.owner is None and left.messages <= durable + 20
     async with penstock.connect(url) as mq, mq.producer("orders", spool=spool) as producer:
         await fill(producer, 1000, 20)
         assert await producer.forwarded(LONG)

@@ -91,6 +91,8 @@ def lock_file(path: Path) -> Path:
 
 def owner_of(path: Path) -> Owner | None:
     """Who has the file now; None: nobody."""
+    if fcntl is None:  # pragma: no cover - not on Windows
+        return None
     try:
         descriptor = os.open(lock_file(path), os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
