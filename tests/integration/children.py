@@ -21,7 +21,15 @@ __all__ = ["CONTEXT", "POINTS", "Connection", "child", "die_in", "drained", "num
 
 CONTEXT: Any = multiprocessing.get_context("forkserver" if os.name == "posix" else "spawn")
 CONTEXT.set_forkserver_preload(
-    ["pytest", "psycopg", "pymysql", "penstock.store", "penstock.testing.store_contract"]
+    [
+        "pytest",
+        "psycopg",
+        "pymysql",
+        "penstock.store",
+        "penstock.testing.store_contract",
+        "penstock.client.connection",
+        "penstock.client.outbox.outbox",
+    ]
 )
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy
 
 import penstock
 from penstock.client.outbox.connecting import opening
@@ -39,7 +38,9 @@ class Database:
             connection.autocommit(autocommit)
         return connection
 
-    def engine(self) -> sqlalchemy.Engine:
+    def engine(self) -> Any:
+        import sqlalchemy  # not needed by processes that only relay
+
         plain, driver = _DRIVERS.get(self.kind, ("", ""))
         return sqlalchemy.create_engine(self.url.replace(plain, driver, 1), poolclass=sqlalchemy.NullPool)
 

@@ -28,16 +28,29 @@ from penstock.errors import (
     SchemaMismatch,
     UsageError,
 )
-from tests.integration.outbox_world import KINDS, Database, database_of
+from tests.integration.outbox_world import KINDS, Database
 
 
-@pytest.fixture(params=KINDS)
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    found = database_of(request.param, request, tmp_path)
-    connection = found.connect()
+@pytest.fixture(scope="module", params=KINDS)
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Database:
+    """One for all tests here: making one takes longer than most of them."""
+    if request.param == "sqlite":
+        return Database("sqlite", f"sqlite:///{tmp_path_factory.mktemp('shop')}/shop.db")
+    server = request.getfixturevalue("postgres_server" if request.param == "postgres" else "mariadb_server")
+    return Database(request.param, server.url(server.create_database()))
+
+
+@pytest.fixture
+def database(place: Database) -> Database:
+    """With an outbox that is empty."""
+    connection = place.connect()
+    for name in ("penstock_outbox", "letters", "old"):
+        for table in (name, f"{name}_relay"):
+            connection.cursor().execute(f"DROP TABLE IF EXISTS {table}")
+    connection.commit()
     penstock.Outbox().create_table(connection)
     connection.close()  # it was committed
-    return found
+    return place
 
 
 @pytest.fixture
@@ -379,9 +392,7 @@ def test_it_takes_sessions_and_coroutine_functions(shop: Database, outbox: penst
 # ---- bad input ----
 
 
-def test_a_missing_table_says_what_to_do(
-    request: pytest.FixtureRequest, tmp_path: Path, database: Database
-) -> None:
+def test_a_missing_table_says_what_to_do(database: Database) -> None:
     outbox = penstock.Outbox("nowhere")
     connection = database.connect()
     with pytest.raises(SchemaMismatch, match=r"no outbox nowhere .*create_table"):
