@@ -1,9 +1,11 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|routes|fairness|requests|spool|peers|all]
-                [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--json FILE]
+python -m bench [throughput|latency|backlog|routes|fairness|lanes|requests|spool|peers|spark|audit|all]
+                [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--rows 1000000]
+                [--json FILE]
 
 `peers` compares Penstock with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
+`spark` is the data pipeline with the audit, which `audit` runs alone.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import backlog, fairness, idle, latency, requests, routes, spool, throughput
+from . import backlog, fairness, idle, lanes, latency, requests, routes, spool, throughput
 from .contenders import PenstockQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
@@ -175,12 +177,30 @@ async def run_requests(where: Ground, seconds: float) -> list[requests.RoundTrip
     return found
 
 
+def run_spark(rows: int) -> dict[str, object]:
+    from . import spark_section  # the others need no Spark
+
+    found = spark_section.run(rows, _tell)
+    console.print(spark_section.rates_table(found))
+    console.print(spark_section.goals_table(found))
+    console.print(spark_section.audit_table(found.audit))
+    return found.as_dict()
+
+
+def run_audit() -> dict[str, object]:
+    from . import spark_section
+
+    found = spark_section.audit_alone(_tell)
+    console.print(spark_section.audit_table(found))
+    return asdict(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ["throughput", "latency", "backlog", "routes", "fairness", "requests", "spool", "peers", "all"]
-    parser.add_argument("part", nargs="?", default="all", choices=parts)
+    parts = ["throughput", "latency", "backlog", "routes", "fairness", "lanes", "requests", "spool", "peers"]
+    parser.add_argument("part", nargs="?", default="all", choices=[*parts, "spark", "audit", "all"])
     parser.add_argument(
         "--store",
         default="all",
@@ -189,6 +209,7 @@ def main() -> None:
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="for spark")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
     figures: dict[str, object] = {}
@@ -211,6 +232,8 @@ def main() -> None:
             with ground(store) as where:
                 trips = asyncio.run(run_requests(where, args.seconds))
                 figures[f"requests on {store}"] = [asdict(one) for one in trips]
+    if args.part in ("lanes", "all"):
+        figures["lanes"] = [asdict(one) for one in lanes.show(args.seconds * 2, console)]
     if args.part in ("spool", "all"):
         figures["spool"] = spool.show(100_000, args.seconds / 2)
     if args.part in ("peers", "all"):
@@ -221,6 +244,10 @@ def main() -> None:
                 felt = asyncio.run(run_fairness(where, args.seconds * 2))
                 figures[f"fairness on {store}"] = [asdict(one) for one in felt]
                 figures[f"idle on {store}"] = [asdict(one) for one in asyncio.run(run_idle(where))]
+    if args.part in ("spark", "all"):
+        figures["spark"] = run_spark(args.rows)
+    if args.part == "audit":
+        figures["audit"] = run_audit()
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
 

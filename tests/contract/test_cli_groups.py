@@ -96,6 +96,41 @@ def test_wrong_values(tmp_path: Path, words: list[str], hint: str) -> None:
     assert answer.code == 2 and hint in answer.err
 
 
+# --- slow lanes ---
+
+
+def test_a_slow_lane(cli: Cli) -> None:
+    """R42."""
+    cli.ok("group", "create", "orders", "lane", "--slow-lane", "failures=0.3,handling=5s,at_least=3")
+    (group,) = [one for one in cli.ok("group", "list", "orders", "--json").json if one["group"] == "lane"]
+    policy = group["slow_lane"]
+    assert (policy["failures"], policy["handling_ms"], policy["at_least"]) == (0.3, 5000, 3)
+    assert "30% fail or they take 5s" in " ".join(cli.ok("group", "show", "orders", "lane").out.split())
+    off = cli.ok("group", "alter", "orders", "lane", "--slow-lane", "off", "--json")
+    assert off.json["slow_lane"] is None
+    cli.ok("group", "alter", "orders", "lane", "--slow-lane", "on")
+    asyncio.run(_slow(cli))
+    said = cli.ok("lag", "orders", "lane").err
+    assert "shop is slow since" in said and "20 of 20 messages failed" in said
+    for wrong, hint in (("failures", "off, or a list"), ("share=much", "number"), ("share=7", "share")):
+        answer = cli("group", "alter", "orders", "lane", "--slow-lane", wrong)
+        assert answer.code == 2 and hint in answer.err
+
+
+async def _slow(cli: Cli) -> None:
+    async with penstock.connect(cli.url) as mq:
+        await mq.send_many("orders", [penstock.Message(b"x", source="shop") for _ in range(20)])
+        async with mq.consumer("orders", group="lane") as consumer:
+            left = 20
+            while left:
+                for message in await consumer.poll(wait=10):
+                    left -= message.source == "shop"
+                    await (message.dead("no") if message.source else message.ack())
+        async with asyncio.timeout(30):
+            while not (await mq.lanes("orders", "lane")).sources:  # noqa: ASYNC110 — the store is asked
+                await asyncio.sleep(0.05)
+
+
 # --- ordered -----------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ from penstock.clock import ManualClock
 from penstock.errors import GroupConflict, InvalidSetting
 from penstock.store.contract import Append, Appended
 from tests.contract.brokers import broker_of
-from tests.contract.stores import Open, everywhere
+from tests.contract.stores import Open, embedded, everywhere
 
 LANE = "orders.billing.slow"
 POLICY = SlowLane(failures=0.5, at_least=3, window="1m", clean="5m")
@@ -383,6 +383,8 @@ async def test_a_lane_goes_with_its_group(mq: Connection) -> None:
 # ---- cut off (I12) ----
 
 
+@everywhere
+@embedded("its mover is cut off")
 @pytest.mark.parametrize("step", ["stamped", "appended"])
 async def test_a_move_that_was_cut_off_is_finished_once(
     mq: Connection, clock: ManualClock, step: str

@@ -301,29 +301,45 @@ def test_django_views_send_and_a_worker_handles_with_fresh_connections(project: 
     assert sorted(bills(project)) == [("book", 1), ("mail book", 1), ("mail pen", 1), ("pen", 1)]
 
 
+@pytest.fixture
+def settings() -> Any:
+    """Django's, in this process."""
+    from django.conf import settings
+
+    if not settings.configured:
+        settings.configure(PENSTOCK_URL="sqlite:///x.db")
+    return settings
+
+
+@pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("name", "value", "said"),
     [
-        ("PENSTOCK_URL = ''", "penstock.E001"),
-        ("PENSTOCK_URL = 'oracle://x'", "penstock.E002"),
-        ("PENSTOCK_URL = 'memory://'", "penstock.W001"),
-        ("PENSTOCK_APP = 'shop.messages'", "penstock.E003"),
+        ("PENSTOCK_URL", "", "penstock.E001"),
+        ("PENSTOCK_URL", "oracle://x", "penstock.E002"),
+        ("PENSTOCK_URL", "memory://", "penstock.W001"),
+        ("PENSTOCK_APP", "shop.messages", "penstock.E003"),
     ],
 )
-def test_django_checks_the_settings(setting: str, said: str) -> None:
-    from django.conf import settings
+def test_django_checks_the_settings(name: str, value: str, said: str) -> None:
     from django.test import override_settings
 
     from penstock.integrations.django.checks import check_settings
 
-    if not settings.configured:
-        settings.configure(PENSTOCK_URL="sqlite:///x.db")
-    name, _, value = setting.partition(" = ")
-    with override_settings(**{"PENSTOCK_URL": "sqlite:///x.db", name: value.strip("'")}):
+    with override_settings(**{"PENSTOCK_URL": "sqlite:///x.db", name: value}):
         assert [found.id for found in check_settings(None)] == [said]
     assert check_settings(None) == []
 
 
-def test_the_worker_says_which_app_is_missing(project: Path) -> None:
-    ran = manage(project, "penstock_worker", "shop.messages:nothing")
-    assert ran.returncode == 1 and "CommandError: 'shop.messages:nothing': there is none" in ran.stdout
+@pytest.mark.usefixtures("settings")
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [(None, "PENSTOCK_APP"), ("test_nothing:app", "no module"), ("json:app", "no App at all")],
+)
+def test_the_worker_says_which_app_is_missing(app: str | None, said: str) -> None:
+    from django.core.management.base import CommandError
+
+    from penstock.integrations.django.management.commands.penstock_worker import Command
+
+    with pytest.raises(CommandError, match=said):
+        Command().handle(app=app)

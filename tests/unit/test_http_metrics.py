@@ -17,6 +17,7 @@ from penstock.clock import ManualClock
 from penstock.errors import BacklogFull, StoreFull, StoreUnavailable
 from penstock.http import sampling
 from penstock.http.sampling import Sampler
+from penstock.model.lanes import Seen
 from tests.docs.pages import ROOT, table
 from tests.unit.http_client import API, Stage, staged
 
@@ -93,6 +94,21 @@ async def test_the_life_of_messages_is_counted(stage: Stage, clock: ManualClock)
     assert got["penstock_commit_seconds_count{shard=first}"] >= 3
     assert got["penstock_writer_queue_bytes{shard=first}"] == 0
     assert got["penstock_duty_held{duty=retention}"] == 0
+
+
+async def test_slow_sources_and_what_waits_in_their_lane(stage: Stage) -> None:
+    base = "/topics/orders/groups/billing"
+    lane = {"failures": 0.5, "at_least": 3, "clean": "1m"}
+    await stage.post("/topics/orders/groups", {"group": "billing", "slow_lane": lane}, 201)
+    store = stage.broker.store
+    group = store.catalog.group("orders", "billing")
+    store.lanes.count(group, [(store.now_ms(), Seen("shop", 3, 3))])
+    assert group.settings.slow_lane.clean_ms == 60_000
+    shown = await stage.get(f"{base}/lanes")
+    assert [one["source"] for one in shown["sources"]] == ["shop"] and shown["waiting"] == 0
+    got = await scrape(stage)
+    both = "{group=billing,topic=orders}"
+    assert (got[f"penstock_slow_sources{both}"], got[f"penstock_slow_lane_messages{both}"]) == (1, 0)
 
 
 async def test_messages_that_used_up_their_attempts_are_counted_as_dead(

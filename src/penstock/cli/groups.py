@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,10 +12,11 @@ from . import show
 from .ask import DryRun, Losses, Yes, agreed
 from .frame import Run, command, family
 from .values import Group, Topic, place
-from .wishes import Exhausted, Expires, Lease, MaxAttempts, MaxHold, Mode, Order, Start, wished
+from .wishes import Exhausted, Expires, Lease, MaxAttempts, MaxHold, Mode, Order, SlowLane, Start, wished
 
 if TYPE_CHECKING:
     from penstock import Connection, GroupInfo, Lag, PartitionLag
+    from penstock.model.lanes import LanePolicy
 
 __all__ = ["app", "find_group"]
 
@@ -36,11 +38,12 @@ async def create(
     exhausted: Exhausted = None,
     max_hold: MaxHold = None,
     expires: Expires = None,
+    slow_lane: SlowLane = None,
 ) -> None:
     """Create a group before its first consumer comes."""
     wish = wished(
         mode=mode, order=order, start=start, lease=lease, max_attempts=max_attempts,
-        exhausted=exhausted, max_hold=max_hold, expires=expires,
+        exhausted=exhausted, max_hold=max_hold, expires=expires, lane=slow_lane,
     )  # fmt: skip
     async with run.connect() as mq:
         info = await mq.create_group(topic, group, **wish)
@@ -104,11 +107,13 @@ async def alter(
     exhausted: Exhausted = None,
     max_hold: MaxHold = None,
     expires: Expires = None,
+    slow_lane: SlowLane = None,
 ) -> None:
     """Change a group's settings; what is not named stays. Mode and order are for its whole life."""
     wish = wished(
-        lease=lease, max_attempts=max_attempts, exhausted=exhausted, max_hold=max_hold, expires=expires
-    )
+        lease=lease, max_attempts=max_attempts, exhausted=exhausted, max_hold=max_hold, expires=expires,
+        lane=slow_lane,
+    )  # fmt: skip
     if not wish:
         raise typer.BadParameter("name at least one setting to change, such as --lease 1m")
     async with run.connect() as mq:
@@ -207,6 +212,7 @@ def _fields(info: GroupInfo) -> dict[str, Any]:
         "exhausted": settings.exhausted,
         "max_hold_ms": settings.max_hold_ms,
         "expires_ms": settings.expires_ms,
+        "slow_lane": asdict(settings.slow_lane) if settings.slow_lane.on else None,
         "paused": info.paused,
         "idle_ms": info.idle_ms,
         "members": [m.name for m in info.members],
@@ -233,10 +239,18 @@ def _lines(info: GroupInfo) -> list[tuple[str, str]]:
         ("lease", show.age(settings.lease_ms)),
         ("max attempts", f"{settings.max_attempts}, then {_END[settings.exhausted]}"),
         *holding,
+        *([("slow lane", _lane(settings.slow_lane))] if settings.slow_lane.on else []),
         ("expires", f"when idle for {show.age(settings.expires_ms)}" if settings.expires_ms else "never"),
         ("state", _state(info)),
         ("created", show.moment(info.created_at)),
     ]
+
+
+def _lane(policy: LanePolicy) -> str:
+    failing = [f"{policy.failures:.0%} fail"] if policy.failures else []
+    long = [f"they take {show.age(policy.handling_ms)}"] if policy.handling_ms else []
+    when = f"if {' or '.join(failing + long)}, of {policy.at_least} in {show.age(policy.window_ms)}"
+    return f"{policy.share:.0%} for sources ({policy.header}) {when}; clean after {show.age(policy.clean_ms)}"
 
 
 _END = {"dead": "dead letters", "stop": "its key stops"}

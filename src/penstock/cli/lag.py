@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["lag_table", "register"]
 
+_SHOWN = 10  # slow sources
 _ORDERED = ("stopped", "holder")
 _CHANGED = ("state",)  # after changes of the route
 _COLUMNS = ("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in")
@@ -57,6 +58,8 @@ async def lag(
         if watch:
             await _watch(run, mq, topic, group, every_s)
         lags = await _lags(mq, topic, group)
+        if not run.json:
+            await _note_slow(mq, topic, lags)
         if run.shards:
             await _note_away(mq)
     _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
@@ -69,6 +72,18 @@ async def _note_away(mq: Connection) -> None:
     away = [info.name for info in await mq.shards() if info.state == "away"]
     if away:
         exits.say_note(f"shard {', '.join(away)} is away: what waits there is not counted")
+
+
+async def _note_slow(mq: Connection, topic: str, lags: list[Lag]) -> None:
+    """Sources whose messages go to a slow lane (R42)."""
+    watched = {info.name for info in await mq.groups(topic) if info.settings.slow_lane.on}
+    for lag in lags:
+        found = (await mq.lanes(topic, lag.group)).sources if lag.group in watched else ()
+        for one in found[:_SHOWN]:
+            since = show.moment(one.since)
+            exits.say_note(f"group {lag.group}: source {one.source} is slow since {since}: {one.reason}")
+        if len(found) > _SHOWN:
+            exits.say_note(f"group {lag.group}: and {len(found) - _SHOWN} more sources are slow")
 
 
 async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
@@ -148,7 +163,9 @@ def _state(part: PartitionLag) -> str:
 
 
 def _place(part: PartitionLag, topic: str) -> str:
-    return str(part.partition) if part.topic == topic else f"{part.partition} (redriven)"
+    if part.topic == topic:
+        return str(part.partition)
+    return f"{part.partition} ({'slow lane' if part.topic.endswith('.slow') else 'redriven'})"
 
 
 def _cells(part: PartitionLag) -> tuple[str, ...]:

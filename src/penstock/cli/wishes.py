@@ -12,7 +12,9 @@ import typer
 
 from .values import Place, duration, place
 
-__all__ = ["Exhausted", "Expires", "Lease", "MaxAttempts", "MaxHold", "Mode", "Order", "Start", "wished"]
+__all__ = [
+    "Exhausted", "Expires", "Lease", "MaxAttempts", "MaxHold", "Mode", "Order", "SlowLane", "Start", "wished",
+]  # fmt: skip
 
 Start = Annotated[
     str | None,
@@ -52,12 +54,48 @@ Expires = Annotated[
 ]
 
 
+SlowLane = Annotated[
+    str | None,
+    typer.Option(
+        help="Sources that fail or take long are read apart: on, off, or "
+        "failures=0.5,at_least=20,handling=5s,window=1m,clean=5m,share=0.1,header=source.",
+        show_default=False,
+    ),
+]
+
+
+def slow_lane(text: str | None) -> Any:
+    """As the SDK takes it: what is left out has its default; `failures=none`: failures do not count."""
+    if text is None or text in ("on", "off"):
+        return None if text is None else text == "on"
+    from penstock import SlowLane as Lane
+
+    given: dict[str, Any] = {}
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or name not in _LANE:
+            names = ", ".join(_LANE)
+            raise typer.BadParameter(f"--slow-lane {text!r}: on, off, or a list of {names}, each with =value")
+        try:
+            given[name] = None if value == "none" else _LANE[name](value)
+        except ValueError:
+            raise typer.BadParameter(f"--slow-lane: {name}={value!r} is not a number") from None
+    return Lane(**given)
+
+
+_LANE: dict[str, Any] = {
+    "failures": float, "at_least": int, "handling": str, "window": str, "clean": str, "share": float,
+    "header": str,
+}  # fmt: skip
+
+
 def wished(
     *,
     start: str | None = None,
     lease: str | None = None,
     max_hold: str | None = None,
     expires: str | None = None,
+    lane: str | None = None,
     **others: Any,
 ) -> dict[str, Any]:
     """Settings as the SDK takes them; only those that were asked for."""
@@ -67,6 +105,7 @@ def wished(
         "lease": duration(lease, name="--lease"),
         "max_hold": duration(max_hold, name="--max-hold"),
         "expires": duration(expires, name="--expires"),
+        "slow_lane": slow_lane(lane),
         **others,
     }
     return {name: value for name, value in asked.items() if value is not None}

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query
 from ..broker.endpoint import GroupInfo, Lag
 from ..client.consuming.reading import Position
 from ..client.message import DeadLetter
+from ..model.lanes import LaneInfo, SlowLane
 from .failures import BadRequest
 from .models import AlterGroup, Chosen, CreateGroup, Letter, Reset
 from .service import Who
@@ -28,15 +29,16 @@ async def groups(who: Who, topic: str) -> list[GroupInfo]:
 @router.post("", status_code=201)
 async def create_group(who: Who, topic: str, wish: CreateGroup) -> GroupInfo:
     """Made before its first member comes, for instance to fix where it starts."""
-    named = wish.model_dump(exclude={"start"})
+    named = wish.model_dump(exclude={"start", "slow_lane"})
     start = None if wish.start is None else _position(wish.start)
-    return await who.mq.create_group(topic, **named, start=start)
+    return await who.mq.create_group(topic, **named, start=start, slow_lane=_lane(wish))
 
 
 @router.patch("/{group}")
 async def alter_group(who: Who, topic: str, group: str, wish: AlterGroup) -> GroupInfo:
     """Change what is given."""
-    return await who.mq.alter_group(topic, group, **wish.model_dump())
+    named = wish.model_dump(exclude={"slow_lane"})
+    return await who.mq.alter_group(topic, group, **named, slow_lane=_lane(wish))
 
 
 @router.delete("/{group}", status_code=204)
@@ -65,6 +67,17 @@ async def reset(who: Who, topic: str, group: str, wish: Reset) -> GroupInfo:
 @router.get("/{group}/lag")
 async def lag(who: Who, topic: str, group: str) -> Lag:
     return await who.mq.lag(topic, group)
+
+
+@router.get("/{group}/lanes")
+async def lanes(who: Who, topic: str, group: str) -> LaneInfo:
+    """Sources that are slow, and how many messages wait in the group's lane."""
+    return await who.mq.lanes(topic, group)
+
+
+def _lane(wish: AlterGroup) -> SlowLane | bool | None:
+    given = wish.slow_lane
+    return given if given is None or isinstance(given, bool) else SlowLane(**given.model_dump())
 
 
 def _position(value: str | dict[int, int]) -> Position:

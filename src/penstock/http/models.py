@@ -82,12 +82,23 @@ class CreateTopic(_In):
 # ---- groups ----
 
 
+class SlowLaneIn(_In):
+    failures: float | None = 0.5
+    at_least: Count = 20
+    handling: Duration | None = None
+    window: Duration = "1m"
+    clean: Duration = "5m"
+    share: float = 0.1
+    header: str = "source"
+
+
 class AlterGroup(_In):
     lease: Duration | None = None
     max_attempts: Count | None = None
     exhausted: Exhausted | None = None
     max_hold: Duration | None = None
     expires: Duration | None = None
+    slow_lane: SlowLaneIn | bool | None = Field(None, description="true: the defaults; false: none")
 
 
 class CreateGroup(AlterGroup):

@@ -39,7 +39,9 @@ from penstock.spark.jobs.lake import Lake
 from penstock.spark.source import PenstockSource, StreamReader
 from penstock.spark.writing import StreamWriter
 
-__all__ = ["Case", "archived", "finished", "listed", "main", "started"]
+__all__ = ["FEW", "Case", "archived", "finished", "listed", "main", "started"]
+
+FEW = {"maxOffsetsPerTrigger": "100"}
 
 _TRIES = 5
 _SLOW = "Python worker failed to connect back"
@@ -52,7 +54,7 @@ class Case:
     into: str  # topic, foreach, files, delta
     stop: str = ""
     start: str = "earliest"
-    options: dict[str, str] = field(default_factory=dict)  # of reading
+    options: dict[str, str] = field(default_factory=lambda: dict(FEW))  # of reading
 
     @property
     def source(self) -> str:
@@ -193,12 +195,13 @@ def _foreach(case: Case, url: str, mark: str) -> Any:
 
 
 def archived(spark: Any, case: Case, url: str, folder: Path) -> archiving.Archived:
+    most = int(case.options["maxOffsetsPerTrigger"])
     options = archiving.ArchiveOptions(
         {"url": url},
         case.source,
         str(folder / "lake"),
-        start=case.start,
-        max_rows=100,  # type: ignore[arg-type]
+        start=case.start,  # type: ignore[arg-type]
+        max_rows=most,
     )
     return archiving.archive(spark, options)
 

@@ -24,24 +24,23 @@ import pytest
 
 import penstock
 from penstock.spark.jobs.lake import Lake
-from tests.integration.spark.killing import Case, archived, finished, listed
+from tests.integration.spark.killing import FEW, Case, archived, finished, listed
 
 ROOT = Path(__file__).resolve().parents[3]
 CHAOS_S = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
 """How long it goes on after the first kill, with kills at steps by chance."""
 
-FEW = {"maxOffsetsPerTrigger": "100"}
-LATEST = {"start": "latest", "options": FEW}
+MORE = {"maxOffsetsPerTrigger": "170"}
 CASES = [
-    Case("asked", "topic", "asked", options=FEW),
-    Case("pinned", "topic", "committed@0", **LATEST),
+    Case("asked", "topic", "asked"),
+    Case("pinned", "topic", "committed@0", start="latest"),
     Case("staged", "topic", "staged@1", options={**FEW, "minPartitions": "2"}),
-    Case("decided", "topic", "decided@1", options=FEW),
-    Case("appended", "topic", "appended@1", options=FEW),
-    Case("committed", "topic", "committed@1", options=FEW),
-    Case("back", "topic", "committed@2", options=FEW),
-    Case("foreach", "foreach", "committed@1", options=FEW),
-    Case("files", "files", "reading", **LATEST),
+    Case("decided", "topic", "decided@1"),
+    Case("appended", "topic", "appended@1"),
+    Case("committed", "topic", "committed@1"),
+    Case("back", "topic", "committed@2"),
+    Case("foreach", "foreach", "committed@1"),
+    Case("files", "files", "reading", start="latest"),
     Case("lake-begun", "delta", "begun"),
     Case("lake-created", "delta", "created", start="latest"),
     Case("lake-writing", "delta", "writing@2"),
@@ -145,10 +144,9 @@ class Kills:
     def run_again(self, spark: Any) -> None:
         """To the end of what is there."""
         for case in CASES:
-            if case.into == "delta":
-                archived(spark, case, self.url, self.folder)
-            else:
-                finished(spark, replace(case, stop=""), self.url, self.folder)
+            options = {**case.options, **(MORE if case.name.endswith("back") else {})}  # another end
+            case = replace(case, stop="", options=options)
+            (archived if case.into == "delta" else finished)(spark, case, self.url, self.folder)
 
     def check(self, spark: Any) -> None:
         wrong: dict[str, dict[str, list[int]]] = {}
