@@ -11,6 +11,9 @@ STAMP := $(VENV)/.installed
 TYPED := $(wildcard src bench)
 LINTED := $(wildcard src tests bench examples docs)
 
+# Tests start hundreds of processes: where bytecode may not be kept, each of them compiles everything again.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help venv servers peers demo demo-queue test test-spark check bench chaos fuzz format clean
 
