@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 from ...address import Address, parse
@@ -20,7 +21,8 @@ __all__ = ["Opening", "opening", "opening_of"]
 
 Opening = Callable[[], Any]
 
-_LOCK_S, _CONNECT_S = DEFAULTS.lock_timeout_ms // 1000, DEFAULTS.connect_timeout_ms // 1000
+_LOCK_S, _IDLE_S = DEFAULTS.lock_timeout_ms // 1000, DEFAULTS.idle_timeout_ms // 1000  # locks end (I15)
+_CONNECT_S, _ANSWER_S = DEFAULTS.connect_timeout_ms // 1000, 30
 
 
 def opening(connect: Any) -> Opening:
@@ -61,9 +63,19 @@ def opening_of(address: Address) -> Opening:
 def _postgres(address: Address) -> Any:
     import psycopg
 
-    connection = psycopg.connect(address.dsn, autocommit=True, connect_timeout=max(2, _CONNECT_S))
+    connection = psycopg.connect(
+        address.dsn,
+        autocommit=True,
+        connect_timeout=max(2, _CONNECT_S),
+        tcp_user_timeout=_ANSWER_S * 1000,
+        fallback_application_name="penstock outbox",
+    )
     if address.pgbouncer:
         connection.prepare_threshold = None
+    else:
+        connection.execute(
+            f"SET lock_timeout = '{_LOCK_S}s'; SET idle_in_transaction_session_timeout = '{_IDLE_S}s'"
+        )
     return connection
 
 
@@ -71,7 +83,13 @@ def _mysql(address: Address) -> Any:
     import pymysql
 
     options: dict[str, Any] = dict(address.server)
-    return pymysql.connect(**options, charset="utf8mb4", autocommit=True, connect_timeout=_CONNECT_S)
+    limits = {"connect_timeout": _CONNECT_S, "read_timeout": _ANSWER_S, "write_timeout": _ANSWER_S}
+    connection = pymysql.connect(**options, **limits, charset="utf8mb4", autocommit=True)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {_LOCK_S}")
+        with suppress(pymysql.OperationalError):  # MySQL has no such limit
+            cursor.execute(f"SET SESSION idle_transaction_timeout = {_IDLE_S}")
+    return connection
 
 
 def _address(url: Any) -> str:

@@ -151,7 +151,7 @@ def now_ms(theirs: Theirs) -> int:
 def _marks(error: BaseException | None) -> Iterator[Any]:
     """What drivers put on an error to tell it by; SQLAlchemy and Django wrap them."""
     while error is not None:
-        yield getattr(error, "sqlstate", None)
+        yield getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
         yield error.args[0] if error.args else None
         error = getattr(error, "orig", None) or error.__cause__
 
