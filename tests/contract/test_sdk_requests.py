@@ -27,6 +27,9 @@ from tests.contract.stores import Open, embedded, everywhere
 
 SECONDS = 30  # for whatever is to come
 
+anywhere = pytest.mark.stores("memory")
+"""Marks a test of what no store or endpoint does differently."""
+
 
 @dataclass
 class Quote:
@@ -102,20 +105,6 @@ async def test_a_plain_function_replies_from_a_thread(app: App, mq: Connection) 
     assert (reply.value, reply.headers) == (b"abab", {"currency": b"EUR"})
 
 
-@pytest.mark.parametrize(
-    ("returned", "body"),
-    [(b"\xff", b"\xff"), ("ü", "ü".encode()), (None, b""), ({"a": 1}, b'{"a":1}'), (Quote("a"), None)],
-)
-async def test_what_a_handler_returns_is_encoded(app: App, mq: Connection, returned: Any, body: Any) -> None:
-    @app.reply("quote", group="pricing")
-    async def price(body: bytes) -> Any:
-        return returned
-
-    async with app:
-        reply = await mq.request("quote", b"", timeout=SECONDS)
-    assert reply.value == (b'{"sku":"a","price":0}' if body is None else body)
-
-
 async def test_a_consumer_replies_by_hand(mq: Connection) -> None:
     async with asking(mq, b"x") as request, mq.consumer("quote", group="pricing") as consumer:
         (message,) = await consumer.poll(wait=SECONDS)
@@ -131,6 +120,7 @@ async def test_a_consumer_replies_by_hand(mq: Connection) -> None:
             await browsed.reply(b"y")
 
 
+@anywhere
 async def test_a_message_that_is_no_request_is_handled_all_the_same(app: App, mq: Connection) -> None:
     got: list[bytes] = []
 
@@ -197,6 +187,7 @@ async def _is(mq: Connection, messages: int) -> bool:
     return await left(mq) == messages
 
 
+@anywhere
 async def test_a_handler_names_the_kind_of_its_failure(app: App, mq: Connection) -> None:
     @app.reply("quote", group="pricing", traceback=True)
     def price(body: bytes) -> bytes:
@@ -211,6 +202,7 @@ async def test_a_handler_names_the_kind_of_its_failure(app: App, mq: Connection)
     assert "replying.py" not in trace
 
 
+@anywhere
 @pytest.mark.parametrize(
     ("body", "kind", "says"),
     [
@@ -243,6 +235,7 @@ async def test_whatever_goes_wrong_is_told_and_the_worker_goes_on(
     assert len(await mq.dead_letters("quote", "pricing")) == (kind == "dead")
 
 
+@anywhere
 async def test_a_handler_that_asks_for_another_try_gets_it_before_the_deadline(
     app: App, mq: Connection
 ) -> None:
@@ -277,6 +270,7 @@ async def test_nobody_serves_the_topic(mq: Connection) -> None:
     assert caught.value.details == {"topic": "quote", "served": False}
 
 
+@anywhere
 async def test_wrong_arguments(mq: Connection) -> None:
     with pytest.raises(penstock.InvalidSetting, match="timeout=0"):
         await mq.request("quote", b"", timeout=0)
@@ -411,6 +405,7 @@ async def test_what_a_requester_left_that_was_killed_is_deleted(
         assert (again.name, again.partition_id != dead.partition_id) == (dead.name, True)
 
 
+@anywhere
 async def test_a_requester_says_that_it_lives(
     app: App, mq: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -437,6 +432,7 @@ async def test_a_requester_says_that_it_lives(
     assert mq.late_replies == 0
 
 
+@anywhere
 async def test_a_reply_topic_that_was_only_begun_is_deleted_too(mq: Connection, clock: ManualClock) -> None:
     """Its maker was cut off between the topic and what says when it was heard of."""
     broker = broker_of(mq)
@@ -451,6 +447,7 @@ async def test_a_reply_topic_that_was_only_begun_is_deleted_too(mq: Connection, 
     assert (await broker.open_replies("begun")).partition_id == found.route.ranges[0].partition_id
 
 
+@anywhere
 async def test_a_reply_topic_that_is_about_to_go_is_made_anew(mq: Connection, clock: ManualClock) -> None:
     broker = broker_of(mq)
     first = await broker.open_replies("slow")
