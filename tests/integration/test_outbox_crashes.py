@@ -213,6 +213,18 @@ async def test_a_relay_that_stands_still_for_longer_than_its_lease(
     database: Database, queue: str, point: str
 ) -> None:
     """It goes on with what another relay has done meanwhile, and that is not done twice."""
+    await _stands_still(database, queue, point)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
+@pytest.mark.parametrize("queue", ["of its own"], indirect=True)
+async def test_a_relay_that_stands_still_within_a_transaction(database: Database, queue: str) -> None:
+    """It holds the lease's row: the server ends that after some seconds (I15)."""
+    await _stands_still(database, queue, "stamping")
+
+
+async def _stands_still(database: Database, queue: str, point: str) -> None:
     count = committed(database, 0)
     with child(stand_still, queue, database, point) as (process, pipe):
         assert await asyncio.to_thread(told, pipe, 60) == "here"
