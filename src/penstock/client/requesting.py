@@ -131,7 +131,7 @@ class Requests:
         """What to tell a requester whose time is over."""
         within = f"no reply within {timeout_ms / 1000:g} seconds"
         if isinstance(error, SendTimeout):
-            return NoReply(f"{within}: {error}", topic=topic, served=None, **error.details)
+            return NoReply(f"{within}: {error}", **{**error.details, "topic": topic, "served": None})
         groups = await self._groups(topic)
         if groups is None:
             text = f"{within}; it is not known whether anybody serves {topic!r}"
