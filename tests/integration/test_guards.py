@@ -267,6 +267,24 @@ def test_a_failure_of_what_was_released_undoes_all_of_it(place: Place, connectio
     assert in_sequence(connection, 1) == [1, 2]
 
 
+def test_a_transaction_that_began_before_knows_what_was_kept_since(place: Place, connection: Any) -> None:
+    """At MySQL's default isolation plain reads are of the moment when it began (I1)."""
+    cursor = connection.cursor()
+    cursor.execute("SELECT COUNT(*) FROM penstock_guards_waiting")
+    cursor.fetchall()
+    other = place.connect()
+    for version in (2, 3):
+        assert in_sequence(other, version) == []
+        other.commit()
+    assert move(other, 1, "created")
+    other.commit()
+    other.close()
+    assert in_sequence(connection, 1) == [1, 2, 3]
+    assert not move(connection, 1, "created")
+    connection.commit()
+    assert effects(place) == [1, 1, 2, 3]
+
+
 # ---- transitions ----
 
 ORDER = guards.Machine(
@@ -306,6 +324,14 @@ def test_what_does_not_fit_is_handed_back_five_times(file: Any) -> None:
         move(file, 2, "paid", 1, attempts=0)
 
 
+def test_what_does_not_fit_leaves_nothing_even_if_it_is_committed(file: Any) -> None:
+    with pytest.raises(RetryLater):
+        move(file, 2, "paid")
+    file.commit()
+    assert move(file, 1, "created")
+    assert move(file, 2, "paid")
+
+
 def test_what_was_given_up_may_fit_later(file: Any) -> None:
     assert not move(file, 2, "paid", 6, exhausted="drop")
     assert move(file, 1, "created")
@@ -333,6 +359,53 @@ def test_the_state_may_be_in_a_row_of_the_users(place: Place, connection: Any) -
     assert load(connection, "42") == "paid"
     connection.rollback()
     assert load(connection, "42") == "created"
+
+
+# ---- many at once ----
+
+
+@pytest.mark.parametrize("name", ["once", "newest", "in_sequence", "transitions"])
+def test_many_deliveries_at_once_do_not_lock_each_other_out(place: Place, name: str) -> None:
+    """Each message comes twice, to different threads; what is new is not kept from each other (deadlocks)."""
+    how: dict[str, Any] = {"rules": {"1": None, "2": "1", "3": "2"}} if name == "transitions" else {}
+    failures: list[BaseException] = []
+    messages = [
+        delivered(10 * key + version, key=f"k{key}", version=version, event=version)
+        for version in (1, 2, 3)
+        for key in range(6)
+    ]
+
+    def deliver(mine: list[penstock.Received]) -> None:
+        connection = place.connect()
+        waiting = list(mine)
+        try:
+            while waiting:
+                message = waiting.pop(0)
+                try:
+                    with getattr(guards, name)(connection, message, scope=SCOPE, **how) as decided:
+                        for one in decided if isinstance(decided, guards.Ready) else [message] * decided:
+                            note(connection, one.offset)
+                    connection.commit()
+                except RetryLater:
+                    connection.rollback()
+                    waiting.append(message)
+        except BaseException as error:
+            failures.append(error)
+        finally:
+            connection.close()
+
+    threads = [threading.Thread(target=deliver, args=(messages[n::2],)) for n in (0, 1, 0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert failures == []
+    found = effects(place)
+    if name == "newest":  # an older one may have come too late
+        assert set(found) >= {10 * key + 3 for key in range(6)}
+        assert len(found) == len(set(found))
+    else:
+        assert found == sorted(message.offset for message in messages)
 
 
 # ---- what is refused ----

@@ -30,7 +30,6 @@ _ADD: dict[Kind, str] = {
     "postgres": "INSERT INTO penstock_guards_seen (id, expires_at) VALUES (?, ?) ON CONFLICT DO NOTHING",
     "mysql": "INSERT IGNORE INTO penstock_guards_seen (id, expires_at) VALUES (?, ?)",
 }
-_LOOK = "SELECT 1 FROM penstock_guards_seen WHERE id = ?"
 _OLD = "SELECT id FROM penstock_guards_seen WHERE expires_at < ? ORDER BY expires_at LIMIT ?"
 _FREE = "SELECT id FROM penstock_guards_seen WHERE id IN ({marks}) FOR UPDATE SKIP LOCKED"
 _DELETE = "DELETE FROM penstock_guards_seen WHERE id IN ({marks})"
@@ -54,13 +53,6 @@ class Seen:
     def _digest(self, message: Received) -> str:
         return digest_of(self._guard, scope_of(message, self._scope), *id_of(message, self._id))
 
-    def has(self, theirs: Theirs, message: Received) -> bool:
-        """For those who hold a lock that all who add it have held."""
-        locking = (
-            " LOCK IN SHARE MODE" if theirs.kind == "mysql" else ""
-        )  # else by a snapshot, maybe an old one
-        return bool(theirs.rows(_LOOK + locking, (self._digest(message),)))
-
     def add(self, theirs: Theirs, message: Received) -> bool:
         """Whether it was not there."""
         now = self._clock.now_ms()
@@ -68,6 +60,10 @@ class Seen:
         if fresh and next(_turns) % _EVERY == 0:
             _forget(theirs, now)
         return fresh
+
+    def remove(self, theirs: Theirs, message: Received) -> None:
+        """It was added in this transaction, and is not let through after all."""
+        theirs.run(_DELETE.format(marks="?"), (self._digest(message),))
 
 
 class Once:

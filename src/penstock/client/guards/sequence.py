@@ -102,7 +102,11 @@ class InSequence:
         version = version_of(message, self._version)
         reached = locked(theirs, "in_sequence", message, self._entity, self._scope)
         following = self._first if reached.version is None else reached.version
-        early = {row[0] for row in theirs.rows(_VERSIONS, (reached.id,))} if reached.waiting else set()
+        early = (
+            {row[0] for row in theirs.rows(_now(theirs, _VERSIONS), (reached.id,))}
+            if reached.waiting
+            else set()
+        )
         turn = take_turn(following, version, early, self._room)
         if turn.full:
             raise RetryLater(self._delay_ms / 1000, reason=_full(reached, following, version))
@@ -127,7 +131,7 @@ class InSequence:
         theirs.run(insert, (id, version, self._clock.now_ms(), given))
 
     def _release(self, theirs: Theirs, id: str, version: int) -> Received:
-        [(raw,)] = theirs.rows(_KEPT, (id, version))
+        [(raw,)] = theirs.rows(_now(theirs, _KEPT), (id, version))
         theirs.run(_RELEASE, (id, version))
         return _received(msgspec.msgpack.decode(bytes(raw), type=_Kept))
 
@@ -146,6 +150,11 @@ def _waiting(theirs: Theirs, limit: int) -> list[Waiting]:
         Waiting(scope, entity, following, count, first, datetime.fromtimestamp(since / 1000, UTC))
         for scope, entity, following, count, first, since in rows
     ]
+
+
+def _now(theirs: Theirs, sql: str) -> str:
+    """On MySQL a plain read may be of the moment when the transaction began, before the lock (I1)."""
+    return f"{sql} FOR UPDATE" if theirs.kind == "mysql" else sql
 
 
 def _full(reached: Reached, following: int, version: int) -> str:

@@ -2,7 +2,7 @@
 
 What does not fit may fit once something else has been handled, so it is retried; after `attempts` it is dead,
 or dropped, as declared. A repeat of what was handled is passed over: it would not fit any more, and is no
-failure. Must never write anything of an event that does not fit.
+failure. Must never leave anything written of an event that does not fit.
 """
 
 from __future__ import annotations
@@ -68,11 +68,13 @@ class Transitions:
     def ready(self, theirs: Theirs, connection: Any, message: Received) -> Sequence[Received]:
         event = text_of(message, self._event, "event")
         reached = locked(theirs, "transitions", message, self._entity, self._scope)
-        if self._seen.has(theirs, message):
+        if not self._seen.add(theirs, message):  # first: a look for what is not there would lock too much
             return []
         name = entity_of(message, self._entity).decode(errors="backslashreplace")
         state = reached.state if self._load is None else self._load(connection, name)
         after = self._machine.after(state, event)
+        if after is None:
+            self._seen.remove(theirs, message)
         match fit(after, message.attempt, self._attempts):
             case Fit.LATER:
                 raise RetryLater(self._delay_ms / 1000, reason=_misfit(event, name, state))
@@ -81,7 +83,6 @@ class Transitions:
             case Fit.GIVEN_UP:
                 return []
         assert after is not None, "it fits"
-        self._seen.add(theirs, message)
         if self._save is None:
             save_state(theirs, reached.id, after)
         else:
