@@ -43,6 +43,9 @@ class Caller:
             None if handler.is_async else HandlerThreads(subscription.concurrency, f"penstock-{handler.name}")
         )
 
+        timeout_s, answering = subscription.timeout_s, subscription.answering
+        self._simple = is_async and not self._layers and timeout_s is None and answering is None
+
     def close(self) -> None:
         if self._threads is not None:
             self._threads.close()
@@ -51,12 +54,26 @@ class Caller:
         """Run the handler, and answer; returns what it raised. Raises only what ends the lane."""
         span = by_app(self._subscription, unit)
         if span is None:
-            return await self._answer(bodies, unit)
+            return await (self._simply(bodies, unit) if self._simple else self._answer(bodies, unit))
         with span:
             error = await self._answer(bodies, unit)
             if error is not None:
                 span.failed(error)
             return error
+
+    async def _simply(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+        """A coroutine function with nothing around it: the shortest way."""
+        try:
+            await self._subscription.handler.function(**self._arguments(bodies, unit))
+        except BaseException as error:
+            return _own(error)
+        return None
+
+    def _arguments(self, bodies: list[Any], messages: list[Any]) -> dict[str, Any]:
+        handler = self._subscription.handler
+        if self._subscription.batch is None:
+            return handler.arguments(bodies[0] if bodies else None, messages[0])
+        return handler.arguments(bodies, messages)
 
     async def _answer(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
         answering = self._subscription.answering
@@ -87,10 +104,7 @@ class Caller:
         handler, single = self._subscription.handler, self._subscription.batch is None
         wrap = self._threads is not None and (handler.message or self._plain_layers)
         messages = [self._for_thread(m) for m in unit] if wrap else unit
-        if single:
-            arguments = handler.arguments(bodies[0] if bodies else None, messages[0])
-        else:
-            arguments = handler.arguments(bodies, messages)
+        arguments = self._arguments(bodies, messages)
         in_thread: list[BaseException] = []
 
         async def handle() -> Any:
@@ -104,15 +118,9 @@ class Caller:
             raise error
 
         try:
-            if self._layers or self._threads is not None or self._subscription.timeout_s is not None:
-                return await self._in_time(around(self._layers, unit[0] if single else unit, handle)), None
-            return await handler.function(**arguments), None
+            return await self._in_time(around(self._layers, unit[0] if single else unit, handle)), None
         except BaseException as error:
-            if error not in in_thread and isinstance(error, KeyboardInterrupt | SystemExit):
-                raise
-            if isinstance(error, asyncio.CancelledError) and being_cancelled():
-                raise
-            return None, error  # also a CancelledError of something the handler waited for
+            return None, error if error in in_thread else _own(error)
 
     async def _in_time(self, handle: Callable[[], Awaitable[Any]]) -> Any:
         seconds = self._subscription.timeout_s
@@ -151,6 +159,15 @@ class Caller:
                 limit,
             )
         return (returned[0], None) if error is None else (None, error)
+
+
+def _own(error: BaseException) -> BaseException:
+    """The handler's own error, also a CancelledError of something it waited for; others are raised on."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    if isinstance(error, asyncio.CancelledError) and being_cancelled():
+        raise error
+    return error
 
 
 def being_cancelled() -> bool:
