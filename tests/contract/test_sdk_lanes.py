@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pytest
 
 import penstock
 from penstock import Connection, Consumer, Message, Received, SlowLane, StoreUnavailable
+from penstock.broker.endpoint import PollRequest
 from penstock.clock import ManualClock
 from penstock.errors import GroupConflict, InvalidSetting
 from penstock.store.contract import Append, Appended
@@ -246,6 +249,26 @@ async def test_redriven_letters_of_a_slow_source_go_to_the_lane(mq: Connection) 
         await again.ack()
 
 
+async def test_a_suspect_in_the_lane_waits_for_empty_hands(mq: Connection, clock: ManualClock) -> None:
+    """I14: who holds something is given nothing more, not of the topic itself either, until then."""
+    await make_slow(mq)
+    await mq.send("orders", b"x", source="bad")
+    async with mq.consumer("orders", group="billing") as consumer:
+        await (await take(consumer, 1))[0].release()
+        await eventually(lambda: _waits(mq, 1))
+    broker = broker_of(mq)
+    asked = PollRequest("orders", "billing", "ann", 1, 10, 1 << 20, 0, True, lane_messages=1)
+    assert [grant.topic for grant in (await broker.poll(asked)).grants] == [LANE]
+    clock.advance(31)  # whoever had it is gone
+    await mq.send("orders", b"good", source="good")
+    waits = await broker.poll(replace(asked, token=2, empty_handed=False))
+    assert (waits.grants, waits.draining) == ((), True)
+    alone = await broker.poll(replace(asked, token=3))
+    assert [(grant.topic, grant.leases[0].alone) for grant in alone.grants] == [(LANE, True)]
+    rest = await broker.poll(replace(asked, token=4, empty_handed=False, lane_messages=0))
+    assert [grant.topic for grant in rest.grants] == ["orders"]
+
+
 # ---- out of it ----
 
 
@@ -395,20 +418,7 @@ async def test_a_move_that_was_cut_off_is_finished_once(
     await mq.send_many(
         "orders", [Message(v, source="good" if n % 3 == 0 else "bad") for n, v in enumerate(values)]
     )
-    broker = broker_of(mq)
-    append, cuts = broker._mover._append, asyncio.Event()
-
-    async def cut(one: Append) -> Appended:
-        if step == "appended":
-            await append(one)
-        cuts.set()
-        raise StoreUnavailable("cut off")
-
-    with mock.patch.object(broker._mover, "_append", cut):
-        async with mq.consumer("orders", group="billing") as consumer:
-            await consumer.ack([m for m in await take(consumer, 3) if where(m) == "orders"])
-            async with asyncio.timeout(WITHIN):
-                await cuts.wait()
+    await _cut_off(mq, 3, stored=step == "appended")
     clock.advance(11)  # another may take it over now
     async with mq.consumer("orders", group="billing", ack="after") as consumer:
         found = [message.value for message in await _each(consumer, 6)]
@@ -417,3 +427,49 @@ async def test_a_move_that_was_cut_off_is_finished_once(
     assert [part.messages for part in (await mq.lag("orders", "billing")).partitions] == [0, 0]
     lane = [message.value async for message in mq.read(LANE)]
     assert len(lane) <= 6  # nothing was stored twice
+
+
+async def _cut_off(mq: Connection, good: int, *, stored: bool) -> None:
+    """A member acks the good ones; the mover of what it sets aside ends before the append, or after it."""
+    broker = broker_of(mq)
+    append, cuts = broker._mover._append, asyncio.Event()
+
+    async def cut(one: Append) -> Appended:
+        if stored:
+            await append(one)
+        cuts.set()
+        raise StoreUnavailable("cut off")
+
+    with mock.patch.object(broker._mover, "_append", cut):
+        async with mq.consumer("orders", group="billing") as consumer, asyncio.timeout(WITHIN):
+            acked = 0
+            while acked < good:
+                found = [m for m in await consumer.poll(wait=1) if where(m) == "orders"]
+                await consumer.ack(found)
+                acked += len(found)
+            await cuts.wait()
+
+
+@pytest.mark.parametrize("stored", [False, True])
+async def test_a_lane_that_was_moved_to_another_shard_meanwhile(tmp_path: Path, stored: bool) -> None:
+    """The stamp names a partition that is sealed now: what it does not have goes to the successor, once."""
+    clock = ManualClock()
+    url, shards = f"sqlite:///{tmp_path}/q.db", {"b": f"sqlite:///{tmp_path}/b.db"}
+    async with penstock.connect(url, shards=shards, clock=clock) as mq:
+        await mq.create_topic("orders", partitions=1)
+        await mq.create_group("orders", "billing", slow_lane=POLICY)
+        await make_slow(mq)
+        await mq.send("orders", b"first", source="bad")
+        async with mq.consumer("orders", group="billing") as consumer:
+            await (await take(consumer, 1))[0].ack()  # the lane is there
+        sources = ["good" if number % 3 == 0 else "bad" for number in range(9)]
+        await mq.send_many("orders", [Message(b"%d" % n, source=s) for n, s in enumerate(sources)])
+        await _cut_off(mq, 3, stored=stored)
+        (place,) = (await mq.route(LANE)).ranges
+        await mq.move(LANE, place.partition, shard="first" if place.shard == "b" else "b")
+        clock.advance(11)
+        async with mq.consumer("orders", group="billing", ack="after") as consumer:
+            found = [message.value for message in await _each(consumer, 6)]
+            assert await consumer.poll(wait=0.2) == []
+        assert sorted(found) == [b"%d" % n for n, source in enumerate(sources) if source == "bad"]
+        assert (await mq.lag("orders", "billing")).total.messages == 0

@@ -207,7 +207,7 @@ class Deliveries:
         self, handed: Handed, look: Look, topic: Topic, group: Group, piece: Range, granted: Granted
     ) -> None:
         handed.next_due = earlier(handed.next_due, granted.next_due)
-        handed.draining = look.full = granted.draining  # nothing more is looked at then
+        handed.draining = look.full = look.alone = granted.draining  # nothing more is looked at then
         if granted.leaving:
             handed.departures.append(Departure(group, piece.partition, piece.partition_id, granted.leaving))
         if not granted.deliveries:
@@ -334,7 +334,7 @@ class Look:
     bytes: int
     empty_handed: bool
     full: bool = False
-    alone: bool = False  # nothing more, since what it has is to be settled first (I14)
+    alone: bool = False  # nothing more, since what it has, or holds, is to be settled first (I14)
     batches: list[StoredBatch] = field(default_factory=list)
 
     @contextmanager
