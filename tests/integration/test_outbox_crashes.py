@@ -217,7 +217,7 @@ async def test_a_relay_that_stands_still_for_longer_than_its_lease(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
+@pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("queue", ["of its own"], indirect=True)
 async def test_a_relay_that_stands_still_within_a_transaction(database: Database, queue: str) -> None:
     """It holds the lease's row: the server ends that after some seconds (I15)."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -14,6 +15,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import penstock
+from penstock.client.outbox.connecting import opening
+from penstock.client.outbox.source import OutboxSource
 from penstock.errors import SchemaMismatch, UsageError
 from tests.integration.outbox_world import KINDS, Database, database_of, eventually, received
 
@@ -211,8 +214,6 @@ async def test_a_relay_goes_on_after_its_connection_was_lost(
 
     def connect() -> Any:
         if database.kind == "sqlite":
-            import sqlite3
-
             path = database.url.removeprefix("sqlite:///")
             opened.append(sqlite3.connect(path, check_same_thread=False, timeout=20))
         else:
@@ -249,6 +250,21 @@ async def test_of_two_relays_one_leads_until_it_stops(database: Database, mq: pe
     await eventually(lambda: other.forwarded == 20)
     await other.stop()
     _in_order(await received(mq, "orders", 40), 40)
+
+
+@pytest.mark.parametrize("way", ["address", "function", "engine"])
+def test_the_lease_is_locked_before_it_is_looked_at(shop: Database, way: str) -> None:
+    """Of SQLite: some libraries begin a transaction with the first write only (I12)."""
+    engine = shop.engine()
+    connect = {"address": shop.url, "function": shop.connect, "engine": engine}[way]
+    source = OutboxSource(penstock.Outbox().table, opening(connect), 10_000, "me")
+    other = sqlite3.connect(shop.url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)
+    assert source._leads()
+    with source._leading(), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    source.close()
+    other.close()
+    engine.dispose()
 
 
 # ---- with an app, and without asyncio ----

@@ -313,14 +313,21 @@ _DJANGO = """
         outbox.send(connection, "orders", value)
     place(b"three")
     assert outbox.status("default").messages == 3
+    with penstock.sync.connect(sys.argv[2]) as mq:
+        mq.create_topic("orders", partitions=1)
+        with outbox.relay(mq, "default"), mq.consumer("orders", group="all") as consumer:
+            for expected in (b"one", b"two", b"three"):
+                assert next(consumer).value == expected
+    assert not outbox.status("default").relay
 """
 
 
 def test_django(tmp_path: Path) -> None:
     script = tmp_path / "django_shop.py"
     script.write_text(textwrap.dedent(_DJANGO))
-    subprocess.run([sys.executable, str(script), str(tmp_path / "shop.db")], check=True, timeout=60)
-    assert Database("sqlite", f"sqlite:///{tmp_path}/shop.db").values() == [b"one", b"two", b"three"]
+    shop, queue = tmp_path / "shop.db", f"sqlite:///{tmp_path}/queue.db"
+    subprocess.run([sys.executable, str(script), str(shop), queue], check=True, timeout=60)
+    assert Database("sqlite", f"sqlite:///{shop}").values() == []
 
 
 # ---- the decorator ----

@@ -204,6 +204,8 @@ class OutboxSource:
             yield theirs, _unpacked(stamped)
 
     def _relay_row(self, theirs: Theirs, columns: str, *, lock: bool = False) -> tuple[Any, ...]:
+        if lock and theirs.kind == "sqlite":  # some libraries begin there with a write, and not before
+            theirs.run(f"UPDATE {self.table.relay} SET id = id WHERE id = 1")
         suffix = " FOR UPDATE" if lock and theirs.kind != "sqlite" else ""
         found = theirs.rows(f"SELECT {columns} FROM {self.table.relay} WHERE id = 1{suffix}")
         if not found:
