@@ -1,0 +1,98 @@
+"""Spark's own limit: a source in Python that repeats one prebuilt Arrow batch, as a batch and as a stream.
+
+What any source in Python can reach at most, with the columns of a topic and 100 bytes in each value.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from penstock.spark.columns import schema_text
+
+__all__ = ["BATCH_ROWS", "VALUE", "Prebuilt"]
+
+VALUE = b"x" * 100
+BATCH_ROWS = 10_000
+_TASKS = 2
+
+
+class Prebuilt(DataSource):  # type: ignore[misc]
+    """Options: `rows` in all, and `each`: of a micro-batch."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "prebuilt"
+
+    def schema(self) -> str:
+        return schema_text(False)
+
+    def reader(self, schema: Any) -> _Batch:
+        return _Batch(int(self.options["rows"]), schema)
+
+    def streamReader(self, schema: Any) -> _Stream:
+        return _Stream(int(self.options["rows"]), int(self.options["each"]), schema)
+
+
+class _Batch(DataSourceReader):  # type: ignore[misc]
+    def __init__(self, rows: int, schema: Any) -> None:
+        self._rows, self._schema = rows, schema
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(self._rows // _TASKS) for _ in range(_TASKS)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _repeated(partition.value, self._schema)
+
+
+class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    def __init__(self, rows: int, each: int, schema: Any) -> None:
+        self._rows, self._each, self._schema = rows, each, schema
+
+    def initialOffset(self) -> dict[str, int]:
+        return {"at": 0}
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadMaxRows(self._each)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        pass
+
+    def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
+        most = self._rows if isinstance(limit, ReadAllAvailable) else start["at"] + self._each
+        return {"at": min(self._rows, most)}
+
+    def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
+        return [InputPartition((end["at"] - start["at"]) // _TASKS) for _ in range(_TASKS)]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        return _repeated(partition.value, self._schema)
+
+
+def _repeated(rows: int, schema: Any) -> Iterator[Any]:
+    import pyarrow as pa
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    columns = {
+        "key": [b"k%d" % (n % 1000) for n in range(BATCH_ROWS)],
+        "value": [VALUE] * BATCH_ROWS,
+        "topic": ["t"] * BATCH_ROWS,
+        "partition": [0] * BATCH_ROWS,
+        "offset": list(range(BATCH_ROWS)),
+        "timestamp": [1_700_000_000_000_000] * BATCH_ROWS,
+        "timestampType": [0] * BATCH_ROWS,
+    }
+    batch = pa.RecordBatch.from_pydict(columns, schema=to_arrow_schema(schema, timezone="UTC"))
+    whole, left = divmod(rows, BATCH_ROWS)
+    for _ in range(whole):
+        yield batch
+    if left:
+        yield batch.slice(0, left)
