@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -12,8 +13,9 @@ import pytest
 
 import penstock
 from penstock.errors import InvalidSetting, UnknownTopic
-from penstock.spark.jobs.audit import AuditOptions, Bad, audit
+from penstock.spark.jobs.audit import AuditOptions, Bad, _checks, audit
 from penstock.spark.jobs.fields import Journal
+from penstock.spark.jobs.stored import look
 from tests.contract.cli_runner import Cli
 from tests.integration.spark import planting
 
@@ -108,6 +110,18 @@ def test_planted_by_chance(spark: Any, url: str, mq: Any, tmp_path: Path) -> Non
     assert (found.messages, found.unchecked) == (stored, ())
     assert (seed, planting.reported(tmp_path)) == (seed, planted.found())
     assert found.count("stored", "lost") == len(planted.lost)
+
+
+def test_no_check_takes_the_square(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
+    """Spark computes a window's frame anew for each row, unless it begins where the window does."""
+    mq.create_topic("orders", partitions=2)
+    planted = planting.plant(6, 10, each=1, seed=1)
+    planting.fill(mq, "orders", planted, tmp_path)
+    given = planting.options(url, "orders", tmp_path)
+    checks, _ = _checks(spark, given, look(given.queue, "orders"))
+    plans = [check.rows._jdf.queryExecution().optimizedPlan().toString().lower() for check in checks]
+    frames = [frame for plan in plans for frame in re.findall(r"windowframe\(\w+, (\w+)", plan)]
+    assert len(plans) == 2 and set(frames) == {"unboundedpreceding"}
 
 
 def test_a_clean_topic(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:

@@ -152,9 +152,10 @@ def _with_order(rows: Any) -> Any:
     )
     rows = rows.withColumn("ordered", F.when(known, F.col("key")))
     rows = rows.withColumn("alone", F.when(~known, F.xxhash64("id", "side", "partition", "offset", "nth")))
-    as_stored = Window.partitionBy("ordered", "alone").orderBy("rank", "offset")
-    before = as_stored.rowsBetween(Window.unboundedPreceding, -1)
-    behind = as_stored.rowsBetween(1, Window.unboundedFollowing)
+    same = Window.partitionBy("ordered", "alone")
+    before = same.orderBy("rank", "offset").rowsBetween(Window.unboundedPreceding, -1)
+    # backwards: a frame that begins at the row is computed anew for each, which is the square of a key's rows
+    behind = same.orderBy(F.desc("rank"), F.desc("offset")).rowsBetween(Window.unboundedPreceding, -1)
     return rows.withColumns(
         {"sent_before": F.max("sent_at").over(before), "handled_behind": F.min("handled_at").over(behind)}
     )
