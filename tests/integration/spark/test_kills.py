@@ -211,9 +211,9 @@ def again(kills: Kills, spark: Any) -> None:
             batch = Lake(str(kills.folder / "lake"), case.source).mark()
             number = 1 if batch is None else batch.batch + 1
         else:
-            number = kills.logged(case, "commits") + chance.randint(1, 2)
+            number = max(1, kills.logged(case, "commits") + chance.randint(1, 2))  # batch 0 has no rows
         cases.append(replace(case, stop=step if case.into == "files" else f"{step}@{number}"))
-        kills.send(case, 150)
+        kills.send(case, 250)
     with kills.driver(cases) as child:
         wait_for(lambda: kills.reached(cases, child), f"not all have come to their steps: {cases}")
         for case in cases:
