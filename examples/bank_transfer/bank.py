@@ -1,7 +1,7 @@
 """Money moves between two banks, and the books balance whatever dies in between.
 
     python -m examples.bank_transfer.bank prepare
-    python -m examples.bank_transfer.bank work
+    penstock worker examples.bank_transfer.bank:app
     python -m examples.bank_transfer.bank transfer t-1 alice bob 2500
 
 The bank that pays takes the money and writes the message in one transaction (outbox). The bank that is paid
@@ -11,7 +11,6 @@ moment at which money is lost or doubled: it is with alice, on its way, or with 
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ QUEUE = os.environ.get("PENSTOCK_URL", "sqlite:///queue.db")
 
 app = penstock.App(QUEUE)
 outbox = penstock.Outbox()
+app.outbox(outbox, PAYS, lease=os.environ.get("LEASE", "10s"))  # workers send what was paid, and book it
 
 _NAME = "VARCHAR(50) NOT NULL PRIMARY KEY"
 
@@ -84,16 +84,10 @@ def book(transfer: Transfer, connection: Connection) -> None:
         raise penstock.Dead(f"there is no account of {transfer.receiver}")  # `penstock dead list` shows it
 
 
-async def work() -> None:
-    """The relay that sends what was paid, and the worker that books it. Run as many as you like."""
-    async with penstock.connect(QUEUE) as mq:
-        await mq.create_topic("transfers", partitions=4, exist_ok=True)
-        async with outbox.relay(mq, PAYS, lease=os.environ.get("LEASE", "10s")), app.lifespan():
-            await asyncio.Event().wait()
-
-
 def prepare() -> None:
-    """Once: accounts, and the tables of outbox and guards."""
+    """Once: the topic, accounts, and the tables of outbox and guards."""
+    with penstock.sync.connect(QUEUE) as mq:
+        mq.create_topic("transfers", partitions=4, exist_ok=True)
     for engine in (PAYS, IS_PAID):
         with engine.begin() as bank:
             bank.execute(text(f"CREATE TABLE IF NOT EXISTS accounts (owner {_NAME}, cents BIGINT NOT NULL)"))
@@ -123,8 +117,6 @@ def main(command: str, *args: str) -> None:
         prepare()
         open_account(PAYS, "alice", 10_000)
         open_account(IS_PAID, "bob", 0)
-    elif command == "work":
-        asyncio.run(work())
     else:
         number, sender, receiver, cents = args
         print("paid" if pay(Transfer(number, sender, receiver, int(cents))) else "was paid before")

@@ -8,10 +8,12 @@ is waiting.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -46,19 +48,27 @@ def lives(directory: str, bank: str, other: str, pipe: Any) -> None:
         "LEASE": "500ms",
     }
     example = importlib.import_module("examples.bank_transfer.bank")
+    _in_a_fork(lambda: _begin(example))
+    for number, step in enumerate(STEPS, start=1):  # "": nobody kills the last one
+        code = _in_a_fork(functools.partial(_live, example, number, step))
+        pipe.send((step, code, *_books(example)))
+
+
+def _in_a_fork(work: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    try:
+        work()
+        os._exit(0)
+    finally:
+        os._exit(1)
+
+
+def _begin(example: Any) -> None:
     example.prepare()
     example.open_account(example.PAYS, "alice", START)
     example.open_account(example.IS_PAID, "bob", 0)
-    for number, step in enumerate(STEPS, start=1):  # "": nobody kills the last one
-        for engine in (example.PAYS, example.IS_PAID):
-            engine.dispose()
-        pid = os.fork()
-        if not pid:
-            try:
-                _live(example, number, step)
-            finally:
-                os._exit(1)
-        pipe.send((step, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), *_books(example)))
 
 
 def _books(example: Any) -> tuple[int, int, int, int]:
@@ -66,7 +76,10 @@ def _books(example: Any) -> tuple[int, int, int, int]:
     with example.PAYS.connect() as bank, example.IS_PAID.connect() as other:
         paid = bank.exec_driver_sql("SELECT COUNT(*) FROM transfers").scalar_one()
         seen = other.exec_driver_sql("SELECT COUNT(*) FROM penstock_guards_seen").scalar_one()
-    return example.balance(example.PAYS, "alice"), example.balance(example.IS_PAID, "bob"), paid, seen
+    alice, bob = example.balance(example.PAYS, "alice"), example.balance(example.IS_PAID, "bob")
+    for engine in (example.PAYS, example.IS_PAID):
+        engine.dispose()
+    return alice, bob, paid, seen
 
 
 def _live(example: Any, number: int, step: str) -> None:
@@ -79,14 +92,12 @@ def _live(example: Any, number: int, step: str) -> None:
     _watch(example, at)
 
     async def live() -> None:
-        working = asyncio.create_task(example.work())
-        for one in range(1, number + 1):
-            await asyncio.to_thread(example.pay, example.Transfer(f"t-{one}", "alice", "bob", CENTS))
-        at("paid")
-        while step or not await asyncio.to_thread(_is_done, example, number):
-            assert not working.done(), working.exception()
-            await asyncio.sleep(0.02)
-        os._exit(0)
+        async with example.app.lifespan():
+            for one in range(1, number + 1):
+                await asyncio.to_thread(example.pay, example.Transfer(f"t-{one}", "alice", "bob", CENTS))
+            at("paid")
+            await asyncio.to_thread(_wait, example, number, step)
+            os._exit(0)
 
     signal.alarm(PATIENCE_S // 2)  # a step that never comes
     asyncio.run(live())
@@ -119,8 +130,10 @@ def _watch(example: Any, at: Any) -> None:
     broker.append, broker.settle = appending, settling
 
 
-def _is_done(example: Any, number: int) -> bool:
-    return bool(example.balance(example.IS_PAID, "bob") >= number * CENTS)
+def _wait(example: Any, number: int, step: str) -> None:
+    """For the death at that step; without one, until all the money has arrived."""
+    while step or example.balance(example.IS_PAID, "bob") < number * CENTS:
+        time.sleep(0.02)
 
 
 def _banks(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, tuple[str, str]]:
