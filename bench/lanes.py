@@ -121,7 +121,7 @@ async def run(seconds: float = 4.0) -> list[Felt]:
     ):
         async with _running(lane, bad=bad) as one:
             noticed_s = await _noticed(one.mq) if lane and bad else 0.0
-            await asyncio.sleep(1.5 if bad else 0.5)  # what was begun before ends
+            await asyncio.sleep(1.5 * _BAD_S if bad else 0.5)  # what was begun before ends
             found.append(await one.measured(beside, seconds, noticed_s))
     return found
 

@@ -22,6 +22,7 @@ from tests.contract.stores import Open, embedded, everywhere
 LANE = "orders.billing.slow"
 POLICY = SlowLane(failures=0.5, at_least=3, window="1m", clean="5m")
 WITHIN = 30.0  # seconds, for whatever comes by itself
+in_memory = pytest.mark.stores("memory")  # stores and endpoints have no part in it
 
 
 @pytest.fixture
@@ -118,6 +119,7 @@ async def _waits(mq: Connection, count: int) -> bool:
     return (await mq.lanes("orders", "billing")).waiting == count
 
 
+@in_memory
 async def test_what_waited_in_a_member_is_set_aside_too(mq: Connection) -> None:
     """The member has fetched all of them before anybody knew."""
     await mq.send_many("orders", [Message(b"%d" % n, source="bad") for n in range(50)])
@@ -133,6 +135,7 @@ async def test_what_waited_in_a_member_is_set_aside_too(mq: Connection) -> None:
         await eventually(lambda: _waits(mq, 50 - tried))
 
 
+@in_memory
 async def test_the_header_is_as_the_policy_says(mq: Connection) -> None:
     await mq.alter_group("orders", "billing", slow_lane=SlowLane(at_least=3, header="tenant"))
     await make_slow(mq, "acme", header="tenant")
@@ -142,6 +145,7 @@ async def test_the_header_is_as_the_policy_says(mq: Connection) -> None:
         assert {m.value: where(m) for m in await take(consumer, 2)} == {b"x": LANE, b"y": "orders"}
 
 
+@in_memory
 async def test_a_flood_costs_few_transactions(mq: Connection) -> None:
     """Every second message of 400 is of the slow source: they leave in a few appends, not in 200."""
     await make_slow(mq)
@@ -179,6 +183,7 @@ async def test_a_member_has_its_share_of_the_lane_in_hand(mq: Connection) -> Non
         assert (where(first), where(second)) == (LANE, LANE)
 
 
+@in_memory
 async def test_an_app_gives_the_lane_its_share_of_handlers(mq: Connection) -> None:
     await mq.alter_group("orders", "billing", slow_lane=SlowLane(at_least=3, share=0.25))
     await make_slow(mq)
@@ -206,7 +211,6 @@ async def test_an_app_gives_the_lane_its_share_of_handlers(mq: Connection) -> No
     assert 1 <= most <= 2
 
 
-@everywhere
 async def test_a_retry_in_the_lane_comes_back_there_and_counts(mq: Connection, clock: ManualClock) -> None:
     await make_slow(mq)
     await mq.send("orders", b"x", source="bad")
@@ -221,6 +225,7 @@ async def test_a_retry_in_the_lane_comes_back_there_and_counts(mq: Connection, c
     assert await lane_lag(mq) == 0
 
 
+@in_memory
 async def test_attempts_before_it_was_set_aside_count(mq: Connection, clock: ManualClock) -> None:
     await mq.send("orders", b"x", source="bad")
     async with mq.consumer("orders", group="billing") as consumer:
@@ -237,6 +242,7 @@ async def test_attempts_before_it_was_set_aside_count(mq: Connection, clock: Man
     assert letter.attempts == 4
 
 
+@in_memory
 async def test_redriven_letters_of_a_slow_source_go_to_the_lane(mq: Connection) -> None:
     await make_slow(mq)
     await mq.send("orders", b"x", source="bad")
@@ -294,6 +300,7 @@ async def _none(mq: Connection) -> bool:
     return not await slow_sources(mq)
 
 
+@in_memory
 async def test_a_lane_is_read_to_its_end_when_the_policy_is_gone(mq: Connection) -> None:
     await make_slow(mq)
     await mq.send_many("orders", [Message(b"%d" % n, source="bad") for n in range(6)])
@@ -321,6 +328,7 @@ async def _each(consumer: Consumer, count: int) -> list[Received]:
 # ---- who is slow ----
 
 
+@in_memory
 async def test_a_source_that_takes_long_is_slow(mq: Connection) -> None:
     await mq.alter_group("orders", "billing", slow_lane=SlowLane(failures=None, handling=0.1, at_least=3))
     for number in range(12):
@@ -346,6 +354,7 @@ async def _handled(consumer: Consumer, count: int) -> list[Received]:
     return found
 
 
+@in_memory
 async def test_few_failures_are_none_and_lost_or_released_messages_are_not_counted(mq: Connection) -> None:
     await mq.send_many("orders", [Message(b"%d" % n, source="ok") for n in range(10)])
     async with mq.consumer("orders", group="billing") as consumer:
@@ -391,6 +400,7 @@ async def test_a_lane_is_a_setting_of_the_group(mq: Connection) -> None:
         await mq.alter_group("orders", "billing", slow_lane="yes")  # type: ignore[arg-type]
 
 
+@in_memory
 async def test_a_lane_goes_with_its_group(mq: Connection) -> None:
     await make_slow(mq)
     await mq.send("orders", b"x", source="bad")
