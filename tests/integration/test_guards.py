@@ -476,6 +476,18 @@ def test_wrong_settings_are_refused(file: Any, wrong: Callable[[Any], Any]) -> N
         wrong(file)
 
 
+async def test_other_kinds_of_connections_are_refused() -> None:
+    stranger = type("AsyncConnection", (), {"__module__": "psycopg"})()  # only SQLAlchemy's have a sync side
+    with pytest.raises(InvalidSetting, match="not a connection that Penstock knows"):
+        await guards.once(stranger, delivered(1), scope=SCOPE).__aenter__()
+
+
+def test_alembic_does_not_see_the_tables(file: Any) -> None:
+    names = [row[0] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    seen = [name for name in names if penstock.Outbox().include_name(name, "table", {})]
+    assert (len(names), seen) == (5, ["effects"])
+
+
 def test_a_guard_takes_a_message_of_a_group_or_a_scope(file: Any) -> None:
     with pytest.raises(UsageError, match="scope="), guards.once(file, delivered(1)):
         pass

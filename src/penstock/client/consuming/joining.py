@@ -19,6 +19,7 @@ from ...broker.joining import joining
 from ...errors import LeaseLost, UsageError
 from .. import databases
 from ..message import Received
+from ..outbox.transactions import is_awaited
 from .hands import LOST, OPEN
 from .settling import delivery_of
 
@@ -33,7 +34,7 @@ _GONE = (
 async def ack_within(message: Received, connection: Any) -> None:
     """In a thread of its own, where the connection is not async: it may wait for a lock."""
     ack = await prepared(message)
-    if databases.is_async(connection):
+    if is_awaited(connection):
         await connection.run_sync(ack)
     else:
         await asyncio.to_thread(ack, connection)

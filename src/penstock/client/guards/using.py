@@ -27,7 +27,7 @@ from .. import databases
 from ..app.handler import Handler
 from ..databases import Theirs
 from ..message import Received
-from ..outbox.transactions import begun, begun_async, resolved
+from ..outbox.transactions import begun, begun_async, is_awaited, resolved
 from . import tables
 from .reading import bare
 
@@ -113,7 +113,7 @@ def _ready(rule: Rule[Any], connection: Any, message: Any) -> Sequence[Any]:
 
 
 async def _ready_async(rule: Rule[Any], connection: Any, message: Any) -> Sequence[Any]:
-    if not databases.is_async(connection):
+    if not is_awaited(connection):
         return _ready(rule, connection, message)
     found: Sequence[Any] = await connection.run_sync(lambda sync: _ready(rule, sync, message))
     return found
@@ -212,7 +212,7 @@ class _Plan:
             self._checked = True
 
     async def check_async(self, connection: Any) -> None:
-        if databases.is_async(connection):
+        if is_awaited(connection):
             await connection.run_sync(self.check)
         else:
             self.check(connection)
@@ -234,7 +234,7 @@ def _opened(factory: Any) -> Iterator[Any]:
 @asynccontextmanager
 async def _opened_async(factory: Any) -> AsyncIterator[Any]:
     connection: Any = factory if isinstance(factory, str) else factory()
-    if not databases.is_async(connection):
+    if not is_awaited(connection):
         with _opened(lambda: resolved(connection)) as found:
             yield found
         return
