@@ -391,7 +391,10 @@ class Store(Protocol):
     rates: Rates
     lanes: Lanes
     staging: Staging
-    at_once: AtOnce | None  # None: every verb may have to wait
+
+    @property
+    def at_once(self) -> AtOnce | None:
+        """Runs verbs that may not wait; None: every verb may have to."""
 
     def now_ms(self) -> int:
         """The store's clock."""
