@@ -4,7 +4,7 @@
     ground                        one on each server in turn: its URL, its server, stores, plain connections
 
 A test that changes tables, rights or settings of its database takes `postgres_url` or `mysql_url`; one that
-stops its server takes a `Ground` on a server of its own.
+stops its server takes a `Ground` on a spare server, or on one of its own.
 """
 
 from __future__ import annotations

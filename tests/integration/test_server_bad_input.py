@@ -121,7 +121,7 @@ async def test_a_host_that_does_not_answer(fresh: Ground, proxy_to: Callable[[in
 
 @both
 async def test_a_server_that_was_stopped(kind: str, request: pytest.FixtureRequest) -> None:
-    server: Server = request.getfixturevalue(f"own_{kind}")
+    server: Server = request.getfixturevalue(f"spare_{kind}")
     with ready(server) as ground:
         server.stop()
         await refused(ground.url, StoreUnavailable, "cannot be reached", "that the server runs")

@@ -121,7 +121,7 @@ def test_what_of_an_ordered_group_is_flushed(postgres_ready: str) -> None:
 
 @pytest.fixture
 def own(kind: str, request: pytest.FixtureRequest) -> Iterator[Ground]:
-    server: Server = request.getfixturevalue(f"own_{kind}")
+    server: Server = request.getfixturevalue(f"spare_{kind}")
     with ready(server) as ground:
         yield ground
 

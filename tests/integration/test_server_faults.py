@@ -33,7 +33,7 @@ IMPATIENT = replace(DEFAULTS, lock_timeout_ms=1_000, idle_timeout_ms=2_000, conn
 @pytest.fixture
 def own(kind: str, request: pytest.FixtureRequest) -> Iterator[Ground]:
     """On a server that may be stopped."""
-    server: Server = request.getfixturevalue(f"own_{kind}")
+    server: Server = request.getfixturevalue(f"spare_{kind}")
     with ready(server) as ground:
         yield ground
 
@@ -98,7 +98,7 @@ async def test_a_server_that_is_stopped_and_crashes_under_load(own: Ground) -> N
     """In order, at once, and by kill -9; two processes send and two receive, and none is told anything."""
     async with penstock.connect(own.url) as mq:
         await mq.create_topic("orders", partitions=2)
-        await mq.create_group("orders", "billing", lease=2)
+        await mq.create_group("orders", "billing", lease=15)  # acks wait so long for a server
     with ExitStack() as stack:
         producers = [stack.enter_context(child(produce, own.url, f"p{n}"))[1] for n in range(2)]
         consumers = [stack.enter_context(child(consume, own.url))[1] for _ in range(2)]

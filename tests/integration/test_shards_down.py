@@ -39,7 +39,7 @@ class Queue:
 
 @pytest.fixture(params=["mariadb", "postgres"])
 def server(request: pytest.FixtureRequest) -> MariaServer | PostgresServer:
-    found: MariaServer | PostgresServer = request.getfixturevalue(f"own_{request.param}")
+    found: MariaServer | PostgresServer = request.getfixturevalue(f"spare_{request.param}")
     return found
 
 
@@ -129,7 +129,7 @@ async def test_messages_without_a_key_skip_it(queue: Queue, server: Server) -> N
 async def test_ordered_members_keep_what_they_hold_elsewhere(queue: Queue, server: Server) -> None:
     """Nothing of the healthy shard is handed over or lost, and order holds over the outage."""
     async with orders(queue) as (mq, _):
-        await mq.create_group("orders", "billing", mode="ordered", lease=3)
+        await mq.create_group("orders", "billing", mode="ordered", lease=2)
         keys = [f"k{number}" for number in range(24)]
         expected: Values = defaultdict(list)
         handled: Values = defaultdict(list)
@@ -164,7 +164,7 @@ async def test_ordered_members_keep_what_they_hold_elsewhere(queue: Queue, serve
             here = [key for key in keys if route.of_slot(slot_of(key.encode())).shard == ""]
             assert here
             await until(lambda: _told(lambda: all(2 in handled[key] for key in here)))
-            await asyncio.sleep(4)  # longer than a lease: heartbeats renew those of the healthy shard
+            await asyncio.sleep(2.5)  # longer than a lease: heartbeats renew those of the healthy shard
             server.start()
             await second
             await asyncio.gather(*send(3))

@@ -2,11 +2,13 @@
 
     postgres_url, mysql_url           a fresh, empty database for this test, on a server that tests share
     postgres_server, mariadb_server   that server: one per test process, started by the first test that asks
-    own_postgres, own_mariadb         a server for this test alone, which it may stop, restart and kill
+    spare_postgres, spare_mariadb     another one per test process, which a test may stop, restart and kill
+    own_postgres, own_mariadb         a server for this test alone, of which it may also change the settings
     proxy_to                          `proxy_to(server.port)`: a proxy in front of it, see `proxy`
     pgbouncer                         a PgBouncer in front of the shared PostgreSQL server
 
-A test that stops, restarts or kills the shared server breaks all others: it takes one of its own (0.3 s).
+A test that stops, restarts or kills the shared server breaks all others: it takes the spare one, which runs
+again for the next test.
 Missing server: on a laptop the tests that need it are skipped, and the summary says so loudly; with CI set
 they fail, so that nobody takes a green run for more than it was. A missing PgBouncer is skipped there too.
 """
@@ -33,6 +35,10 @@ __all__ = [
     "postgres_url",
     "proxy_to",
     "pytest_terminal_summary",
+    "spare_mariadb",
+    "spare_mariadb_server",
+    "spare_postgres",
+    "spare_postgres_server",
 ]
 
 S = TypeVar("S", bound=Server)
@@ -46,6 +52,26 @@ def postgres_server() -> Iterator[PostgresServer]:
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[MariaServer]:
     yield from _serving(MariaServer)
+
+
+@pytest.fixture(scope="session")
+def spare_postgres_server() -> Iterator[PostgresServer]:
+    yield from _serving(PostgresServer)
+
+
+@pytest.fixture(scope="session")
+def spare_mariadb_server() -> Iterator[MariaServer]:
+    yield from _serving(MariaServer)
+
+
+@pytest.fixture
+def spare_postgres(spare_postgres_server: PostgresServer) -> Iterator[PostgresServer]:
+    yield from _running_again(spare_postgres_server)
+
+
+@pytest.fixture
+def spare_mariadb(spare_mariadb_server: MariaServer) -> Iterator[MariaServer]:
+    yield from _running_again(spare_mariadb_server)
 
 
 @pytest.fixture
@@ -113,6 +139,12 @@ def _serving(make: Callable[[], S]) -> Iterator[S]:
         pytest.fail(str(missing), pytrace=False)
     with server:
         yield server
+
+
+def _running_again(server: S) -> Iterator[S]:
+    yield server
+    if not server.runs:
+        server.start()
 
 
 def _fresh_database(server: Server) -> Iterator[str]:

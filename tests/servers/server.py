@@ -104,6 +104,10 @@ class Server(ABC):
         return self._process.pid
 
     @property
+    def runs(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    @property
     def data(self) -> Path:
         return self.folder / "data"
 
@@ -113,7 +117,7 @@ class Server(ABC):
 
     def start(self, *, timeout_s: float = 60) -> None:
         """On the same port and data as before. Returns when it takes connections."""
-        if self._process is not None and self._process.poll() is None:
+        if self.runs:
             raise RuntimeError(f"{self.kind} runs already; call stop() or kill() first")
         self._launch(self.port, timeout_s)
 
