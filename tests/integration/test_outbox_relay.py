@@ -86,6 +86,17 @@ async def test_what_is_committed_arrives_once_and_in_order(
     assert not await _more(mq)
 
 
+async def test_what_is_on_its_way_when_the_relay_stops_is_finished(
+    shop: Database, mq: penstock.Connection
+) -> None:
+    outbox = penstock.Outbox()
+    for number in range(20):
+        async with outbox.relay(mq, shop.url):
+            _write(outbox, shop, range(number, number + 1))
+            assert len(await received(mq, "orders", 1)) == 1
+        assert shop.values() == [], "it was received, so it is not there any more"
+
+
 async def test_a_message_is_as_if_it_had_been_sent(shop: Database, mq: penstock.Connection) -> None:
     arguments: dict[str, Any] = {
         "key": b"\xff42", "headers": {"source": "web", "x": b"\x00"}, "id": "o-42", "source": "shop",
@@ -180,13 +191,14 @@ async def test_a_topic_that_is_missing_is_shown_and_holds_up_no_other(
         _write(outbox, database, range(5))
         await received(mq, "orders", 5)
         await eventually(lambda: bool(outbox.status(connection).stuck))
+        await eventually(lambda: outbox.status(connection).messages == 2)  # those that were received are gone
         status = outbox.status(connection)
         assert (status.messages, status.relay, [one.topic for one in status.stuck]) == (2, True, ["later"])
         assert "unknown_topic" in status.stuck[0].reason
         await mq.create_topic("later")
         _in_order(await received(mq, "later", 2), 2)
         await eventually(lambda: outbox.status(connection).waiting == ())
-    assert outbox.status(connection).messages == 0
+        await eventually(lambda: outbox.status(connection).messages == 0)
     assert not outbox.status(connection).relay, "the lease was given back"
     connection.close()
 

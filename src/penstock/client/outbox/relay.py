@@ -35,6 +35,7 @@ __all__ = ["Relay", "RelaySettings", "make_relay"]
 
 log = logging.getLogger("penstock.outbox")
 
+_GRACE_S = 2.0
 _SLOWER = 10  # times the pauses of a send: the caller's database is asked again after them
 
 
@@ -133,6 +134,9 @@ class Relay:
         running, stopping = (asyncio.create_task(one) for one in (forwarder.run(), self._stopping.wait()))
         try:
             await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+            source.stopping = True
+            if not running.done():  # what is on its way: the next relay would finish it all the same
+                await asyncio.to_thread(source.idle.wait, _GRACE_S)
             return running.exception() if running.done() else None
         finally:
             await end((running, stopping))

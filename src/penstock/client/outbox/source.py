@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -57,15 +58,24 @@ class OutboxSource:
         self.table, self._opening, self._lease_ms = table, opening, lease_ms
         self.holder, self._way = holder, way
         self.leading = False
+        self.idle = threading.Event()  # not set: rows were taken, and what became of them is not known yet
+        self.stopping = False
         self._renew_at = self._measure_at = 0.0  # by the monotonic clock
         self._connection: Any = None
 
     # ---- what the forwarder asks ----
 
     def take(self, messages: int, size: int, without: Collection[str]) -> list[Row]:
-        """Nothing, unless this relay leads."""
-        if not self._leads():
+        """Nothing, unless this relay leads, and goes on."""
+        self.idle.set()
+        if self.stopping or not self._leads():
             return []
+        found = self._take(messages, size, without)
+        if found:
+            self.idle.clear()
+        return found
+
+    def _take(self, messages: int, size: int, without: Collection[str]) -> list[Row]:
         with self._reading() as theirs:
             self._measure()
             holder, stamped = self._relay_row(theirs, "holder, stamped")
@@ -79,7 +89,7 @@ class OutboxSource:
             if found or not resumed:
                 return found or self._oldest(theirs, messages, size, without)
         self._drop(resumed)  # somebody has deleted all of their rows
-        return self.take(messages, size, without)
+        return self._take(messages, size, without)
 
     def stamp(self, batches: Sequence[Batch]) -> None:
         if self._way is not None:
@@ -97,9 +107,11 @@ class OutboxSource:
             drawn = {batch.stamp for batch in (*stored, *refused) if kept.pop(batch.stamp, None)}
             stored = [batch for batch in stored if batch.stamp not in drawn]
             refused = [batch for batch in refused if batch.stamp not in drawn]
-        done = {batch.stamp for batch in (*stored, *refused)}
-        if not done:
-            return
+        if stored or refused:
+            self._finish(stored, {batch.stamp for batch in (*stored, *refused)})
+        self.idle.set()
+
+    def _finish(self, stored: Sequence[Batch], done: Collection[Stamp]) -> None:
         with self._leading() as (theirs, stamped):
             left = [one for one in stamped if Stamp(*one[1:4]) not in done]
             self._write(theirs, "stamped", _encode(left) if left else None)
