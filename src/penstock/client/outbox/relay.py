@@ -35,7 +35,7 @@ __all__ = ["Relay", "RelaySettings", "make_relay"]
 
 log = logging.getLogger("penstock.outbox")
 
-_GRACE_S = 2.0
+_GRACE_S = 5.0  # for what is on its way when it is stopped
 _SLOWER = 10  # times the pauses of a send: the caller's database is asked again after them
 
 
