@@ -460,6 +460,22 @@ async def _cut_off(mq: Connection, good: int, *, stored: bool) -> None:
             await cuts.wait()
 
 
+@in_memory
+async def test_retention_may_take_some_of_a_move_that_was_cut_off(mq: Connection, clock: ManualClock) -> None:
+    """What was stored together is settled together, though it cannot be read together any more."""
+    await make_slow(mq)
+    await mq.send_many("orders", [Message(b"%d" % n, source="bad") for n in (1, 2, 3)])
+    await _cut_off(mq, 0, stored=True)
+    (place,) = (await mq.route("orders")).ranges
+    assert broker_of(mq).store.log.trim(place.partition_id, 4) == 4  # the first of the three
+    clock.advance(11)
+    async with mq.consumer("orders", group="billing", ack="after") as consumer:
+        found = [message.value for message in await _each(consumer, 3)]
+        assert await consumer.poll(wait=0.2) == []
+    assert found == [b"1", b"2", b"3"]
+    assert (await mq.lag("orders", "billing")).total.messages == 0
+
+
 @pytest.mark.parametrize("stored", [False, True])
 async def test_a_lane_that_was_moved_to_another_shard_meanwhile(tmp_path: Path, stored: bool) -> None:
     """The stamp names a partition that is sealed now: what it does not have goes to the successor, once."""

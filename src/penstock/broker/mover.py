@@ -17,7 +17,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
-from ..errors import PartitionSealed, PenstockError
+from ..errors import PartitionSealed, PenstockError, UnknownFate
 from ..model.batch import BatchBuilder, Record, records
 from ..model.delivery import Delivery, Kind, Settlement, Stamp
 from ..store.contract import Append, Appended, Group, Store, StoredBatch
@@ -109,6 +109,8 @@ class Mover:
         try:
             if builder.count:
                 await self._append(Append(together[0].stamp.partition_id, builder.build(token, 0, 0)))
+        except UnknownFate:
+            pass  # this identity is known: it was stored, with messages that retention has taken here since
         except PartitionSealed:
             again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
             fresh = [one for one in again if one is not None]
