@@ -155,6 +155,34 @@ async def test_a_transaction_that_commits_late_is_not_passed_over(
     late.close()
 
 
+@pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
+async def test_transactions_that_wait_for_each_other_keep_the_order_of_their_key(
+    database: Database, mq: penstock.Connection
+) -> None:
+    """Each locks the row that the key stands for before it sends, as the page says."""
+    outbox, threads, each = penstock.Outbox(), 3, 10
+    setup = database.connect(autocommit=True)
+    setup.cursor().execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, changes INTEGER)")
+    setup.cursor().execute("INSERT INTO accounts VALUES (1, 0)")
+    setup.close()
+
+    def work() -> None:
+        connection = database.connect()
+        cursor = connection.cursor()
+        for _ in range(each):
+            with outbox.transaction(connection):
+                cursor.execute("SELECT changes FROM accounts WHERE id = 1 FOR UPDATE")
+                (changes,) = cursor.fetchone()
+                cursor.execute("UPDATE accounts SET changes = changes + 1 WHERE id = 1")
+                outbox.send(connection, "orders", b"%d" % changes, key="1")
+        connection.close()
+
+    async with outbox.relay(mq, database.url, poll=0.01):
+        await asyncio.gather(*(asyncio.to_thread(work) for _ in range(threads)))
+        found = await received(mq, "orders", threads * each)
+    assert [int(message.value) for message in found] == list(range(threads * each))
+
+
 # ---- when ----
 
 
