@@ -86,6 +86,8 @@ class Mover:
             try:
                 await self._append(Append(stamp.partition_id, batch_bytes, due_at=stamp.due_at))
                 break
+            except UnknownFate:
+                break  # this identity is known: it was stored, with messages that retention took here since
             except PartitionSealed:
                 again = await self._in_thread(self._restamp, group, partition_id, delivery)
             if again is None:
@@ -110,7 +112,7 @@ class Mover:
             if builder.count:
                 await self._append(Append(together[0].stamp.partition_id, builder.build(token, 0, 0)))
         except UnknownFate:
-            pass  # this identity is known: it was stored, with messages that retention has taken here since
+            pass  # stored already, as above
         except PartitionSealed:
             again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
             fresh = [one for one in again if one is not None]
