@@ -26,7 +26,7 @@ from .stage import LONG, SECONDS, finish, hire, judge, make_topic, until
 
 _GROUPS = {"ledger": True, "audit": True}
 _PAUSE_S = 0.1  # of a producer: eleven processes share the machine, and a change needs its time of it
-_TROUBLE_S = SECONDS if LONG else 6.0
+_TROUBLE_S = SECONDS if LONG else 4.0
 _LEAST = int(_TROUBLE_S / 2)  # changes: 30 in a minute
 _MORE = 200  # messages of a producer: to every partition
 _CHANGE_S = (0.01, 0.04)  # about what a change takes on SQLite, and on a busy server
