@@ -50,7 +50,7 @@ class Relayed:
 class Soon:
     store: str
     same_database: bool
-    p50_ms: float  # from the end of the commit until a consumer has the message
+    p50_ms: float  # from the call of `send`, with the commit, until a consumer has the message
     p99_ms: float
 
 
