@@ -79,9 +79,9 @@ def die_in(dialect: Dialect, point: str, number: int | None = None) -> None:
         if here == point and number in (None, transactions):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying_begin(connection: Any, lane: Lane, *, flush: bool) -> None:
+    def dying_begin(connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
         nonlocal transactions
-        begin(connection, lane, flush=flush)
+        begin(connection, lane, flush=flush, at_once=at_once)
         transactions += 1
         die_at("begun")
 

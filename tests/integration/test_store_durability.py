@@ -170,8 +170,10 @@ def commits(scene: Scene, verb: Step, monkeypatch: pytest.MonkeyPatch) -> list[t
     begin, end = dialect.begin, dialect.end
     changes = {}
 
-    def watched_begin(connection: sqlite3.Connection, lane: Lane, *, flush: bool) -> None:
-        begin(connection, lane, flush=flush)
+    def watched_begin(
+        connection: sqlite3.Connection, lane: Lane, *, flush: bool, at_once: bool = False
+    ) -> None:
+        begin(connection, lane, flush=flush, at_once=at_once)
         changes[lane] = connection.total_changes
 
     def watched_end(connection: sqlite3.Connection, lane: Lane, *, commit: bool) -> None:
