@@ -500,7 +500,7 @@ def test_a_store_can_be_opened_while_somebody_writes(tmp_path: Path) -> None:
 
 def test_sqlites_lock_alone_keeps_the_data_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns are for fairness: without them nothing is lost or doubled (I19)."""
-    monkeypatch.setattr("penstock.store.turn.Turn.acquire", lambda self: True)
+    monkeypatch.setattr("penstock.store.turn.Turn.acquire", lambda self, at_once=False: True)
     monkeypatch.setattr("penstock.store.turn.Turn.release", lambda self: None)
     path = tmp_path / "orders.db"
     place = make(path)

@@ -38,7 +38,7 @@ __all__ = ["app", "run"]
 _EPILOG = (
     "[bold]Exit codes[/bold]  0 done · 1 an error of Penstock · 2 wrong usage · "
     "3 a check did not hold (lag, migrate --check) · 4 refused, or answered no · 130 interrupted\n\n"
-    "[bold]New here?[/bold]   [cyan]penstock demo[/cyan] shows what it does, in half a minute"
+    "[bold]New here?[/bold]   [cyan]penstock demo[/cyan] shows what it does, in a minute"
 )
 
 app = typer.Typer(
