@@ -1,6 +1,7 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|routes|fairness|lanes|requests|spool|peers|spark|audit|all]
+python -m bench [throughput|latency|backlog|routes|fairness|lanes|requests|outbox|guards|spool|peers|spark|
+                 audit|all]
                 [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--rows 1000000]
                 [--json FILE]
 
@@ -21,7 +22,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from . import backlog, fairness, idle, lanes, latency, requests, routes, spool, throughput
+from . import backlog, fairness, guards, idle, lanes, latency, outbox, requests, routes, spool, throughput
 from .contenders import PenstockQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
@@ -29,6 +30,11 @@ from .peers import contenders, table
 from .peers.run import run as run_contenders
 
 console = Console(width=150)
+
+PARTS = [
+    *("throughput", "latency", "backlog", "routes", "fairness", "lanes", "requests", "outbox", "guards"),
+    *("spool", "peers", "spark", "audit", "all"),
+]
 
 
 async def run_throughput(where: Ground, seconds: float) -> list[Throughput]:
@@ -199,13 +205,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parts = ["throughput", "latency", "backlog", "routes", "fairness", "lanes", "requests", "spool", "peers"]
-    parser.add_argument("part", nargs="?", default="all", choices=[*parts, "spark", "audit", "all"])
+    parser.add_argument("part", nargs="?", default="all", choices=PARTS)
     parser.add_argument(
         "--store",
         default="all",
         choices=[*STORES, "all"],
-        help="for throughput, routes, fairness and requests",
+        help="for throughput, routes, fairness, requests, outbox and guards",
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
@@ -232,6 +237,13 @@ def main() -> None:
             with ground(store) as where:
                 trips = asyncio.run(run_requests(where, args.seconds))
                 figures[f"requests on {store}"] = [asdict(one) for one in trips]
+    if args.part in ("outbox", "guards", "all"):
+        for store in stores:
+            with ground(store) as where:
+                if args.part != "guards":
+                    figures[f"outbox on {store}"] = outbox.show(where, args.seconds, 50_000)
+                if args.part != "outbox":
+                    figures[f"guards on {store}"] = guards.run(where)
     if args.part in ("lanes", "all"):
         figures["lanes"] = [asdict(one) for one in lanes.show(args.seconds * 2, console)]
     if args.part in ("spool", "all"):

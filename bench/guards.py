@@ -24,7 +24,7 @@ from penstock.address import parse
 from penstock.client.consuming.reading import Browsed
 from penstock.client.message import Received
 
-from .grounds import STORES, ground
+from .grounds import STORES, Ground, ground
 
 MESSAGES, ROUNDS = 60, 5
 RULES = {("on", "off"): "off", ("off", "on"): "on", (None, "on"): "on"}
@@ -140,11 +140,21 @@ def show(store: str, took: Took) -> None:
             print(f"{'':12} {name:18} {worked:14,.0f} {added[0]:8,.0f} {whole:14,.0f} {added[1]:8,.0f}")
 
 
+def run(where: Ground) -> dict[str, float]:
+    """Prints a table; returns the medians until the commit, in microseconds."""
+    with tempfile.TemporaryDirectory() as folder:
+        url = where.fresh(Path(folder))
+        took = guarded(url) | asyncio.run(acked(url))
+    show(where.store, took)
+    return {
+        name: statistics.median(worked for worked, _ in times) * 1e6 for name, times in took.items() if times
+    }
+
+
 def main(*stores: str) -> None:
     for store in stores or STORES:
-        with ground(store) as where, tempfile.TemporaryDirectory() as folder:
-            url = where.fresh(Path(folder))
-            show(store, guarded(url) | asyncio.run(acked(url)))
+        with ground(store) as where:
+            run(where)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from penstock.client.outbox.connecting import opening
 from .grounds import STORES, Ground, ground
 from .measure import percentile
 
-__all__ = ["Relayed", "Soon", "Written", "relayed", "soon", "written"]
+__all__ = ["Relayed", "Soon", "Written", "relayed", "show", "soon", "written"]
 
 SIZE = 100
 KEYS = 1_000
@@ -170,6 +170,16 @@ def _queue(where: Ground, folder: Path, shop: str, same: bool) -> str:
 # ---- the program ----
 
 
+def show(where: Ground, seconds: float, messages: int) -> list[dict[str, object]]:
+    results: list[Written | Relayed | Soon] = [*asyncio.run(written(where, seconds))]
+    for same in (False, True):
+        results.append(asyncio.run(relayed(where, messages, same=same)))
+        results.append(asyncio.run(soon(where, 200, same=same)))
+    for result in results:
+        print(result, flush=True)
+    return [asdict(result) for result in results]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="bench.outbox", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -179,15 +189,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, default=50_000, help="that wait for the relay")
     parser.add_argument("--json", type=Path, help="write the figures there")
     args = parser.parse_args()
-    figures: list[dict[str, object]] = []
     with ground(args.store) as where:
-        results: list[Written | Relayed | Soon] = [*asyncio.run(written(where, args.seconds))]
-        for same in (False, True):
-            results.append(asyncio.run(relayed(where, args.messages, same=same)))
-            results.append(asyncio.run(soon(where, 200, same=same)))
-        for result in results:
-            print(result, flush=True)
-            figures.append(asdict(result))
+        figures = show(where, args.seconds, args.messages)
     if args.json:
         args.json.write_text(json.dumps(figures, indent=1))
 
