@@ -21,6 +21,7 @@ from penstock.errors import ClosedError, PenstockError, StoreBusy
 from penstock.model.batch import BatchBuilder, read_header
 from penstock.model.settings import GroupWish, TopicSettings
 from penstock.store.contract import Append, Appended
+from penstock.store.values import WouldWaitError
 
 LIMITS = replace(DEFAULTS, commit_batches=16, writer_line_bytes=100_000)
 PATIENCE_S = 20.0
@@ -184,6 +185,8 @@ class Looks:
         return self.by[-1]
 
     def _look(self, request: PollRequest) -> object:
+        if self.holding and threading.current_thread() is threading.main_thread():
+            raise WouldWaitError("it waits for the test: in a thread, please")
         self.by.append(request.member)
         if self.failing:
             raise StoreBusy("as the test wants it")
@@ -220,7 +223,7 @@ async def until_quiet(broker: Broker, waiting: int) -> None:
     """Until so many polls wait in line, and nobody looks."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            crowd = broker._polling._crowds._known.get(("quiet", "own"))
+            crowd = broker._polling._crowds._known.get(("quiet", "own", "quiet"))
             if crowd and len(crowd._line) == waiting and not crowd._looking and crowd._barren:
                 return
             await asyncio.sleep(0.002)

@@ -109,6 +109,7 @@ def runs(chosen: Iterable[tuple[int, Kind]]) -> Iterator[tuple[Kind, int, int]]:
 WHO = st.integers(0, 5)
 MASK = st.integers(1, 2**10 - 1)
 DELAY = st.sampled_from([0, 0, 1, LEASE_MS // 2, 3 * LEASE_MS])
+AWAY = (Kind.MOVE, Kind.LANE)
 KINDS = st.lists(st.sampled_from(Kind), min_size=1, max_size=4)
 
 
@@ -134,7 +135,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.generation = 1
         self.past: list[Hand] = []  # grants that reached somebody: acks of them may be on their way for ever
         self.movers: list[Mover] = []
-        self.dead_log: dict[int, tuple[int, Span]] = {}  # identity → (generation, what was appended)
+        self.dead_log: dict[int, tuple[int, list[Span]]] = {}  # identity → (generation, what was appended)
         self.tokens = count(1)
         self.budgets = cycle([8, 2, 8, 1, 20, 5])  # of healing members
         self.stamps = count(10**6, 10**4)  # apart from each other and from the tokens
@@ -296,7 +297,7 @@ class DeliveryMachine(RuleBasedStateMachine):
         at = self.backend.now() + delay
         kind_of = ((offset, kinds[i % len(kinds)]) for i, offset in enumerate(chosen))
         return [
-            Settlement(kind, first, last, at, "why", self.stamp() if stamped or kind is Kind.MOVE else None)
+            Settlement(kind, first, last, at, "why", self.stamp() if stamped or kind in AWAY else None)
             for kind, first, last in runs(kind_of)
         ]
 
@@ -370,14 +371,22 @@ class DeliveryMachine(RuleBasedStateMachine):
 
     def _append_dead(self, mover: Mover) -> None:
         """Into the dead letters, where an identity is taken only once: a repeat is dropped (I3)."""
-        span = (mover.moving.first, mover.moving.last)
-        self.dead_log.setdefault(mover.moving.token, (mover.generation, span))
+        spans = [(one.first, one.last) for one in self._together(mover)]
+        self.dead_log.setdefault(mover.moving.token, (mover.generation, spans))
+
+    def _together(self, mover: Mover) -> list[Delivery]:
+        """All that leaves for a lane under one identity is moved in one append, and settled in one verb."""
+        moving = mover.moving
+        if moving.token not in self.naive.lanes or mover.generation != self.generation:
+            return [moving]
+        return [one for one in self.backend.picture().deliveries if one.token == moving.token]
 
     def _finish(self, mover: Mover) -> None:
         if mover.generation != self.generation:
             self._refused(lambda: self.backend.finish_move(mover.generation, mover.moving))
         else:
-            self.backend.finish_move(mover.generation, mover.moving)
+            for moving in self._together(mover):
+                self.backend.finish_move(mover.generation, moving)
             self.naive.moved(mover.moving.token)
 
     # ---- what holds after every step ----
@@ -421,8 +430,8 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.counts[offset] = (row.spent, row.failures)
 
     def _check_dead(self) -> None:
-        appended = [o for generation, span in self.dead_log.values() if generation == self.generation
-                    for o in offsets([span])]  # fmt: skip
+        appended = [o for generation, spans in self.dead_log.values() if generation == self.generation
+                    for o in offsets(spans)]  # fmt: skip
         assert len(set(appended)) == len(appended), "twice in the dead letters"
         states = [message.state for message in self.naive.messages]
         assert all(states[o] in (State.LEAVING, State.DEAD) for o in appended)

@@ -61,6 +61,7 @@ class Naive:
     cursor: int = 0
     messages: list[Message] = field(default_factory=list)
     identities: dict[int, Span] = field(default_factory=dict)  # every stamp ever given
+    lanes: set[int] = field(default_factory=set)  # identities under which many move together
 
     def append(self, count: int) -> None:
         self.messages += (Message() for _ in range(count))
@@ -163,8 +164,7 @@ class Naive:
 
     def _takes_leave(self, moving: Delivery, now: int) -> None:
         span = (moving.first, moving.last)
-        assert moving.stamp is not None and moving.token == moving.stamp.producer_id
-        assert self.identities.setdefault(moving.token, span) == span, "two under one identity (I12)"
+        self._identified(moving)
         for offset in offsets([span]):
             message = self.messages[offset]
             assert message.at <= now, "taken from a live holder or mover"
@@ -241,6 +241,10 @@ class Naive:
                     message.state = State.SETTLED
                 elif settlement.kind is Kind.RELEASE:
                     self._waits(message, settlement.visible_at)
+                elif settlement.kind is Kind.LANE:  # not an attempt
+                    left.add(offset)
+                    self.lanes.add(leaving[offset].token)
+                    self._sent_away(offset, leaving[offset], now)
                 elif self._stays(message, settlement):
                     unplaced.append(offset)
                 else:
@@ -265,10 +269,14 @@ class Naive:
         message.suspect = message.solo = False
 
     def _sent_away(self, offset: int, moving: Delivery, now: int) -> None:
+        self._identified(moving)
+        self.messages[offset].leave(moving, now)
+
+    def _identified(self, moving: Delivery) -> None:
         assert moving.stamp is not None and moving.token == moving.stamp.producer_id
         span = (moving.first, moving.last)
-        assert self.identities.setdefault(moving.token, span) == span, "two under one identity (I12)"
-        self.messages[offset].leave(moving, now)
+        if moving.token not in self.lanes:
+            assert self.identities.setdefault(moving.token, span) == span, "two under one identity (I12)"
 
     def extended(self, now: int, token: int, spans: Iterable[Span], lost: Iterable[Span]) -> None:
         mine = set(self.held(token))
