@@ -67,6 +67,13 @@ class Ownership:
         _held.add(self)
 
     def release(self) -> None:
+        """Also where a child that was forked just now has the lock's file open still."""
+        if self._descriptor is not None:
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the lock's file, not of the lock: it is the parent's."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
@@ -78,7 +85,7 @@ _held: weakref.WeakSet[Ownership] = weakref.WeakSet()
 def _forked() -> None:
     """A child shares its parent's locks as long as it has their files open."""
     for ownership in list(_held):
-        ownership.release()
+        ownership.close()
 
 
 if hasattr(os, "register_at_fork"):
