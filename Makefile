@@ -1,7 +1,7 @@
 # Every command a contributor needs. `make` alone lists them.
 
 PYTHON ?= python3
-JOBS ?= 2
+JOBS ?= 3
 PENSTOCK_CHAOS_SECONDS ?= 60
 FUZZ_SECONDS ?= 60
 
