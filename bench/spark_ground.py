@@ -6,6 +6,7 @@ Every line says how many rows there should be, and is checked: a figure of rows 
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import subprocess
 import sys
@@ -77,7 +78,13 @@ def filled(url: str, topic: str, messages: int) -> None:
         mq.create_topic(topic, partitions=4)
         for first in range(0, messages, _SOME):
             some = range(first, min(messages, first + _SOME))
-            mq.send_many(topic, [penstock.Message(VALUE, key=b"k%d" % (n % 1000)) for n in some], timeout=120)
+            batch = [penstock.Message(_value(), key=b"k%d" % (n % 1000)) for n in some]
+            mq.send_many(topic, batch, timeout=120)
+
+
+def _value() -> bytes:
+    """Each another: a topic of one letter would compress to nothing."""
+    return os.urandom(len(VALUE) // 2).hex().encode()
 
 
 @contextmanager
