@@ -8,15 +8,19 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import penstock
+from penstock.broker.embedded import Broker
+from penstock.broker.endpoint import PollRequest
 from penstock.broker.workers import Workers
 from penstock.model.settings import GroupSettings, TopicSettings
 from penstock.store import open_sqlite
-from penstock.store.contract import Store
+from penstock.store.contract import Granted, Store
 from penstock.store.values import WouldWaitError
 
 
@@ -93,3 +97,29 @@ async def test_the_loop_goes_on_while_others_hold_the_file(tmp_path: Path) -> No
                 await asyncio.wait({polling}, timeout=0.5)
                 assert not polling.done()
             assert [m.value for m in await polling] == [b"1"]
+
+
+async def test_a_repeated_poll_is_answered_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """I6: what its token holds is handed over once more, all of it, though the loop would have to wait."""
+    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+        await mq.create_topic("orders", partitions=2)
+        await mq.create_group("orders", "billing")
+        for slot in (0, 1023):
+            await mq.send("orders", b"%d" % slot, slot=slot)
+        broker = mq._endpoint
+        assert isinstance(broker, Broker)
+        request = PollRequest("orders", "billing", "ann", 7, 10, 2**20, 5000, True)
+        first = await broker.poll(request)
+        for slot in (0, 1023):  # in the tail cache, so that nothing else has to wait
+            await mq.send("orders", b"more", slot=slot)
+        poll, here, calls = broker.store.progress.poll, threading.current_thread(), []
+
+        def waits(*args: Any, **named: Any) -> Granted:
+            calls.append(threading.current_thread() is here)
+            if calls == [True, True]:
+                raise WouldWaitError("for a lock")
+            return poll(*args, **named)
+
+        monkeypatch.setattr(broker.store.progress, "poll", waits)
+        again = await broker.poll(replace(request, repeated=True))
+    assert len(first.grants) == len(again.grants) == 2
