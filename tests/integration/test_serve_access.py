@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import penstock
+import penstock.sync
 from penstock.tls import client_context
 from tests.certificates import Authority
 from tests.contract.cli_runner import Cli
@@ -58,6 +59,8 @@ class Queue:
 def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
     made = Queue(tmp_path_factory.mktemp("queue"))
     yield made
+    with pytest.raises(penstock.NotAuthenticated):
+        penstock.sync.connect(made.url, token=WRONG)
     said = made.end()
     assert made.process.returncode == 0 and "was refused" in said
     assert not any(token in said for token in (*made.tokens, WRONG))
