@@ -31,8 +31,8 @@ from .values import Value, parse
 __all__ = ["LAZY_NS", "Outage", "Report", "Trail", "check"]
 
 LAZY_NS = 3_000_000_000
-"""PostgreSQL flushes what was committed lazily within three times `wal_writer_delay`, 0.6 s, and the time of a
-flush: seconds, on a disk that has much else to write."""
+"""PostgreSQL flushes what was committed lazily within three times `wal_writer_delay`, 0.6 s, and as long as a
+flush takes: seconds, on a disk that has much else to write."""
 
 
 @dataclass(frozen=True, slots=True)
