@@ -119,7 +119,13 @@ class Server(ABC):
         """On the same port and data as before. Returns when it takes connections."""
         if self.runs:
             raise RuntimeError(f"{self.kind} runs already; call stop() or kill() first")
-        self._launch(self.port, timeout_s)
+        for attempts_left in (4, 3, 2, 1, 0):
+            try:
+                return self._launch(self.port, timeout_s)
+            except _StartFailed as failed:  # another test process looks whether the port is free
+                if attempts_left == 0 or "in use" not in str(failed):
+                    raise
+                time.sleep(0.2)
 
     def stop(self, mode: Mode = "fast", *, timeout_s: float = 60) -> None:
         """`fast`: in order, without waiting for clients. `immediate`: at once; the next start recovers."""
