@@ -113,16 +113,17 @@ async def test_use_from_another_loop_is_refused() -> None:
 
 async def test_leaving_by_an_error_closes_everything() -> None:
     endpoint = FakeEndpoint()
-    threads = threading.active_count()
+    before = set(threading.enumerate())  # other tests may have left some that are ending
+    hearts: list[threading.Thread] = []
 
     async def body() -> None:
         async with Connection(endpoint) as mq, mq.consumer("orders", "billing"):
-            assert threading.active_count() > threads
+            hearts.extend(t for t in threading.enumerate() if t not in before and "heartbeat" in t.name)
             raise KeyError
 
     with pytest.raises(KeyError):
         await body()
-    assert endpoint.closed and not [t for t in threading.enumerate() if t.name == "penstock-heartbeat"]
+    assert endpoint.closed and [heart.is_alive() for heart in hearts] == [False]
 
 
 async def test_a_cancel_while_closing_does_not_leave_it_half_closed() -> None:

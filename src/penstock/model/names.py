@@ -28,6 +28,7 @@ __all__ = [
     "check_topic",
     "dead_topic",
     "is_internal",
+    "is_lane",
     "is_reply",
     "is_unnamed",
     "member_group",
@@ -51,7 +52,8 @@ _REPLY = "_reply."
 _CLIENT = re.compile(r"[A-Za-z0-9_-]{1,80}")  # of a reply topic
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,60}")
-_OWN = (".dead", ".retry", ".slow")
+_LANE = ".slow"
+_OWN = (".dead", ".retry", _LANE)
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _LONGEST = 60  # of a group's name, a member's own included
 _LONGEST_BROADCAST = 40  # leaves room for the member's name
@@ -130,6 +132,11 @@ def retry_topic(topic: str, group: str) -> str:
 
 def slow_topic(topic: str, group: str) -> str:
     return f"{topic}.{group}.slow"
+
+
+def is_lane(topic: str) -> bool:
+    """Whether this is the slow lane of a group."""
+    return topic.endswith(_LANE)
 
 
 def owner(internal: str) -> tuple[str, str] | None:

@@ -14,6 +14,7 @@ from subprocess import PIPE
 
 from ...errors import PenstockError
 from . import member
+from .ledger import holds
 
 __all__ = ["LEDGER", "Actor", "Cast"]
 
@@ -32,6 +33,11 @@ class Actor:
     @property
     def handled_some(self) -> bool:
         return self.ledger.exists() and self.ledger.stat().st_size > 0
+
+    @property
+    def holds(self) -> bool:
+        """Messages that it will not finish: killed now, it dies at work."""
+        return holds(self.ledger)
 
     @property
     def exit_code(self) -> int | None:
@@ -55,6 +61,10 @@ class Actor:
             await asyncio.wait_for(self._process.wait(), _STOP_S)
         except TimeoutError:
             await self.kill()
+
+    async def begun(self) -> bool:
+        self.refuse_failure()
+        return self.handled_some
 
     def refuse_failure(self) -> None:
         """A process that ended by itself, and not by poison, is a fault of the demo: say so."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -17,20 +17,33 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from penstock import Received
 
-__all__ = ["Audit", "Ledger", "Place", "audit", "in_order", "out_of_order"]
+__all__ = ["Audit", "Ledger", "Place", "audit", "holds", "in_order", "out_of_order"]
 
 Place: TypeAlias = tuple[int, int]
 """Partition and offset: a message of the topic."""
 
 
+_HOLDS = "# holds\n"  # a line: this process is at work on something that it will not finish
+
+
 class Ledger:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self.noted = 0
 
-    def note(self, messages: Iterable[Received]) -> None:
+    def note(self, messages: Sequence[Received]) -> None:
         now = time.monotonic_ns()  # the same for all processes of a machine
         lines = "".join(f"{m.partition} {m.offset} {m.attempt} {now}\n" for m in messages)
         os.write(self._file, lines.encode())
+        self.noted += len(messages)
+
+    def note_hold(self) -> None:
+        os.write(self._file, _HOLDS.encode())
+
+
+def holds(path: Path) -> bool:
+    """Whether the process that writes this one has messages in its hands and waits for its end."""
+    return path.exists() and path.read_text().endswith(_HOLDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +101,6 @@ def in_order(ledgers: Iterable[Path]) -> list[Place]:
 def _entries(path: Path) -> Iterator[tuple[int, int, int, int]]:
     """Partition, offset, attempt and when."""
     for line in path.read_text().splitlines(keepends=True) if path.exists() else ():
-        if line.endswith("\n"):  # else it was cut off by a kill: not handled to the end
+        if line.endswith("\n") and line != _HOLDS:  # else it was cut off by a kill: not handled to the end
             partition, offset, attempt, when = map(int, line.split())
             yield partition, offset, attempt, when

@@ -1,12 +1,14 @@
 """One consumer process of the demo: `python -m penstock.cli.demo.member TOPIC GROUP NAME LEDGER …`.
 
 Handles a message (a pause, so that one can watch), writes it into its ledger, and only then acks it. A
-poisonous message kills the process on the spot, as a bug in C code or the kernel's memory killer would.
+poisonous message kills the process on the spot, as a bug in C code or the kernel's memory killer would. One
+that is to be killed keeps what it is given after a while in its hands, so that the kill meets it at work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import sys
@@ -25,33 +27,49 @@ _AT_ONCE = 500
 
 
 def command(topic: str, group: str, name: str, ledger: Path, *options: str) -> list[str]:
-    """The command line that starts such a process. Options: pause=SECONDS, one-by-one, fragile."""
+    """The command line that starts one. Options: pause=SECONDS, one-by-one, fragile, holds=MESSAGES."""
     return [sys.executable, "-m", __spec__.name if __name__ == "__main__" else __name__,
             topic, group, name, str(ledger), *options]  # fmt: skip
 
 
 async def consume(url: str, topic: str, group: str, name: str, ledger: Ledger, options: list[str]) -> None:
-    pause_s = next((float(o.removeprefix("pause=")) for o in options if o.startswith("pause=")), 0.0)
+    pause_s, limit = _number(options, "pause=", 0.0), _number(options, "holds=", math.inf)
     async with (
         penstock.connect(url, client_id=name) as mq,
         mq.consumer(topic, group, member=name) as consumer,
     ):
         if "fragile" in options or "one-by-one" in options:
-            await _one_by_one(consumer, ledger, pause_s, fragile="fragile" in options)
+            await _one_by_one(consumer, ledger, pause_s, limit, fragile="fragile" in options)
         while True:
             messages = await consumer.poll(_AT_ONCE)
             await asyncio.sleep(pause_s * len(messages))
+            if messages and ledger.noted >= limit:
+                await _hold(ledger)
             ledger.note(messages)
             await consumer.ack(messages)
 
 
-async def _one_by_one(consumer: penstock.Consumer, ledger: Ledger, pause_s: float, *, fragile: bool) -> None:
+async def _one_by_one(
+    consumer: penstock.Consumer, ledger: Ledger, pause_s: float, limit: float, *, fragile: bool
+) -> None:
     async for message in consumer:
         if fragile and POISON in message.value:
             os._exit(DIED)
         await asyncio.sleep(pause_s)
+        if ledger.noted >= limit:
+            await _hold(ledger)
         ledger.note([message])
         await message.ack()
+
+
+async def _hold(ledger: Ledger) -> None:
+    """With messages in its hands, until it is killed."""
+    ledger.note_hold()
+    await asyncio.Event().wait()
+
+
+def _number(options: list[str], name: str, default: float) -> float:
+    return next((float(o.removeprefix(name)) for o in options if o.startswith(name)), default)
 
 
 async def main(arguments: list[str]) -> None:

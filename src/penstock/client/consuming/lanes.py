@@ -24,6 +24,7 @@ from ...broker.deliveries import released
 from ...broker.endpoint import Beat, Endpoint, PollReply, PollRequest
 from ...errors import PenstockError
 from ...model.lanes import MOST_SOURCES, LaneView, Pace, Seen, room, source_name, spent
+from ...model.names import is_lane
 from ..message import Kind, Received
 from .hands import Hands, HeldDelivery
 
@@ -63,7 +64,7 @@ class Lanes:
     @property
     def room(self) -> int:
         """How many messages of the lane may be asked for now."""
-        in_hand = sum(d.open for d in self._hands if _is_lane(d.topic)) if self._known else 0
+        in_hand = sum(d.open for d in self._hands if is_lane(d.topic)) if self._known else 0
         return room(self._pace, monotonic() * 1000, in_hand)
 
     def asks(self, request: PollRequest) -> PollRequest:
@@ -127,7 +128,7 @@ class Lanes:
 
     def received(self, delivery: HeldDelivery, messages: list[Received]) -> list[Received]:
         """Notes their sources; returns those that are to be tried."""
-        lane = _is_lane(delivery.topic)
+        lane = is_lane(delivery.topic)
         self._known = self._known or lane
         if not self.view.version:
             return messages
@@ -153,7 +154,7 @@ class Lanes:
         delivery = message._delivery
         assert isinstance(delivery, HeldDelivery)
         source = delivery.sources.get(message._position - delivery.first)
-        return source is not None and source in self._slow and not _is_lane(delivery.topic)
+        return source is not None and source in self._slow and not is_lane(delivery.topic)
 
     def set_aside(self, messages: Sequence[Received]) -> None:
         runs: list[Run] = []
@@ -199,7 +200,7 @@ class Lanes:
         times = self._spent_ms(run)
         if kind not in _COUNTED:
             return
-        if _is_lane(delivery.topic):
+        if is_lane(delivery.topic):
             self._pace = spent(self._pace, monotonic() * 1000, stop - start, sum(times))
         for index, ms in zip(range(start, stop), times, strict=True):
             source = delivery.sources.pop(index, None)
@@ -256,10 +257,6 @@ class Lanes:
         if self._counts:
             await self._reported(self._settler.who)
         self._counts = {}
-
-
-def _is_lane(topic: str) -> bool:
-    return topic.endswith(".slow")
 
 
 def _source(message: Received, header: str) -> str | None:
