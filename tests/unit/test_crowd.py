@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
+import uvloop
 
-from penstock.broker.crowd import Crowd, Turn
+from penstock.broker.crowd import _BURST_S, _PACE_S, Crowd, Turn
 from penstock.broker.waiters import Waiters
-from penstock.errors import StoreBusy, UnknownGroup
+from penstock.client.producing.held import Held
+from penstock.client.producing.parcel import Parcel
+from penstock.errors import SendTimeout, StoreBusy, UnknownGroup
 
 LONG_S = 1000.0
 
@@ -197,3 +202,60 @@ async def test_all_are_dismissed(crowd: Crowd) -> None:
     tasks = await in_line(crowd, 3)
     crowd.dismiss()
     assert await asyncio.wait_for(asyncio.gather(*tasks), 20) == [None, None, None]
+
+
+async def looks(crowd: Crowd, seconds: float, *, rich: bool) -> int:
+    """How often one looks who always finds something."""
+    loop, count = asyncio.get_running_loop(), 0
+    end = loop.time() + seconds
+    while loop.time() < end:
+        turn = await crowd.turn(end)
+        if turn is not None:
+            turn.begin()
+            turn.found(rich)
+            count += 1
+        await asyncio.sleep(0)
+    return count
+
+
+async def test_looks_that_empty_the_group_keep_a_distance(crowd: Crowd) -> None:
+    """So that messages that come one by one, close to each other, cost less than a look each."""
+    assert 3 <= await looks(crowd, 0.2, rich=False) <= 0.2 / _PACE_S + _BURST_S / _PACE_S + 2
+    assert await looks(crowd, 0.2, rich=True) > 300  # where there is more, nobody waits
+
+
+async def test_one_now_and_then_is_looked_for_at_once(crowd: Crowd) -> None:
+    for _ in range(4):
+        task = asks(crowd)
+        await settle()
+        assert task.done()
+        turn_of(task).found(rich=False)
+        await asyncio.sleep(2 * _PACE_S)
+
+
+def test_timers_of_uvloop_that_are_due_at_once() -> None:
+    """They are none, and cannot be asked when they are due."""
+
+    async def due_soon() -> None:
+        crowd = Crowd(Waiters(), 2)
+        crowd.fresh_s = LONG_S
+        tasks = await in_line(crowd, 2)
+        for _ in range(2):
+            crowd.due(0.0003)
+        await asyncio.wait_for(tasks[0], 20)
+        await cancel(*tasks)
+
+    uvloop.run(due_soon())
+
+
+def test_deadlines_on_uvloop_that_are_there_at_once() -> None:
+    async def late() -> list[BaseException]:
+        loop, told = asyncio.get_running_loop(), list[BaseException]()
+        held = Held(lambda: SendTimeout("too late"))
+        for _ in range(2):
+            call = SimpleNamespace(deadline=loop.time() + 0.0003)
+            held.add(cast(Parcel, SimpleNamespace(call=call, failed=told.append)))
+        await asyncio.sleep(0.1)
+        return told
+
+    assert [type(error) for error in uvloop.run(late())] == [SendTimeout] * 2

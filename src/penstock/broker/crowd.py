@@ -3,7 +3,9 @@
 What a look finds in a shared group does not depend on who looks: if one found nothing, none of the others
 would, until there is news or something is due. So polls wait in line. News lets one look; what it was given
 may not have been all, and then the next one looks; if it found nothing, all the others rest. A poll that
-comes while that is known does not look at all. Used in the event loop only.
+comes while that is known does not look at all. Messages that come one by one, close to each other, are taken
+two or three at a time: a look that emptied the group is not followed by the next one at once, after a few
+such. Used in the event loop only.
 
 No news is lost: a crowd listens before anybody looks, and what came after a look began was not seen by it.
 What is known is worth nothing after nobody was here (then nobody watches other processes), and after
@@ -23,6 +25,8 @@ from .waiters import Key, Waiters
 __all__ = ["Crowd", "Crowds", "Turn"]
 
 _AFTER_FAILURE_S = 1.0  # the store failed somebody: the next in line tries after so long
+_PACE_S = 0.002  # looks that bring what there is come no closer to each other than this on average,
+_BURST_S = 0.010  # and may be ahead of that by so much: whoever sends now and then does not wait
 _KEPT_S = 60.0  # a crowd that nobody has been in for so long is forgotten
 
 _Seen = tuple[int, int]
@@ -36,11 +40,13 @@ class Crowd:
         self._loop = asyncio.get_running_loop()
         self._line: dict[asyncio.Future[bool], None] = {}  # those who wait, the first one first
         self._timer: asyncio.TimerHandle | None = None
+        self._rings_at = 0.0  # a timer of uvloop that is due at once does not know
         self._news = 0
         self._known: _Seen = (-1, -1)  # of the last look that found nothing
         self._until = 0.0  # what is known is good until then
         self._looking = 0
         self._rich = False  # the last look brought all that it asked for
+        self._paced_until = 0.0  # as if each look had lasted `_PACE_S`
         self._keys: Sequence[Key] = ()
         self.sources: Sequence[Source] = ()
         self.fresh_s = 0.0
@@ -100,12 +106,17 @@ class Crowd:
         return self._known == self._seen and self._loop.time() < self._until
 
     @property
+    def _rests_until(self) -> float:
+        return 0.0 if self._rich else self._paced_until - _BURST_S
+
+    @property
     def _seen(self) -> _Seen:
         return self._news, self._waiters.lulls
 
     async def turn(self, deadline: float) -> Turn | None:
         """Wait until it makes sense to look. None: nothing came until the deadline."""
-        if self._barren or self._line or self._looking >= self._most:
+        resting = self._loop.time() < self._rests_until
+        if self._barren or resting or self._line or self._looking >= self._most:
             place: asyncio.Future[bool] = self._loop.create_future()
             self._line[place] = None
             self._advance()
@@ -138,19 +149,21 @@ class Crowd:
         """Let those look for whom there may be something."""
         while self._line and self._looking < (self._most if self._rich else 1):
             if self._barren:
-                return self._set_timer()
+                return self._set_timer(self._until)
+            if self._loop.time() < self._rests_until:
+                return self._set_timer(self._rests_until)
             place = next(iter(self._line))
             del self._line[place]
             if not place.done():
                 self._looking += 1
                 place.set_result(True)
 
-    def _set_timer(self) -> None:
+    def _set_timer(self, at: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= self._until:
+            if self._rings_at <= at:
                 return
             self._timer.cancel()
-        self._timer = self._loop.call_at(self._until, self._rung)
+        self._timer, self._rings_at = self._loop.call_at(at, self._rung), at
 
     def _rung(self) -> None:
         self._timer = None
@@ -172,6 +185,7 @@ class Crowd:
     def found(self, rich: bool) -> None:
         """There may be more, and what was handed out is due when its lease ends."""
         self._rich = rich
+        self._paced_until = max(self._paced_until, self._loop.time()) + _PACE_S
         self._news += 1
         self.pass_on()
 

@@ -16,12 +16,13 @@ __all__ = ["Held"]
 
 
 class Held:
-    __slots__ = ("_parcels", "_timer", "_too_late")
+    __slots__ = ("_expires_at", "_parcels", "_timer", "_too_late")
 
     def __init__(self, too_late: Callable[[], PenstockError]) -> None:
         self._too_late = too_late  # what those are told whose time is over
         self._parcels: list[Parcel] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._expires_at = 0.0  # a timer of uvloop that is due at once does not know
 
     def __len__(self) -> int:
         return len(self._parcels)
@@ -45,10 +46,11 @@ class Held:
 
     def _wake_at(self, deadline: float) -> None:
         if self._timer is not None:
-            if self._timer.when() <= deadline:
+            if self._expires_at <= deadline:
                 return
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+        self._expires_at = deadline
 
     def _expire(self) -> None:
         now = asyncio.get_running_loop().time()
