@@ -9,20 +9,15 @@ from bench.contenders import PenstockQueue, RowQueue
 
 
 async def test_throughput_of_both_contenders() -> None:
-    results = [
-        r
-        async for r in throughput.run(
-            [PenstockQueue, RowQueue], seconds=0.3, sizes=(100,), shapes=((1000, 1),)
-        )
-    ]
-    rates = {(r.contender, r.what): r.per_s for r in results}
-    assert len(rates) == 4
-    for what in (
-        "publish",
-        "consume + ack",
-    ):  # twice as fast on a quiet machine; other tests run beside this one
-        assert rates["penstock", what] > 0.5 * rates["one row per message", what]
-    assert all(r.messages >= 1000 and r.cpu_s > 0 for r in results)
+    best: dict[tuple[str, str], float] = {}  # of three: other tests run beside this one
+    for _ in range(3):
+        run = throughput.run([PenstockQueue, RowQueue], seconds=0.2, sizes=(100,), shapes=((1000, 1),))
+        async for r in run:
+            assert r.messages >= 1000 and r.cpu_s > 0
+            best[r.contender, r.what] = max(r.per_s, best.get((r.contender, r.what), 0))
+    assert len(best) == 4
+    for what in ("publish", "consume + ack"):  # twice as fast on a quiet machine
+        assert best["penstock", what] > 0.5 * best["one row per message", what]
 
 
 async def test_latency_is_measured_from_call_to_confirmation(tmp_path: Path) -> None:
