@@ -214,7 +214,11 @@ def hold(url: str, limits: Limits, place: int, forgetful: bool, where: str, pipe
     store = opened(url, limits)
     if forgetful:  # MySQL knows no limit on idle transactions
         with_no_idle_limit(store)
-    stopped = stopped_at_commit if where == "at-commit" else stopped_after_lock
+    stopped = {
+        "after-lock": stopped_after_lock,
+        "at-commit": stopped_at_commit,
+        "in-a-pipeline": partial(stopped_at_commit, synced=False),
+    }[where]
     with stopped(store) as stop:
         appending = soon(append, store, place, batch(2, producer=7))
         stop.wait()
@@ -240,7 +244,7 @@ def with_no_idle_limit(store: SqlStore) -> None:
     store.session.forget(Lane.LOG)
 
 
-@pytest.mark.parametrize("where", ["after-lock", "at-commit"])
+@pytest.mark.parametrize("where", ["after-lock", "at-commit", "in-a-pipeline"])
 @pytest.mark.parametrize("forgetful", [False, True], ids=["", "without-idle-limit"])
 def test_a_process_that_was_stopped_with_a_lock_loses_it(
     ground: Ground, places: list[int], forgetful: bool, where: str
@@ -260,7 +264,7 @@ def test_a_process_that_was_stopped_with_a_lock_loses_it(
         os.kill(process.pid, signal.SIGCONT)
         pipe.send("go on")
         first, repeated = received(pipe), received(pipe)
-    if where == "at-commit":
+    if where != "after-lock":
         assert isinstance(first, StoreUnavailable)  # it cannot know, and repeats
         assert (repeated.base_offset, repeated.duplicate) == (1, False)
     else:

@@ -25,8 +25,8 @@ from .waiters import Key, Waiters
 __all__ = ["Crowd", "Crowds", "Turn"]
 
 _AFTER_FAILURE_S = 1.0  # the store failed somebody: the next in line tries after so long
-_PACE_S = 0.002  # looks that bring what there is come no closer to each other than this on average,
-_BURST_S = 0.010  # and may be ahead of that by so much: whoever sends now and then does not wait
+_PACE_S = 0.003  # looks that bring what there is come no closer to each other than this on average,
+_BURST_S = 0.015  # and may be ahead of that by so much: whoever sends now and then does not wait
 _KEPT_S = 60.0  # a crowd that nobody has been in for so long is forgotten
 
 _Seen = tuple[int, int]

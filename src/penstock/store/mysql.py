@@ -143,6 +143,9 @@ class MysqlDialect(ServerDialect):
             except pymysql.MySQLError:
                 pass  # it is not usable any more, and will be thrown away
 
+    def end_stuck(self) -> None:
+        """The server's own limits do it."""
+
     # ---- statements ----
 
     def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:

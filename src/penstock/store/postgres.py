@@ -10,8 +10,10 @@ looking.
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -33,6 +35,12 @@ __all__ = ["PostgresDialect"]
 _STARTED = """SELECT (extract(epoch FROM greatest(pg_postmaster_start_time(), stats_reset)) * 1000)::bigint
               FROM pg_stat_bgwriter"""
 _BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"  # whatever the role's default is (I1)
+_END_STUCK = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE datname = current_database() AND usename = current_user
+                AND application_name = current_setting('application_name') AND query LIKE '%%penstock\\_%%'
+                AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
+                AND state_change < clock_timestamp() - %s * interval '1 ms'"""
+_END_STUCK_EVERY_S = 1.0
 _MIGRATION_LOCK = 7_235_801_226
 _MIGRATION_S = 3600.0  # a large table may take its time to be changed
 _UNKNOWN_DATABASE, _TOO_MANY = "3D000", "53300"
@@ -70,6 +78,8 @@ class PostgresDialect(ServerDialect):
         self._dsn = dsn
         self._bouncer = pgbouncer
         self._notifier = Notifier(self._plain)
+        self._ending = threading.Lock()
+        self._ended_at = 0.0  # by the monotonic clock
 
     # ---- connections ----
 
@@ -179,6 +189,15 @@ class PostgresDialect(ServerDialect):
             connection.execute("ROLLBACK")
         except psycopg.Error:
             connection.close()
+
+    def end_stuck(self) -> None:
+        """Whoever stands still between a statement and the Sync behind it is "active" to the server."""
+        with self._ending:
+            if time.monotonic() < self._ended_at + _END_STUCK_EVERY_S:
+                return
+            self._ended_at = time.monotonic()
+        with suppress(psycopg.Error, StoreError), self._plain() as connection:
+            connection.execute(_END_STUCK, (self._limits.idle_timeout_ms,))
 
     # ---- statements ----
 

@@ -76,6 +76,9 @@ class Dialect(Protocol):
 
     def end(self, connection: Any, lane: Lane, *, commit: bool) -> None: ...
 
+    def end_stuck(self) -> None:
+        """A lock was not had in time: end transactions that stand still, where no limit does (I15)."""
+
     def sql(self, text: str) -> str:
         """`?` parameters in the driver's own style."""
 
@@ -308,6 +311,8 @@ class Session:
             if mapped is None:
                 raise
             mapped.undone = self.dialect.undone(error) and not hasattr(error, "run_once")
+            if isinstance(mapped, StoreBusy) and not mapped.undone:
+                self.dialect.end_stuck()
             if isinstance(mapped, StoreUnavailable) and self.dialect.pooled:
                 self.forget(lane)  # also of a server that has become read-only: the address may name others
             raise mapped from error

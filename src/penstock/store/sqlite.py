@@ -177,6 +177,9 @@ class SqliteDialect:
         finally:
             self._turns[lane].release()
 
+    def end_stuck(self) -> None:
+        """Whoever has the file has it until it goes on: the busy time-out tells."""
+
     # ---- statements ----
 
     def sql(self, text: str) -> str:
