@@ -286,6 +286,39 @@ async def test_a_cancelled_poll_gives_back_what_it_was_given(
     assert [(lease.first, lease.last, lease.attempt) for lease in reply.grants[0].leases] == [(0, 4, 1)]
 
 
+async def test_a_poll_that_came_late_does_not_give_back_what_its_repetition_was_given(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker stood still with a poll, and the client, which has gone, was answered by another one (I6)."""
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    await broker.append("orders", await place(broker), batch(5))
+    request = PollRequest("orders", "billing", "m", 77, 100, 1 << 20, 0, True)
+    answered = await broker.poll(replace(request, repeated=True))
+    assert spans(answered) == [(0, 4)]
+    await broker.append("orders", await place(broker), batch(1))
+    granted, go_on = asyncio.Event(), threading.Event()
+    loop, store_poll = asyncio.get_running_loop(), broker.store.progress.poll
+
+    def slow(*args: object, **more: object) -> object:
+        result = store_poll(*args, **more)  # type: ignore[arg-type]
+        loop.call_soon_threadsafe(granted.set)
+        assert go_on.wait(10)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker._workers, "_at_once", None)  # it is to take its time
+        patch.setattr(broker.store.progress, "poll", slow)
+        late = asyncio.create_task(broker.poll(request))
+        await granted.wait()
+        late.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await late
+        go_on.set()
+        await asyncio.gather(*broker._polling._background)
+    _, reply = await poll(broker, held=True)
+    assert spans(reply) == [(5, 5)]  # the others are in good hands
+
+
 async def test_another_process_that_hands_back_wakes_a_long_poll(tmp_path: Path) -> None:
     """Again and again, also when releases follow each other closely: none is slept through."""
     one, other = await open_endpoint(_file(tmp_path)), await open_endpoint(_file(tmp_path))

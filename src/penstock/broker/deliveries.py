@@ -63,6 +63,7 @@ class Handed:
     """What one look brought."""
 
     grants: list[Grant] = field(default_factory=list)
+    fresh: list[Grant] = field(default_factory=list)  # those of them that nobody else was told of
     departures: list[Departure] = field(default_factory=list)
     draining: bool = False
     next_due: int | None = None  # nothing is due before then
@@ -214,7 +215,10 @@ class Deliveries:
             return
         leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in granted.deliveries)
         batches = self.batches_of(piece.partition_id, granted.deliveries, look.batches)
-        handed.grants.append(Grant(topic.name, piece.partition, piece.partition_id, leases, batches))
+        grant = Grant(topic.name, piece.partition, piece.partition_id, leases, batches)
+        handed.grants.append(grant)
+        if not granted.again:
+            handed.fresh.append(grant)
         look.spend(leases, batches)
 
     def batches_of(

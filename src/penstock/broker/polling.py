@@ -205,8 +205,8 @@ class Polling:
             if ordered:  # what it held before it holds still, and is sent again what it did not receive (I6)
                 await self._workers.run(self._ordered.end, handed.claimed, request.token)
                 self.notify_groups(group.id for group, _ in handed.claimed)
-            elif handed.grants and not request.on_delivery:
-                await self.settle(request.topic, request.group, released(request, handed.grants))
+            elif handed.fresh and not request.on_delivery:  # what it had before another broker has told it
+                await self.settle(request.topic, request.group, released(request, handed.fresh))
         except PenstockError as error:
             _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
 

@@ -183,7 +183,7 @@ class Locked:
         spans = [(d.first, d.last) for d in held]
         change = settlement.extend(held, spans, self.now + lease_ms, self.row.cursor)
         self.apply(change)
-        return Granted(change.put, next_due=self.row.next_due)
+        return Granted(change.put, next_due=self.row.next_due, again=True)
 
     def skip_to(self, log_start: int) -> None:
         """Pass over what retention took away."""

@@ -171,6 +171,7 @@ class Granted:
     next_due: int | None = None
     draining: bool = False  # a suspect waits until the member holds nothing: it should ask no more till then
     holder: Holder | None = None  # ordered groups: the asker was refused; who holds the partition, if anybody
+    again: bool = False  # the token held it before: an earlier answer to it was lost, or so it seemed (I6)
     recall: bool = False  # ordered groups: the holder settles what it handles and hands the partition over
 
 
