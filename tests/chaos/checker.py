@@ -2,12 +2,14 @@
 
 Lost: confirmed, and not handled by the group.
 
-Repeated: handled once more without a reason. There are four: whoever handled it before
+Repeated: handled once more without a reason. There are five: whoever handled it before
 - was killed before it noted that it is settled;
 - was told that somebody else has it (`gone`);
 - was cut off from the database by an outage between the two;
 - noted that it is settled, and a crash of the server (not an orderly stop) came within `LAZY_NS`: acks are
-  not flushed (I8, R15).
+  not flushed (I8, R15);
+- was handed it after a crash of the server that had forgotten whose it was: first hand-outs are not flushed
+  either (I8), and the other has it in its hands for `HELD_NS` at most, one lease.
 Once settled, and not in that moment before a crash, no reason counts.
 
 Out of order, in an ordered group: message `a` of a key was sent before `b` if the same run of the producer
@@ -28,8 +30,9 @@ from dataclasses import dataclass, field
 from .journal import Entry
 from .values import Value, parse
 
-__all__ = ["LAZY_NS", "Outage", "Report", "Trail", "check"]
+__all__ = ["HELD_NS", "LAZY_NS", "Outage", "Report", "Trail", "check"]
 
+HELD_NS = 4_000_000_000
 LAZY_NS = 3_000_000_000
 """PostgreSQL flushes what was committed lazily within three times `wal_writer_delay`, 0.6 s, and as long as a
 flush takes: seconds, on a disk that has much else to write."""
@@ -137,6 +140,8 @@ def _repeats(handlings: Sequence[_Handling], trail: Trail) -> tuple[list[str], C
 
 def _reason(earlier: _Handling, later: _Handling, trail: Trail) -> str:
     """Why it may have been handled again; "" if it may not."""
+    if _forgotten(earlier, later, trail):
+        return "forgotten"
     if earlier.outcome == "settled" and earlier.outcome_at <= later.at:
         unflushed = (o for o in trail.outages if o.crash and o.begin - LAZY_NS <= earlier.outcome_at <= o.end)
         return "crash" if any(o.begin <= later.at for o in unflushed) else ""
@@ -146,6 +151,14 @@ def _reason(earlier: _Handling, later: _Handling, trail: Trail) -> str:
         return "outage"
     killed_at = trail.killed.get(earlier.process)
     return "killed" if killed_at is not None and killed_at <= later.at and not earlier.outcome else ""
+
+
+def _forgotten(earlier: _Handling, later: _Handling, trail: Trail) -> bool:
+    """A crash forgot a hand-out: another was handed it after that, and its holder handles it all the same."""
+    others = earlier.process != later.process
+    return others and any(
+        o.crash and o.begin <= earlier.at <= later.at <= o.begin + HELD_NS for o in trail.outages
+    )
 
 
 # ---- order ----

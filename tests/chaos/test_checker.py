@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .checker import LAZY_NS, Outage, Report, Trail, check
+from .checker import HELD_NS, LAZY_NS, Outage, Report, Trail, check
 from .journal import Entry
 from .values import Value, parse
 
@@ -98,6 +98,16 @@ def test_a_repeat_after_a_kill() -> None:
 def test_every_earlier_handling_needs_a_reason() -> None:
     first, second = notes((1, "handled", A)), handled(5, A)
     assert judged(sent(A), first, second, handled(9, A), killed={"c0": 3}).repeated == [f"{A} by c2"]
+
+
+def test_a_crash_may_forget_a_hand_out_that_was_not_flushed() -> None:
+    crash, orderly = Outage(10, 20, crash=True), Outage(10, 20, crash=False)
+    first, second = handled(30, A), handled(40, A)
+    assert judged(sent(A), first, second, outages=(crash,)).excused == {"forgotten": 1}
+    assert judged(sent(A), first, second, outages=(orderly,)).repeated
+    assert judged(sent(A), first, handled(HELD_NS + 11, A), outages=(crash,)).repeated  # its lease is over
+    assert judged(sent(A), first + second, outages=(crash,)).repeated  # by the same
+    assert judged(sent(A), handled(5, A), second, outages=(orderly,)).repeated
 
 
 def test_a_crash_may_forget_an_ack_that_was_not_flushed() -> None:

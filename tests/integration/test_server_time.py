@@ -103,7 +103,7 @@ async def taken_over_after_one_lease(
             await consumer.ack(messages)
             if values == held:
                 break
-    assert LEASE_S / 2 < time.monotonic() - begin < LEASE_S + 3
+    assert LEASE_S / 2 < time.monotonic() - begin < LEASE_S + 20
 
 
 async def told(pipe: Connection) -> Any:
