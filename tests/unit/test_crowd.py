@@ -224,6 +224,20 @@ async def test_looks_that_empty_the_group_keep_a_distance(crowd: Crowd) -> None:
     assert await looks(crowd, 0.2, rich=True) > 300  # where there is more, nobody waits
 
 
+@pytest.mark.parametrize("rich", [True, False])
+async def test_nobody_rests_for_long_however_many_looks_there_were(crowd: Crowd, rich: bool) -> None:
+    for _ in range(2000):  # as short polls do, which do not wait
+        turn = crowd.begin()
+        turn.begin()
+        turn.found(rich)
+    turn = crowd.begin()
+    turn.begin()
+    turn.found(rich=False)
+    began = time.monotonic()
+    assert await crowd.turn(asyncio.get_running_loop().time() + LONG_S) is not None
+    assert time.monotonic() - began < 1
+
+
 async def test_one_now_and_then_is_looked_for_at_once(crowd: Crowd) -> None:
     for _ in range(4):
         task = asks(crowd)

@@ -46,7 +46,9 @@ class Crowd:
         self._until = 0.0  # what is known is good until then
         self._looking = 0
         self._rich = False  # the last look brought all that it asked for
-        self._paced_until = 0.0  # as if each look had lasted `_PACE_S`
+        self._paced_until = (
+            0.0  # as if each had lasted `_PACE_S`; never so far ahead that one rests for longer
+        )
         self._keys: Sequence[Key] = ()
         self.sources: Sequence[Source] = ()
         self.fresh_s = 0.0
@@ -185,8 +187,10 @@ class Crowd:
     def found(self, rich: bool) -> None:
         """There may be more, and what was handed out is due when its lease ends."""
         self._rich = rich
-        self._paced_until = max(self._paced_until, self._loop.time()) + _PACE_S
         self._news += 1
+        if not rich:
+            now = self._loop.time()
+            self._paced_until = min(max(self._paced_until, now), now + _BURST_S) + _PACE_S
         self.pass_on()
 
     def failed(self, seen: _Seen, error: BaseException) -> None:
