@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -260,11 +261,10 @@ async def test_another_process_wakes_a_long_poll(tmp_path: Path) -> None:
         await other.close()
 
 
-async def test_a_cancelled_poll_gives_back_what_it_was_given(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
+async def cancelled_after_its_grant(
+    broker: Broker, polling: Coroutine[Any, Any, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
-    await broker.append("orders", await place(broker), batch(5))
+    """The store has granted it something, and nobody is there any more to be told."""
     granted, go_on = asyncio.Event(), threading.Event()
     loop, store_poll = asyncio.get_running_loop(), broker.store.progress.poll
 
@@ -274,14 +274,23 @@ async def test_a_cancelled_poll_gives_back_what_it_was_given(
         assert go_on.wait(10)
         return result
 
-    monkeypatch.setattr(broker.store.progress, "poll", slow)
-    waiting = asyncio.create_task(poll(broker))
-    await granted.wait()
-    waiting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await waiting
-    go_on.set()
-    monkeypatch.setattr(broker.store.progress, "poll", store_poll)
+    with monkeypatch.context() as patch:
+        patch.setattr(broker._workers, "_at_once", None)  # it is to take its time
+        patch.setattr(broker.store.progress, "poll", slow)
+        waiting = asyncio.create_task(polling)
+        await granted.wait()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        go_on.set()
+
+
+async def test_a_cancelled_poll_gives_back_what_it_was_given(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await broker.subscribe("orders", "billing", GroupWish(), "m", "c")
+    await broker.append("orders", await place(broker), batch(5))
+    await cancelled_after_its_grant(broker, poll(broker), monkeypatch)
     _, reply = await poll(broker, wait_ms=5000)
     assert [(lease.first, lease.last, lease.attempt) for lease in reply.grants[0].leases] == [(0, 4, 1)]
 
@@ -296,25 +305,8 @@ async def test_a_poll_that_came_late_does_not_give_back_what_its_repetition_was_
     answered = await broker.poll(replace(request, repeated=True))
     assert spans(answered) == [(0, 4)]
     await broker.append("orders", await place(broker), batch(1))
-    granted, go_on = asyncio.Event(), threading.Event()
-    loop, store_poll = asyncio.get_running_loop(), broker.store.progress.poll
-
-    def slow(*args: object, **more: object) -> object:
-        result = store_poll(*args, **more)  # type: ignore[arg-type]
-        loop.call_soon_threadsafe(granted.set)
-        assert go_on.wait(10)
-        return result
-
-    with monkeypatch.context() as patch:
-        patch.setattr(broker._workers, "_at_once", None)  # it is to take its time
-        patch.setattr(broker.store.progress, "poll", slow)
-        late = asyncio.create_task(broker.poll(request))
-        await granted.wait()
-        late.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await late
-        go_on.set()
-        await asyncio.gather(*broker._polling._background)
+    await cancelled_after_its_grant(broker, broker.poll(request), monkeypatch)
+    await asyncio.gather(*broker._polling._background)
     _, reply = await poll(broker, held=True)
     assert spans(reply) == [(5, 5)]  # the others are in good hands
 
