@@ -2,7 +2,7 @@
 
 PYTHON ?= python3
 JOBS ?= 3
-PENSTOCK_CHAOS_SECONDS ?= 60
+POSTROOM_CHAOS_SECONDS ?= 60
 FUZZ_SECONDS ?= 60
 
 VENV := .venv
@@ -24,7 +24,7 @@ help: ## List the targets
 	@echo "  JOBS=4              how many test processes"
 	@echo "  ARGS='-k retry'     more arguments for test, bench and chaos"
 
-venv: $(STAMP) ## Create .venv and install Penstock with its tools (only when something changed)
+venv: $(STAMP) ## Create .venv and install Postroom with its tools (only when something changed)
 
 servers: ## Install PostgreSQL's and MariaDB's servers for the tests, where that may be done
 	@sh tests/servers/install.sh
@@ -32,11 +32,11 @@ servers: ## Install PostgreSQL's and MariaDB's servers for the tests, where that
 peers: ## Install the queues that the benchmark compares with, where that may be done
 	@sh bench/peers_install.sh
 
-demo: $(STAMP) ## See it work, the queue and the data pipeline: penstock demo
-	@$(BIN)/penstock demo
+demo: $(STAMP) ## See it work, the queue and the data pipeline: postroom demo
+	@$(BIN)/postroom demo
 
 demo-queue: $(STAMP) ## See the queue alone, without Spark
-	@$(BIN)/penstock demo --queue-only
+	@$(BIN)/postroom demo --queue-only
 
 test: $(STAMP) servers ## Run all tests in parallel, but those that start Spark
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 -m 'not spark' $(ARGS)
@@ -53,15 +53,15 @@ check: $(STAMP) ## Format, lint, types and layers, without changing anything
 bench: $(STAMP) servers peers ## Measure speed: python -m bench
 	$(BIN)/python -m bench $(ARGS)
 
-chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (PENSTOCK_CHAOS_SECONDS per test)
-	PENSTOCK_CHAOS_SECONDS=$(PENSTOCK_CHAOS_SECONDS) $(BIN)/python -m pytest tests/chaos -m slow \
-		--timeout $$(( $(PENSTOCK_CHAOS_SECONDS) * 4 + 120 )) --durations 0 $(ARGS)
+chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (POSTROOM_CHAOS_SECONDS per test)
+	POSTROOM_CHAOS_SECONDS=$(POSTROOM_CHAOS_SECONDS) $(BIN)/python -m pytest tests/chaos -m slow \
+		--timeout $$(( $(POSTROOM_CHAOS_SECONDS) * 4 + 120 )) --durations 0 $(ARGS)
 
 fuzz: $(STAMP) ## Feed random bytes to whatever reads those of strangers (FUZZ_SECONDS for each target)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
 	for target in frames requests replies others batches; do \
 		$(BIN)/python -m tests.fuzz $$target -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -rss_limit_mb=1024 \
-			-artifact_prefix=/tmp/penstock-fuzz-$$target- $(ARGS) || exit 1; \
+			-artifact_prefix=/tmp/postroom-fuzz-$$target- $(ARGS) || exit 1; \
 	done
 
 format: $(STAMP) ## Format the code and fix what lint can fix
@@ -81,7 +81,7 @@ $(BIN)/pip:
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "No $(PYTHON) here. Install Python 3.11 or newer, or name one: make PYTHON=/path/to/python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "Penstock needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." >&2; \
+		echo "Postroom needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V 2>&1)." >&2; \
 		echo "Name a newer one: make PYTHON=python3.12" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		package=$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])'); \

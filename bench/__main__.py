@@ -5,7 +5,7 @@ python -m bench [throughput|latency|backlog|routes|fairness|lanes|requests|outbo
                 [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--rows 1000000]
                 [--json FILE]
 
-`peers` compares Penstock with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
+`peers` compares Postroom with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
 `spark` is the data pipeline with the audit, which `audit` runs alone.
 """
 
@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from . import backlog, fairness, guards, idle, lanes, latency, outbox, requests, routes, spool, throughput
-from .contenders import PenstockQueue, RowQueue
+from .contenders import PostroomQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
 from .peers import contenders, table
@@ -52,14 +52,14 @@ async def run_throughput(where: Ground, seconds: float) -> list[Throughput]:
 
 def _throughput_table(store: str, results: list[Throughput]) -> Table:
     table = Table("what", "batch", "at once", "bytes", title=f"Throughput on {store}, every commit flushed")
-    for name in ("penstock msg/s", "MB/s", "CPU s/1M"):
+    for name in ("postroom msg/s", "MB/s", "CPU s/1M"):
         table.add_column(name, justify="right")
-    others = list(dict.fromkeys(r.contender for r in results if r.contender != PenstockQueue.name))
+    others = list(dict.fromkeys(r.contender for r in results if r.contender != PostroomQueue.name))
     for name in others:
         table.add_column(name, justify="right")
         table.add_column("ratio", justify="right")
     found = {(r.contender, r.what, r.batch, r.at_once, r.size): r for r in results}
-    for ours in (r for r in results if r.contender == PenstockQueue.name):
+    for ours in (r for r in results if r.contender == PostroomQueue.name):
         shape = (ours.what, ours.batch, ours.at_once, ours.size)
         cells = [f"{ours.per_s:,.0f}", f"{ours.mb_per_s:,.1f}", f"{ours.cpu_s_per_million:,.1f}"]
         for name in others:
@@ -71,7 +71,7 @@ def _throughput_table(store: str, results: list[Throughput]) -> Table:
 
 async def run_latency(seconds: float) -> list[Latency]:
     results = [await asyncio.to_thread(latency.bare_commit, seconds)]
-    for make in (PenstockQueue, RowQueue):
+    for make in (PostroomQueue, RowQueue):
         results.append(await latency.publish(make(), seconds))
     results.append(await latency.end_to_end(seconds))
     table = Table("contender", "what", title="Latency at a steady 1,000 messages a second")

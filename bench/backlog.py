@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .contenders import PenstockQueue
+from .contenders import PostroomQueue
 from .measure import timed
 
 __all__ = ["Backlog", "run"]
@@ -27,9 +27,9 @@ class Backlog:
 
 
 async def run(waiting: int, *, take: int = 90_000, batch: int = 1000) -> Backlog:
-    contender = PenstockQueue()
+    contender = PostroomQueue()
     values = [os.urandom(50).hex().encode() for _ in range(batch)]
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         await contender.open(Path(folder))
         for _ in range(waiting // batch):
             await contender.publish(values)

@@ -18,12 +18,12 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import penstock
-from penstock.broker.endpoint import Beat, PollReply, PollRequest
-from penstock.errors import PenstockError
-from penstock.model.settings import GroupWish
-from penstock.wire import messages as m
-from penstock.wire.link import Link, connect
+import postroom
+from postroom.broker.endpoint import Beat, PollReply, PollRequest
+from postroom.errors import PostroomError
+from postroom.model.settings import GroupWish
+from postroom.wire import messages as m
+from postroom.wire.link import Link, connect
 from tests.servers.places import free_port
 
 from .grounds import Ground, ground
@@ -121,7 +121,7 @@ def _commits(where: Ground, url: str) -> int:
 async def run(where: Ground, connections: int = 5000, groups: int = 100, seconds: float = 20) -> Connections:
     with tempfile.TemporaryDirectory() as folder:
         url, port = where.fresh(Path(folder)), free_port()
-        command = [sys.executable, "-m", "penstock", "serve", url, "--dev", "--migrate"]
+        command = [sys.executable, "-m", "postroom", "serve", url, "--dev", "--migrate"]
         options = ["--port", str(port), "--http-port", "0"]
         server = await asyncio.create_subprocess_exec(*command, *options, stderr=asyncio.subprocess.DEVNULL)
         try:
@@ -134,7 +134,7 @@ async def run(where: Ground, connections: int = 5000, groups: int = 100, seconds
 async def _measure(
     where: Ground, url: str, pid: int, port: int, connections: int, groups: int, seconds: float
 ) -> Connections:
-    mq = await _connected(f"penstock://127.0.0.1:{port}")
+    mq = await _connected(f"postroom://127.0.0.1:{port}")
     await mq.create_topic("idle", partitions=4)
     for number in range(groups):
         await mq.create_group("idle", f"g{number}", start="latest")
@@ -159,11 +159,11 @@ async def _measure(
     )  # fmt: skip
 
 
-async def _connected(url: str) -> penstock.Connection:
+async def _connected(url: str) -> postroom.Connection:
     while True:
         try:
-            return await penstock.connect(url)
-        except PenstockError:
+            return await postroom.connect(url)
+        except PostroomError:
             await asyncio.sleep(0.1)
 
 

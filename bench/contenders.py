@@ -1,4 +1,4 @@
-"""The queues that are compared: Penstock through its public API, and on SQLite a queue of the usual kind.
+"""The queues that are compared: Postroom through its public API, and on SQLite a queue of the usual kind.
 
 Both are on one store on the same disk, with every commit of a message flushed (`server_rows` has the
 usual kind on servers). The usual kind is one row per message: publish inserts rows, consume marks rows as
@@ -17,11 +17,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-import penstock
+import postroom
 
 T = TypeVar("T")
 
-__all__ = ["Contender", "PenstockQueue", "RowQueue"]
+__all__ = ["Contender", "PostroomQueue", "RowQueue"]
 
 
 class Contender(Protocol):
@@ -39,8 +39,8 @@ class Contender(Protocol):
     async def close(self) -> None: ...
 
 
-class PenstockQueue:
-    name = "penstock"
+class PostroomQueue:
+    name = "postroom"
 
     def __init__(
         self, fresh: Callable[[Path], str] = lambda folder: f"sqlite:///{folder / 'bench.db'}"
@@ -48,7 +48,7 @@ class PenstockQueue:
         self._fresh = fresh  # the address of a new store
 
     async def open(self, folder: Path) -> None:
-        self.mq = await penstock.connect(self._fresh(folder), migrate=True)
+        self.mq = await postroom.connect(self._fresh(folder), migrate=True)
         await self.mq.create_topic("bench", partitions=1)
         await self.mq.create_group("bench", "bench")
 
@@ -56,7 +56,7 @@ class PenstockQueue:
         if len(values) == 1:
             await self.mq.send("bench", values[0])
             return 1
-        return len(await self.mq.send_many("bench", [penstock.Message(value) for value in values]))
+        return len(await self.mq.send_many("bench", [postroom.Message(value) for value in values]))
 
     async def start_consuming(self, batch: int) -> None:
         self.consumer = self.mq.consumer("bench", group="bench", window=max(1000, 2 * batch))

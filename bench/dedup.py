@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import penstock
-from penstock.model.dedup import digests, split
-from penstock.model.idtable import IdTable
+import postroom
+from postroom.model.dedup import digests, split
+from postroom.model.idtable import IdTable
 
 from .grounds import STORES, Ground, ground
 
@@ -66,8 +66,8 @@ async def publish(
     where: Ground, seconds: float, turns: int, ids: str, partitions: int, *, keyed: bool
 ) -> Publish:
     rates: dict[str, list[tuple[float, float]]] = {topic: [] for topic in _TOPICS}
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        async with penstock.connect(where.fresh(Path(folder)), migrate=True) as mq:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
+        async with postroom.connect(where.fresh(Path(folder)), migrate=True) as mq:
             for topic, window in _TOPICS.items():
                 await mq.create_topic(topic, partitions=partitions, dedup_window=window)
             senders = {topic: _Sender(mq, topic, _IDS[ids], keyed) for topic in _TOPICS}
@@ -93,7 +93,7 @@ async def publish(
 class _Sender:
     """Some calls at once, each of a batch; every id is sent once."""
 
-    def __init__(self, mq: penstock.Connection, topic: str, pattern: str, keyed: bool) -> None:
+    def __init__(self, mq: postroom.Connection, topic: str, pattern: str, keyed: bool) -> None:
         self._mq, self._topic, self._id, self._keyed = mq, topic, pattern.format, keyed
         self._value = os.urandom(SIZE // 2).hex().encode()
         self.sent = 0
@@ -113,9 +113,9 @@ class _Sender:
                 self._topic, [self._message(number) for number in range(first, first + BATCH)]
             )
 
-    def _message(self, number: int) -> penstock.Message:
+    def _message(self, number: int) -> postroom.Message:
         key = f"{number % 251}" if self._keyed else None
-        return penstock.Message(self._value, key=key, id=self._id(number))
+        return postroom.Message(self._value, key=key, id=self._id(number))
 
 
 # ---- the table ----

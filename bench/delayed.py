@@ -21,9 +21,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import penstock
-from penstock.store import SqlStore
-from penstock.store.session import Lane
+import postroom
+from postroom.store import SqlStore
+from postroom.store.session import Lane
 
 from .grounds import STORES, Ground, ground
 from .measure import percentile, timed
@@ -77,8 +77,8 @@ async def lateness(where: Ground, seconds: float, *, before: bool = False) -> La
     are sent before the first one is due, so that how late they are is the queue's doing alone.
     """
     samples: list[float] = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        async with penstock.connect(where.fresh(Path(folder)), migrate=True) as mq:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
+        async with postroom.connect(where.fresh(Path(folder)), migrate=True) as mq:
             await mq.create_topic("bench")
             async with mq.consumer("bench", group="bench", ack="after", window=10_000) as consumer:
                 receiving = asyncio.create_task(_receive(consumer, samples, int(seconds * RATE)))
@@ -102,7 +102,7 @@ async def lateness(where: Ground, seconds: float, *, before: bool = False) -> La
     )
 
 
-async def _send_before(mq: penstock.Connection, count: int) -> float:
+async def _send_before(mq: postroom.Connection, count: int) -> float:
     """One each millisecond, from a second after all are sent on; returns how long they last."""
     first = time.time() + count / 5_000 + 1
     for at in range(0, count, 64):
@@ -113,7 +113,7 @@ async def _send_before(mq: penstock.Connection, count: int) -> float:
     return count / RATE
 
 
-async def _send_later(mq: penstock.Connection) -> None:
+async def _send_later(mq: postroom.Connection) -> None:
     due = time.time() + random.uniform(0.2, 2)
     due = int(due * 1000) / 1000
     await mq.send("bench", _body(due), at=due)
@@ -123,7 +123,7 @@ def _body(due: float) -> bytes:
     return f"{due:.3f}".encode().ljust(SIZE, b".")
 
 
-async def _receive(consumer: penstock.Consumer, samples: list[float], count: int) -> None:
+async def _receive(consumer: postroom.Consumer, samples: list[float], count: int) -> None:
     async for message in consumer:
         samples.append(time.time() - float(message.value.rstrip(b".")))
         if len(samples) == count:
@@ -149,8 +149,8 @@ async def _paced(one: Callable[[], Awaitable[None]], seconds: float) -> None:
 async def burst(where: Ground, messages: int, a_row: int) -> Burst:
     """They are scheduled in rows of `a_row` messages, all due at one moment, and consumed with ack."""
     value = os.urandom(SIZE // 2).hex().encode()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-        async with penstock.connect(where.fresh(Path(folder)), migrate=True) as mq:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
+        async with postroom.connect(where.fresh(Path(folder)), migrate=True) as mq:
             await mq.create_topic("bench")
             due = int(time.time()) + _LONG
             start = time.perf_counter()
@@ -163,13 +163,13 @@ async def burst(where: Ground, messages: int, a_row: int) -> Burst:
     return Burst(where.store, messages, a_row, scheduled, messages / took, first * 1000)
 
 
-async def _schedule(mq: penstock.Connection, value: bytes, messages: int, a_row: int, due: float) -> None:
+async def _schedule(mq: postroom.Connection, value: bytes, messages: int, a_row: int, due: float) -> None:
     if a_row > 1:
         for _ in range(messages // a_row):
-            await mq.send_many("bench", [penstock.Message(value)] * a_row, at=due)
+            await mq.send_many("bench", [postroom.Message(value)] * a_row, at=due)
         return
     for at in range(0, messages, 10_000):  # a millisecond each, so that none share a row
-        some = [penstock.Message(value, at=due + n / 1000) for n in range(at, min(at + 10_000, messages))]
+        some = [postroom.Message(value, at=due + n / 1000) for n in range(at, min(at + 10_000, messages))]
         await mq.send_many("bench", some)
 
 
@@ -177,11 +177,11 @@ def _bring_forward(store: object, due: int) -> None:
     """Make all due at one moment; scheduling them takes longer than anybody would wait for it."""
     assert isinstance(store, SqlStore)
     with store.session.write(Lane.LOG) as tx:
-        tx.run("UPDATE penstock_schedule SET due_at = ?", due)
+        tx.run("UPDATE postroom_schedule SET due_at = ?", due)
 
 
 async def _drain(
-    mq: penstock.Connection, messages: int, due: int, now_ms: Callable[[], int]
+    mq: postroom.Connection, messages: int, due: int, now_ms: Callable[[], int]
 ) -> tuple[float, float]:
     """Seconds from the due moment to the first and to the last of them."""
     first = 0.0
@@ -203,11 +203,11 @@ async def others(where: Ground, waiting: int, seconds: float, turns: int = 3) ->
     """Ordinary publish and consume, in turns on a store with so many waiting and on one with none."""
     value = os.urandom(SIZE // 2).hex().encode()
     found: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         for name in ("full", "empty"):
             (Path(folder) / name).mkdir()
         urls = {True: where.fresh(Path(folder) / "full"), False: where.fresh(Path(folder) / "empty")}
-        async with penstock.connect(urls[True], migrate=True) as mq:
+        async with postroom.connect(urls[True], migrate=True) as mq:
             await mq.create_topic("bench")
             await _schedule(mq, value, waiting, 1, time.time() + _LONG)
         for turn in range(turns):
@@ -221,12 +221,12 @@ async def others(where: Ground, waiting: int, seconds: float, turns: int = 3) ->
 
 
 async def _ordinary(url: str, value: bytes, seconds: float, topic: str) -> tuple[float, float]:
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic(topic, partitions=1)
         await mq.create_group(topic, "bench")
 
         async def publish() -> int:
-            return len(await mq.send_many(topic, [penstock.Message(value)] * 100))
+            return len(await mq.send_many(topic, [postroom.Message(value)] * 100))
 
         sent, publishing, _ = await timed(seconds, 10_000_000, publish)
         async with mq.consumer(topic, group="bench", window=2_000) as consumer:

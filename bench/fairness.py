@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
-from penstock.address import parse
-from penstock.broker.embedded import Broker, open_endpoint
-from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
-from penstock.errors import PenstockError
-from penstock.model.batch import BatchBuilder
-from penstock.model.settings import GroupWish, TopicSettings
-from penstock.store.contract import Append, Appended
+from postroom.address import parse
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.errors import PostroomError
+from postroom.model.batch import BatchBuilder
+from postroom.model.settings import GroupWish, TopicSettings
+from postroom.store.contract import Append, Appended
 
 from .grounds import Ground
 from .measure import percentile
@@ -182,7 +182,7 @@ async def run(where: Ground, seconds: float) -> list[Felt]:
 
 
 async def _scene(where: Ground, beside: str, busy: Busy, seconds: float) -> Felt:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         broker = await open_endpoint(parse(where.fresh(Path(folder))), migrate=True)
         try:
             for topic in ("quiet", "busy"):
@@ -209,7 +209,7 @@ def _commits(broker: Broker) -> Iterator[list[float]]:
     taken: list[float] = []
     append = broker.store.log.append
 
-    def timed(appends: Sequence[Append]) -> list[Appended | PenstockError]:
+    def timed(appends: Sequence[Append]) -> list[Appended | PostroomError]:
         before = time.perf_counter()
         try:
             return append(appends)

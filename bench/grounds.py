@@ -1,4 +1,4 @@
-"""Where the contenders meet: each store with Penstock and the queues of the usual kind on that very store."""
+"""Where the contenders meet: each store with Postroom and the queues of the usual kind on that very store."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.servers import MariaServer, PostgresServer
 
-from .contenders import Contender, PenstockQueue, RowQueue
+from .contenders import Contender, PostroomQueue, RowQueue
 from .server_rows import MariaRowQueue, PostgresRowQueue
 
 __all__ = ["STORES", "Ground", "ground"]
@@ -26,14 +26,14 @@ class Ground:
 
     @property
     def contenders(self) -> list[Callable[[], Contender]]:
-        return [partial(PenstockQueue, self.fresh), *self.others]
+        return [partial(PostroomQueue, self.fresh), *self.others]
 
 
 @contextmanager
 def ground(store: str) -> Iterator[Ground]:
     """Servers are started for it, and stopped after."""
     if store == "sqlite":
-        yield Ground(store, lambda folder: f"sqlite:///{folder / 'penstock.db'}", (RowQueue,))
+        yield Ground(store, lambda folder: f"sqlite:///{folder / 'postroom.db'}", (RowQueue,))
     elif store == "postgresql":
         with PostgresServer() as server:
             url = server.url(server.create_database())

@@ -18,11 +18,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import penstock
-from penstock import guards
-from penstock.address import parse
-from penstock.client.consuming.reading import Browsed
-from penstock.client.message import Received
+import postroom
+from postroom import guards
+from postroom.address import parse
+from postroom.client.consuming.reading import Browsed
+from postroom.client.message import Received
 
 from .grounds import STORES, Ground, ground
 
@@ -110,9 +110,9 @@ async def acked(url: str) -> Took:
     took: Took = {"then ack()": [], "ack(connection=)": []}
     connection = connected(url)
     joins = parse(url).kind != "sqlite"
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("orders")
-        await mq.send_many("orders", [penstock.Message(b"x") for _ in range(4 * MESSAGES)])
+        await mq.send_many("orders", [postroom.Message(b"x") for _ in range(4 * MESSAGES)])
         async with mq.consumer("orders", group="bench") as consumer:
             for number in range(4 * MESSAGES):
                 one = await anext(consumer)

@@ -22,13 +22,13 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from penstock.address import parse
-from penstock.broker.deliveries import Deliveries
-from penstock.broker.embedded import Broker, open_endpoint
-from penstock.broker.endpoint import Beat, PollReply, PollRequest
-from penstock.model.batch import BatchBuilder
-from penstock.model.settings import GroupWish, TopicSettings
-from penstock.store.session import Session
+from postroom.address import parse
+from postroom.broker.deliveries import Deliveries
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.endpoint import Beat, PollReply, PollRequest
+from postroom.model.batch import BatchBuilder
+from postroom.model.settings import GroupWish, TopicSettings
+from postroom.store.session import Session
 
 from .grounds import Ground, ground
 
@@ -117,7 +117,7 @@ class _Crew:
 
 
 async def run(where: Ground, *, groups: int, members: int, seconds: float) -> Idle:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder, counting() as counts:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder, counting() as counts:
         broker = await open_endpoint(parse(where.fresh(Path(folder))), migrate=True)
         crew = _Crew(broker, groups, members)
         try:

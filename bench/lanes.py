@@ -20,8 +20,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import penstock
-from penstock import Backoff, Connection, Received, SlowLane
+import postroom
+from postroom import Backoff, Connection, Received, SlowLane
 
 from .measure import percentile
 
@@ -71,7 +71,7 @@ class _Run:
     async def handle(self, message: Received) -> None:
         if message.source == "bad":
             await asyncio.sleep(_BAD_S)
-            raise penstock.Dead("bad")
+            raise postroom.Dead("bad")
         await asyncio.sleep(_GOOD_S)
         number = int(message.value)
         self.felt[number] = (time.perf_counter() - self._sent_at[number]) * 1000
@@ -90,9 +90,9 @@ class _Run:
 @asynccontextmanager
 async def _running(lane: bool, *, bad: bool) -> AsyncIterator[_Run]:
     with tempfile.TemporaryDirectory() as folder:
-        async with penstock.connect(f"sqlite:///{Path(folder)}/q.db") as mq:
+        async with postroom.connect(f"sqlite:///{Path(folder)}/q.db") as mq:
             await mq.create_topic("orders", partitions=1)
-            run, app = _Run(mq), penstock.App(mq)
+            run, app = _Run(mq), postroom.App(mq)
             policy = _POLICY if lane else None
             once_a_minute = Backoff(60, 1, 60)
             subscribe = app.subscribe(

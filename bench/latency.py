@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 
-import penstock
+import postroom
 
-from .contenders import Contender, PenstockQueue
+from .contenders import Contender, PostroomQueue
 from .measure import Latency
 
 __all__ = ["bare_commit", "end_to_end", "publish"]
@@ -26,7 +26,7 @@ RATE = 1000
 def bare_commit(seconds: float) -> Latency:
     """One row, one transaction, one flush, a thousand times a second."""
     samples = []
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         db = sqlite3.connect(Path(folder) / "bare.db", isolation_level=None)
         db.execute("PRAGMA journal_mode=WAL")
         db.execute("PRAGMA synchronous=FULL")
@@ -53,7 +53,7 @@ async def publish(contender: Contender, seconds: float) -> Latency:
         await contender.publish([value])
         samples.append(time.perf_counter() - before)
 
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         await contender.open(Path(folder))
         await _paced(one, seconds)
         await contender.close()
@@ -63,16 +63,16 @@ async def publish(contender: Contender, seconds: float) -> Latency:
 async def end_to_end(seconds: float) -> Latency:
     """From the call to the moment an idle consumer has the message."""
     samples: list[float] = []
-    contender = PenstockQueue()
+    contender = PostroomQueue()
 
     async def one() -> None:
         await contender.mq.send("bench", str(time.perf_counter_ns()).encode())
 
-    async def receive(consumer: penstock.Consumer) -> None:
+    async def receive(consumer: postroom.Consumer) -> None:
         async for message in consumer:
             samples.append((time.perf_counter_ns() - int(message.value)) / 1e9)
 
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         await contender.open(Path(folder))
         async with contender.mq.consumer("bench", group="bench", ack="after") as consumer:
             receiving = asyncio.create_task(receive(consumer))

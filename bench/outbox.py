@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import penstock
-from penstock.client.outbox.connecting import opening
+import postroom
+from postroom.client.outbox.connecting import opening
 
 from .grounds import STORES, Ground, ground
 from .measure import percentile
@@ -61,15 +61,15 @@ def _shop(where: Ground, folder: Path) -> tuple[str, Any]:
     if where.store == "sqlite":
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=FULL")
-    penstock.Outbox().create_table(connection)
+    postroom.Outbox().create_table(connection)
     connection.cursor().execute("CREATE TABLE shop_orders (id BIGINT PRIMARY KEY, item VARCHAR(100))")
     return url, connection
 
 
 async def written(where: Ground, seconds: float) -> list[Written]:
     """Transactions of one connection, one after the other; and plain sends, for comparison."""
-    value, outbox = os.urandom(SIZE // 2).hex().encode(), penstock.Outbox()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    value, outbox = os.urandom(SIZE // 2).hex().encode(), postroom.Outbox()
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         _, connection = _shop(where, Path(folder))
         mark = "?" if where.store == "sqlite" else "%s"
         insert = f"INSERT INTO shop_orders VALUES ({mark}, 'lamp')"
@@ -93,7 +93,7 @@ async def written(where: Ground, seconds: float) -> list[Written]:
         ]
         connection.close()
         (Path(folder) / "queue").mkdir()
-        async with penstock.connect(where.fresh(Path(folder) / "queue"), migrate=True) as mq:
+        async with postroom.connect(where.fresh(Path(folder) / "queue"), migrate=True) as mq:
             await mq.create_topic("bench")
             for at_once in (1, 100):
                 rate = await _plain(mq, value, at_once, seconds)
@@ -108,7 +108,7 @@ def _per_s(work: Callable[[], int], seconds: float) -> float:
     return done / (time.perf_counter() - began)
 
 
-async def _plain(mq: penstock.Connection, value: bytes, at_once: int, seconds: float) -> float:
+async def _plain(mq: postroom.Connection, value: bytes, at_once: int, seconds: float) -> float:
     done, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds:
         await asyncio.gather(*(mq.send("bench", value, key=str(at)) for at in range(at_once)))
@@ -117,13 +117,13 @@ async def _plain(mq: penstock.Connection, value: bytes, at_once: int, seconds: f
 
 
 async def relayed(where: Ground, messages: int, *, same: bool) -> Relayed:
-    value, outbox = os.urandom(SIZE // 2).hex().encode(), penstock.Outbox()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    value, outbox = os.urandom(SIZE // 2).hex().encode(), postroom.Outbox()
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         url, connection = _shop(where, Path(folder))
-        async with penstock.connect(_queue(where, Path(folder), url, same), migrate=True) as mq:
+        async with postroom.connect(_queue(where, Path(folder), url, same), migrate=True) as mq:
             await mq.create_topic("bench")
             with outbox.transaction(connection):
-                some = [penstock.Message(value, key=str(at % KEYS)) for at in range(messages)]
+                some = [postroom.Message(value, key=str(at % KEYS)) for at in range(messages)]
                 outbox.send_many(connection, "bench", some)
             began = time.perf_counter()
             async with outbox.relay(mq, url) as relay:
@@ -136,11 +136,11 @@ async def relayed(where: Ground, messages: int, *, same: bool) -> Relayed:
 
 async def soon(where: Ground, samples: int, *, same: bool) -> Soon:
     """One transaction after the other, in a thread; each is waited for."""
-    outbox, found = penstock.Outbox(), list[float]()
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    outbox, found = postroom.Outbox(), list[float]()
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         url, connection = _shop(where, Path(folder))
         connection.close()
-        async with penstock.connect(_queue(where, Path(folder), url, same), migrate=True) as mq:
+        async with postroom.connect(_queue(where, Path(folder), url, same), migrate=True) as mq:
             await mq.create_topic("bench")
             async with outbox.relay(mq, url), mq.consumer("bench", group="bench", ack="after") as consumer:
                 writer = asyncio.create_task(asyncio.to_thread(_orders, outbox, url, samples))
@@ -151,7 +151,7 @@ async def soon(where: Ground, samples: int, *, same: bool) -> Soon:
     return Soon(where.store, same, percentile(found, 50) * 1000, percentile(found, 99) * 1000)
 
 
-def _orders(outbox: penstock.Outbox, url: str, samples: int) -> None:
+def _orders(outbox: postroom.Outbox, url: str, samples: int) -> None:
     connection = opening(url)()
     for _ in range(samples):
         with outbox.transaction(connection):

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The servers that `python -m bench peers` compares Penstock with: installed where that may be done, else said.
+# The servers that `python -m bench peers` compares Postroom with: installed where that may be done, else said.
 # Never in the way of the rest of the benchmark: a peer that is not here is shown as such in the table.
 #
 # Nothing is started: the benchmark runs servers of its own, in temporary folders. NATS and the clients come
@@ -7,7 +7,7 @@
 set -u
 
 pom=$(dirname "$0")/peers/kafka-pom.xml
-kafka=${PENSTOCK_BENCH_KAFKA:-${XDG_CACHE_HOME:-$HOME/.cache}/penstock-bench/kafka}
+kafka=${POSTROOM_BENCH_KAFKA:-${XDG_CACHE_HOME:-$HOME/.cache}/postroom-bench/kafka}
 PATH="$PATH:/usr/sbin:/usr/local/sbin"
 
 say() { echo "!! $1" >&2; }

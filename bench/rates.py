@@ -16,14 +16,14 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-import penstock
-from penstock.errors import SendTimeout
+import postroom
+from postroom.errors import SendTimeout
 
 MESSAGES, ROUNDS = 20_000, 15
 PER_S, SECONDS = 1000, 5.0
 
 
-async def publish(mq: penstock.Connection) -> tuple[float, float]:
+async def publish(mq: postroom.Connection) -> tuple[float, float]:
     """Seconds, and seconds of the processor."""
     begin, busy = time.perf_counter(), time.process_time()
     async with mq.producer("cost", batch_messages=100) as producer:
@@ -33,7 +33,7 @@ async def publish(mq: penstock.Connection) -> tuple[float, float]:
 
 
 async def cost(url: str) -> None:
-    async with penstock.connect(url, migrate=True, client_id="bench") as mq:
+    async with postroom.connect(url, migrate=True, client_id="bench") as mq:
         await mq.create_topic("cost", partitions=4)
         await publish(mq)
         without, limited = [], []
@@ -52,7 +52,7 @@ async def cost(url: str) -> None:
 
 def sender(url: str, start: float) -> None:
     async def run() -> None:
-        async with penstock.connect(url) as mq, mq.producer("exact", batch_messages=50) as producer:
+        async with postroom.connect(url) as mq, mq.producer("exact", batch_messages=50) as producer:
             await asyncio.sleep(max(0.0, start - time.time()))
             end = asyncio.get_running_loop().time() + SECONDS + 2
 
@@ -67,7 +67,7 @@ def sender(url: str, start: float) -> None:
 
 
 async def exact(url: str) -> None:
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("exact", partitions=4)
         await mq.limit_rate(topic="exact", messages_per_s=PER_S)
         start = time.time() + 3

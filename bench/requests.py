@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import penstock
+import postroom
 
 from .grounds import Ground
 from .measure import percentile
@@ -50,13 +50,13 @@ async def run(where: Ground, seconds: float) -> list[RoundTrips]:
     found = []
     for way in ("embedded", "served"):
         for storage in _STORAGE:
-            with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+            with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
                 async with _asking(where.fresh(Path(folder)), way) as mq:
                     found.append(await measure(mq, where.store, way, storage, seconds))
     return found
 
 
-async def measure(mq: penstock.Connection, store: str, way: str, storage: str, seconds: float) -> RoundTrips:
+async def measure(mq: postroom.Connection, store: str, way: str, storage: str, seconds: float) -> RoundTrips:
     value = b"x" * SIZE
     await mq.request(storage, value)  # makes the reply topic
     alone: list[float] = []
@@ -90,8 +90,8 @@ async def measure(mq: penstock.Connection, store: str, way: str, storage: str, s
 # ---- who serves ----
 
 
-def app_on(where: str | penstock.Connection) -> penstock.App:
-    app = penstock.App(where)
+def app_on(where: str | postroom.Connection) -> postroom.App:
+    app = postroom.App(where)
 
     async def echo(body: bytes) -> bytes:
         return body
@@ -102,9 +102,9 @@ def app_on(where: str | penstock.Connection) -> penstock.App:
 
 
 @asynccontextmanager
-async def _asking(url: str, way: str) -> AsyncIterator[penstock.Connection]:
+async def _asking(url: str, way: str) -> AsyncIterator[postroom.Connection]:
     """A connection that asks, and a worker that answers."""
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         for storage in _STORAGE:
             await mq.create_topic(storage, partitions=1, storage=storage)  # type: ignore[arg-type]
         if way == "embedded":
@@ -112,7 +112,7 @@ async def _asking(url: str, way: str) -> AsyncIterator[penstock.Connection]:
                 yield mq
             return
     with _process("broker", url) as address, _process("worker", address):
-        async with penstock.connect(address) as mq:
+        async with postroom.connect(address) as mq:
             yield mq
 
 
@@ -134,7 +134,7 @@ async def _work(what: str, url: str) -> None:
         async with app_on(url):
             print("ready", flush=True)
             await asyncio.Event().wait()
-    async with penstock.connect(url) as mq, await mq.serve("127.0.0.1", 0) as served:
+    async with postroom.connect(url) as mq, await mq.serve("127.0.0.1", 0) as served:
         print(served.url, flush=True)
         await asyncio.Event().wait()
 

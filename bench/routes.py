@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import penstock
+import postroom
 
 from .grounds import Ground
 from .measure import percentile
@@ -87,9 +87,9 @@ def pauses(store: str, sends: Sequence[Span], changes: Sequence[Span]) -> Pauses
 
 async def run(where: Ground, *, changes: int = 20, quiet_s: float = 2.0, between_s: float = 0.2) -> Pauses:
     """`quiet_s`: before the first change; `between_s`: after each."""
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         url = where.fresh(Path(folder))
-        async with penstock.connect(url, migrate=True) as mq, penstock.connect(url) as other:
+        async with postroom.connect(url, migrate=True) as mq, postroom.connect(url) as other:
             await mq.create_topic(_TOPIC, partitions=2)
             sending = _Sending(mq)
             tasks = [asyncio.create_task(sending.one_by_one(number)) for number in range(_TASKS)]
@@ -103,7 +103,7 @@ async def run(where: Ground, *, changes: int = 20, quiet_s: float = 2.0, between
 
 @dataclass
 class _Sending:
-    mq: penstock.Connection
+    mq: postroom.Connection
     spans: list[Span] = field(default_factory=list)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -117,7 +117,7 @@ class _Sending:
             self.spans.append(Span(sent, time.perf_counter()))
 
     async def lists(self) -> None:
-        messages = [penstock.Message(_VALUE, key=f"list-{number % _KEYS}") for number in range(_LIST)]
+        messages = [postroom.Message(_VALUE, key=f"list-{number % _KEYS}") for number in range(_LIST)]
         begin = time.perf_counter()
         for number in itertools.count():
             if await self._stopped(begin + number * _EVERY_S * 10):
@@ -132,7 +132,7 @@ class _Sending:
         return self.stopped.is_set()
 
 
-async def _change(mq: penstock.Connection, changes: int, between_s: float) -> list[Span]:
+async def _change(mq: postroom.Connection, changes: int, between_s: float) -> list[Span]:
     """Splits and merges in turn, so that every key is moved again and again."""
     spans = []
     for number in range(changes):

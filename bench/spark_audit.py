@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-import penstock.sync
-from penstock.spark.jobs.audit import audit
+import postroom.sync
+from postroom.spark.jobs.audit import audit
 from tests.integration.spark.planting import fill, options, plant, reported
 
 from .spark_ground import Place
@@ -37,7 +37,7 @@ def run(here: Place, messages: int) -> Audit:
     folder.mkdir()
     url = f"sqlite:///{folder}/queue.db"
     planted = plant(_KEYS, max(20, messages // _KEYS), each=_EACH, seed=time.time_ns())
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         mq.create_topic("orders", partitions=4)
         count = fill(mq, "orders", planted, folder)
     done = audit(here.spark, options(url, "orders", folder))

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import penstock
-import penstock.spark
-import penstock.sync
+import postroom
+import postroom.spark
+import postroom.sync
 
 from .spark_limits import VALUE, Prebuilt
 
@@ -30,8 +30,8 @@ RUNS = 5
 _QUERIES = 2  # all but the last warm up
 _SOME = 20_000
 _HOST = """
-import sys, penstock.sync
-with penstock.sync.connect(sys.argv[1]) as mq, mq.serve("127.0.0.1", 0) as served:
+import sys, postroom.sync
+with postroom.sync.connect(sys.argv[1]) as mq, mq.serve("127.0.0.1", 0) as served:
     print(served.url, flush=True)
     sys.stdin.read()
 """
@@ -61,10 +61,10 @@ class Place:
 
 @contextmanager
 def place(messages: int, told: Callable[[Rate], None]) -> Iterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as where:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as where:
         url = f"sqlite:///{where}/queue.db"
         filled(url, "t", messages)
-        spark = penstock.spark.session("bench", master="local[2]")
+        spark = postroom.spark.session("bench", master="local[2]")
         spark.sparkContext.setLogLevel("ERROR")
         spark.dataSource.register(Prebuilt)
         try:
@@ -74,11 +74,11 @@ def place(messages: int, told: Callable[[Rate], None]) -> Iterator[Place]:
 
 
 def filled(url: str, topic: str, messages: int) -> None:
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         mq.create_topic(topic, partitions=4)
         for first in range(0, messages, _SOME):
             some = range(first, min(messages, first + _SOME))
-            batch = [penstock.Message(_value(), key=b"k%d" % (n % 1000)) for n in some]
+            batch = [postroom.Message(_value(), key=b"k%d" % (n % 1000)) for n in some]
             mq.send_many(topic, batch, timeout=120)
 
 

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from penstock.spark.columns import schema_text
+from postroom.spark.columns import schema_text
 
 __all__ = ["BATCH_ROWS", "VALUE", "Prebuilt"]
 

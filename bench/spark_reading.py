@@ -72,7 +72,7 @@ def _prebuilt(spark: Any, rows: int) -> Any:
 
 
 def _topic(read: Any, url: str) -> Any:
-    return read.format("penstock").options(url=url, subscribe="t")
+    return read.format("postroom").options(url=url, subscribe="t")
 
 
 def _stream(spark: Any, url: str, each: int) -> Any:

@@ -11,8 +11,8 @@ from typing import Any
 
 import deltalake
 
-import penstock.sync
-from penstock.spark.jobs.archive import ArchiveOptions, archive
+import postroom.sync
+from postroom.spark.jobs.archive import ArchiveOptions, archive
 
 from .spark_ground import Place, Rate, measured
 
@@ -27,7 +27,7 @@ def writing(here: Place) -> list[Rate]:
     frame = here.spark.range(0, rows, 1, 2).selectExpr("cast(id % 1000 as string) key", f"{_VALUE} value")
     frame = frame.selectExpr("cast(key as binary) key", "cast(value as binary) value")
     noop = frame.write.format("noop").mode("overwrite")
-    with penstock.sync.connect(here.url) as mq:
+    with postroom.sync.connect(here.url) as mq:
         mq.create_topic("out", partitions=4)
         return [
             measured(here, "made rows -> noop", rows, noop.save, _TURNS),
@@ -37,7 +37,7 @@ def writing(here: Place) -> list[Rate]:
 
 def _written(here: Place, mq: Any, frame: Any) -> int:
     before = mq.topic("out").messages
-    frame.write.format("penstock").options(url=here.url, topic="out").mode("append").save()
+    frame.write.format("postroom").options(url=here.url, topic="out").mode("append").save()
     return int(mq.topic("out").messages - before)
 
 

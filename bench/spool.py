@@ -20,14 +20,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-import penstock
+import postroom
 
 __all__ = ["Forwarding", "Landing", "forwarding", "landing", "main", "show"]
 
 SIZE = 100
 KEYS = 1000
 SENDERS = (1, 64, 1000)  # at once
-_NOBODY = "penstock://127.0.0.1:1"
+_NOBODY = "postroom://127.0.0.1:1"
 
 
 @dataclass(frozen=True)
@@ -70,10 +70,10 @@ async def _rate(send: Send, senders: int, seconds: float) -> float:
 async def landing(senders: int, seconds: float, turns: int = 3) -> Landing:
     value = b"x" * SIZE
     spooled, plain = 0.0, 0.0
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         async with (
-            penstock.connect(f"sqlite:///{folder}/queue.db") as mq,
-            penstock.Spool(f"{folder}/orders.spool", _NOBODY) as spool,
+            postroom.connect(f"sqlite:///{folder}/queue.db") as mq,
+            postroom.Spool(f"{folder}/orders.spool", _NOBODY) as spool,
         ):
             await mq.create_topic("orders")
             for _ in range(turns):
@@ -85,12 +85,12 @@ async def landing(senders: int, seconds: float, turns: int = 3) -> Landing:
 
 
 async def forwarding(messages: int, partitions: int = 4) -> Forwarding:
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         path, some = f"{folder}/orders.spool", 1000
-        async with penstock.Spool(path, _NOBODY) as spool:
+        async with postroom.Spool(path, _NOBODY) as spool:
             for first in range(0, messages, some):
                 await spool.send_many("orders", _messages(first, min(some, messages - first)))
-        async with penstock.connect(f"sqlite:///{folder}/queue.db") as mq:
+        async with postroom.connect(f"sqlite:///{folder}/queue.db") as mq:
             await mq.create_topic("orders", partitions=partitions)
             start = time.perf_counter()
             async with mq.producer("orders", spool=path) as producer:
@@ -105,8 +105,8 @@ async def forwarding(messages: int, partitions: int = 4) -> Forwarding:
     return Forwarding(messages, partitions, messages / forwarded_s, messages / beside_s)
 
 
-def _messages(first: int, count: int) -> list[penstock.Message]:
-    return [penstock.Message(b"x" * SIZE, key=b"%d" % (n % KEYS)) for n in range(first, first + count)]
+def _messages(first: int, count: int) -> list[postroom.Message]:
+    return [postroom.Message(b"x" * SIZE, key=b"%d" % (n % KEYS)) for n in range(first, first + count)]
 
 
 def show(messages: int, seconds: float) -> dict[str, object]:

@@ -35,7 +35,7 @@ async def _one(
     contender: Contender, batch: int, at_once: int, size: int, seconds: float
 ) -> AsyncIterator[Throughput]:
     values = [os.urandom(size // 2).hex().encode()[:size] for _ in range(batch)]
-    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="postroom-bench-") as folder:
         await contender.open(Path(folder))
         try:
 

@@ -1,4 +1,4 @@
-"""Databases with Penstock's tables in them: made once per test process, emptied for each test.
+"""Databases with Postroom's tables in them: made once per test process, emptied for each test.
 
     postgres_ready, mysql_ready   the URL of one (a new database takes five times as long)
     ground                        one on each server in turn: its URL, its server, stores, plain connections
@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from penstock.address import parse
-from penstock.clock import Clock
-from penstock.config import DEFAULTS, Limits
-from penstock.store import SqlStore, open_server
+from postroom.address import parse
+from postroom.clock import Clock
+from postroom.config import DEFAULTS, Limits
+from postroom.store import SqlStore, open_server
 
 from .servers import MariaServer, PostgresServer
 from .servers.server import Server
@@ -27,7 +27,7 @@ __all__ = ["Ground", "both", "ground", "mysql_ready", "opened", "postgres_ready"
 
 both = pytest.mark.parametrize("kind", ["postgres", "mariadb"])
 
-_KEPT = ("penstock_schema", "penstock_settings")
+_KEPT = ("postroom_schema", "postroom_settings")
 
 
 class Ground:
@@ -134,10 +134,10 @@ def _empty(ground: Ground) -> None:
             cursor.execute("KILL %s", (process,))
         cursor.execute(tables)
         names = [str(name) for (name,) in cursor.fetchall()]
-        logs = [name for name in names if name.startswith("penstock_log_")]
+        logs = [name for name in names if name.startswith("postroom_log_")]
         if logs:
             cursor.execute(f"DROP TABLE {', '.join(logs)}")
         for name in {*names} - {*logs, *_KEPT}:
             cursor.execute(f"DELETE FROM {name}")
-        cursor.execute("DELETE FROM penstock_settings WHERE name NOT IN ('uuid', 'catalog_version')")
+        cursor.execute("DELETE FROM postroom_settings WHERE name NOT IN ('uuid', 'catalog_version')")
         connection.commit()

@@ -16,7 +16,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from penstock.client import spans
+from postroom.client import spans
 
 __all__ = ["Recorded", "id_of", "parent_of", "recording"]
 
@@ -58,6 +58,6 @@ def recording(**options: Any) -> Iterator[Recorded]:
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trace, "_TRACER_PROVIDER", provider)
-        patch.setattr(spans, "_tracer", provider.get_tracer("penstock"))
+        patch.setattr(spans, "_tracer", provider.get_tracer("postroom"))
         yield Recorded(provider, exporter)
     provider.shutdown()

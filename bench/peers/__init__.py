@@ -1,1 +1,1 @@
-"""Penstock beside other queues: one producer process, one consumer process, durable and confirmed."""
+"""Postroom beside other queues: one producer process, one consumer process, durable and confirmed."""

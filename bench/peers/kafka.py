@@ -32,7 +32,7 @@ class Kafka(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if confluent_kafka is None:
-            raise NotInstalled("not installed: pip install 'penstock[bench]'")
+            raise NotInstalled("not installed: pip install 'postroom[bench]'")
         with kafka_server() as address:
             yield address
 

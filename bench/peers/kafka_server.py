@@ -36,7 +36,7 @@ group.initial.rebalance.delay.ms=0
 def jars() -> Path:
     """Where `peers_install.sh` puts them."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("PENSTOCK_BENCH_KAFKA") or Path(cache, "penstock-bench", "kafka"))
+    return Path(os.environ.get("POSTROOM_BENCH_KAFKA") or Path(cache, "postroom-bench", "kafka"))
 
 
 @contextmanager

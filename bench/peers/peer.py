@@ -82,7 +82,7 @@ class ServerProcess:
     """One process in a temporary folder: ended by its id, the folder removed, however the benchmark ends."""
 
     def __init__(self, name: str) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix=f"penstock-bench-{name}-", dir=base_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"postroom-bench-{name}-", dir=base_folder()))
         self._watchdog = Watchdog(self.folder, "TERM")
         self._process: subprocess.Popen[bytes] | None = None
 

@@ -37,7 +37,7 @@ class RabbitMQ(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if aio_pika is None:
-            raise NotInstalled("not installed: pip install 'penstock[bench]'")
+            raise NotInstalled("not installed: pip install 'postroom[bench]'")
         plain = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's in sbin runs as a user of its own
         binary = str(plain) if plain.exists() else program("rabbitmq-server", HOW)
         with ServerProcess("epmd") as names, ServerProcess("rabbitmq") as server:

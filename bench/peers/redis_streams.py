@@ -32,7 +32,7 @@ class RedisStreams(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if redis is None:
-            raise NotInstalled("not installed: pip install 'penstock[bench]'")
+            raise NotInstalled("not installed: pip install 'postroom[bench]'")
         binary = program("redis-server", "apt-get install redis-server (or, as root: make peers)")
         with ServerProcess("redis") as server:
             port = free_port()

@@ -1,4 +1,4 @@
-"""The table of the peers: what each did in this run, and Penstock's figure divided by it."""
+"""The table of the peers: what each did in this run, and Postroom's figure divided by it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ours(results: Sequence[Result]) -> Result | None:
 
 
 def speed_table(results: Sequence[Result]) -> Table:
-    """`ratio` is Penstock's figure divided by the contender's: above 1 Penstock is faster."""
+    """`ratio` is Postroom's figure divided by the contender's: above 1 Postroom is faster."""
     reference = ours(results)
     title = "One producer process, one consumer process; durable, confirmed, acked"
     table = Table(Column("contender", max_width=40), "bytes", title=title)
@@ -50,11 +50,11 @@ def speed_table(results: Sequence[Result]) -> Table:
 
 
 def latency_table(results: Sequence[Result], commit: Latency) -> Table:
-    """Each p99 divided by Penstock's: above 1 Penstock is faster."""
+    """Each p99 divided by Postroom's: above 1 Postroom is faster."""
     reference = ours(results)
     best = reference.latency.p99_ms if reference and reference.latency else None
     table = Table("contender", "what", title="Latency at a steady 1,000 messages of 100 bytes a second")
-    for heading in ("p50 ms", "p99 ms", "max ms", "p99 / Penstock's", "p99 / one flushed commit's"):
+    for heading in ("p50 ms", "p99 ms", "max ms", "p99 / Postroom's", "p99 / one flushed commit's"):
         table.add_column(heading, justify="right")
     for found in (commit, *(result.latency for result in results if result.latency)):
         times = [f"{ms:.2f}" for ms in (found.p50_ms, found.p99_ms, found.max_ms)]

@@ -1,7 +1,7 @@
 """Money moves between two banks, and the books balance whatever dies in between.
 
     python -m examples.bank_transfer.bank prepare
-    penstock worker examples.bank_transfer.bank:app
+    postroom worker examples.bank_transfer.bank:app
     python -m examples.bank_transfer.bank transfer t-1 alice bob 2500
 
 The bank that pays takes the money and writes the message in one transaction (outbox). The bank that is paid
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 import msgspec
 from sqlalchemy import Connection, Engine, create_engine, text
 
-import penstock
-from penstock import guards
+import postroom
+from postroom import guards
 
 PAYS = create_engine(os.environ.get("BANK_DB", "sqlite:///bank.db"))
 IS_PAID = create_engine(os.environ.get("OTHER_BANK_DB", "sqlite:///other_bank.db"))
 
-QUEUE = os.environ.get("PENSTOCK_URL", "sqlite:///queue.db")
+QUEUE = os.environ.get("POSTROOM_URL", "sqlite:///queue.db")
 
-app = penstock.App(QUEUE)
-outbox = penstock.Outbox()
+app = postroom.App(QUEUE)
+outbox = postroom.Outbox()
 app.outbox(outbox, PAYS, lease=os.environ.get("LEASE", "10s"))  # workers send what was paid, and book it
 
 _NAME = "VARCHAR(50) NOT NULL PRIMARY KEY"
@@ -81,12 +81,12 @@ def book(transfer: Transfer, connection: Connection) -> None:
         {"cents": transfer.cents, "receiver": transfer.receiver},
     )
     if not booked.rowcount:
-        raise penstock.Dead(f"there is no account of {transfer.receiver}")  # `penstock dead list` shows it
+        raise postroom.Dead(f"there is no account of {transfer.receiver}")  # `postroom dead list` shows it
 
 
 def prepare() -> None:
     """Once: the topic, accounts, and the tables of outbox and guards."""
-    with penstock.sync.connect(QUEUE) as mq:
+    with postroom.sync.connect(QUEUE) as mq:
         mq.create_topic("transfers", partitions=4, exist_ok=True)
     for engine in (PAYS, IS_PAID):
         with engine.begin() as bank:

@@ -19,7 +19,7 @@ import msgspec
 from fastapi import FastAPI, Header, HTTPException
 from pydantic import BaseModel
 
-import penstock
+import postroom
 
 from .stock import answer_to, database
 
@@ -35,7 +35,7 @@ class Order(BaseModel):
 
 @asynccontextmanager
 async def lifespan(web: FastAPI) -> AsyncIterator[None]:
-    async with penstock.connect(os.environ.get("PENSTOCK_URL", "sqlite:///flash_sale.db")) as mq:
+    async with postroom.connect(os.environ.get("POSTROOM_URL", "sqlite:///flash_sale.db")) as mq:
         await mq.create_topic("purchases", partitions=4, exist_ok=True)
         web.state.mq, web.state.waiting = mq, 0
         yield
@@ -58,7 +58,7 @@ async def buy(order: Order, x_request_id: Annotated[str | None, Header()] = None
             headers={"request-id": request_id, "gateway-id": GATEWAY_ID},
             timeout=PATIENCE_S,
         )
-    except penstock.NoReply:
+    except postroom.NoReply:
         raise HTTPException(
             504, {"request_id": request_id, "next": f"/purchases/{request_id}"}, {"Retry-After": "2"}
         ) from None

@@ -1,6 +1,6 @@
 """The worker behind the gateway: sells what is in stock, each request once.
 
-penstock worker examples.flash_sale.stock:app
+postroom worker examples.flash_sale.stock:app
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from contextlib import closing
 
 import msgspec
 
-import penstock
+import postroom
 
-app = penstock.App(os.environ.get("PENSTOCK_URL", "sqlite:///flash_sale.db"))
+app = postroom.App(os.environ.get("POSTROOM_URL", "sqlite:///flash_sale.db"))
 
 
 class Purchase(msgspec.Struct):
@@ -41,7 +41,7 @@ def answer_to(shop: sqlite3.Connection, request_id: str) -> Sold | None:
 
 
 @app.reply("purchases", group="stock", concurrency=4)
-def sell(purchase: Purchase, message: penstock.Received) -> Sold:
+def sell(purchase: Purchase, message: postroom.Received) -> Sold:
     """A plain function runs in a thread. Asked again, it gives the answer it gave."""
     request_id = message.headers["request-id"].decode()
     with closing(database()) as shop, shop:

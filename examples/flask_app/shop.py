@@ -1,7 +1,7 @@
 """A shop on Flask: a request sends, and a worker beside the web server handles.
 
 flask --app examples.flask_app.shop run
-penstock worker examples.flask_app.shop:messages
+postroom worker examples.flask_app.shop:messages
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from dataclasses import asdict, dataclass
 
 import flask
 
-import penstock
-from penstock.integrations.flask import Penstock
+import postroom
+from postroom.integrations.flask import Postroom
 
 app = flask.Flask(__name__)
-app.config["PENSTOCK_URL"] = os.environ.get("PENSTOCK_URL", "sqlite:///shop_queue.db")
+app.config["POSTROOM_URL"] = os.environ.get("POSTROOM_URL", "sqlite:///shop_queue.db")
 app.config["SHOP_DB"] = os.environ.get("SHOP_DB", "shop.db")
-queue = Penstock(app)
+queue = Postroom(app)
 
 
 @dataclass
@@ -58,7 +58,7 @@ def bill(number: str) -> tuple[dict[str, object], int]:
 
 # ---- in the worker ----
 
-messages = penstock.App(app.config["PENSTOCK_URL"])
+messages = postroom.App(app.config["POSTROOM_URL"])
 messages.middleware(queue.context)  # handlers have `flask.current_app`
 
 

@@ -1,7 +1,7 @@
 """Order events that arrive in any order: a state machine takes each one when it fits.
 
-    penstock worker examples.order_status.orders:app
-    penstock send order-events '{}' --key 42 --header event=created
+    postroom worker examples.order_status.orders:app
+    postroom send order-events '{}' --key 42 --header event=created
 
 Payment, parcel service and shop send events of their own, so "shipped" may come before "paid". It is handed
 back, and fits a little later; what never fits is a dead letter after five tries.
@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 import sqlite3
 
-import penstock
-from penstock import guards
+import postroom
+from postroom import guards
 
-app = penstock.App(os.environ.get("PENSTOCK_URL", "sqlite:///orders.db"))
+app = postroom.App(os.environ.get("POSTROOM_URL", "sqlite:///orders.db"))
 
 RULES = {  # each status, and those that lead to it
     "created": None,
@@ -49,7 +49,7 @@ def set_status(shop: sqlite3.Connection, order: str, status: str) -> None:
 
 @app.subscribe("order-events", group="status")
 @guards.transitions(database, rules=RULES, load=status_of, save=set_status, delay="1s")
-def handle(value: bytes, message: penstock.Received, connection: sqlite3.Connection) -> None:
+def handle(value: bytes, message: postroom.Received, connection: sqlite3.Connection) -> None:
     """Runs in the transaction that moves the order on: both are stored, or neither is."""
     connection.execute(
         "INSERT INTO history (id, event) VALUES (?, ?)",

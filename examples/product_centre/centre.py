@@ -1,7 +1,7 @@
 """The product centre: it owns the products, and announces every change to whoever wants to know.
 
     uvicorn examples.product_centre.centre:web
-    penstock worker examples.product_centre.centre:app
+    postroom worker examples.product_centre.centre:app
 
 It knows none of its readers. Each is a group of its own and gets every change, at its own pace.
 """
@@ -17,10 +17,10 @@ import msgspec
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-import penstock
-from penstock.integrations.fastapi import Queue
+import postroom
+from postroom.integrations.fastapi import Queue
 
-URL = os.environ.get("PENSTOCK_URL", "sqlite:///products_queue.db")
+URL = os.environ.get("POSTROOM_URL", "sqlite:///products_queue.db")
 
 
 class Changed(msgspec.Struct):
@@ -50,9 +50,9 @@ def database() -> sqlite3.Connection:
 
 @asynccontextmanager
 async def lifespan(web: FastAPI) -> AsyncIterator[dict[str, object]]:
-    async with penstock.connect(URL) as mq:
+    async with postroom.connect(URL) as mq:
         await mq.create_topic("products", partitions=4, exist_ok=True)
-        yield {"penstock": mq}
+        yield {"postroom": mq}
 
 
 web = FastAPI(title="product centre", lifespan=lifespan)
@@ -73,7 +73,7 @@ async def change(product: str, new: Product, mq: Queue) -> dict[str, object]:
 
 # ---- two of its readers; they may as well be other programs ----
 
-app = penstock.App(URL)
+app = postroom.App(URL)
 
 
 @app.subscribe("products", group="search", mode="ordered", concurrency=4)

@@ -12,11 +12,11 @@ from contextlib import closing
 
 from fastapi import FastAPI, HTTPException
 
-import penstock
+import postroom
 
 from .centre import URL, Changed, database
 
-app = penstock.App(URL)
+app = postroom.App(URL)
 web = FastAPI(title="shop", lifespan=app.lifespan)  # the handler runs in the web server's own event loop
 
 cache: dict[str, dict[str, object]] = {}

@@ -2,7 +2,7 @@
 
     python -m examples.sms_gateway.sms prepare          # once: the topic, the group and its rate
     python -m examples.sms_gateway.sms send +4915112345 "Your parcel is here"
-    penstock worker examples.sms_gateway.sms:app
+    postroom worker examples.sms_gateway.sms:app
 
 Whoever sends an SMS is done when it is stored. The group's rate is the funnel: all workers together ask the
 gateway no more often than it likes. What it refuses all the same comes again when the gateway says.
@@ -20,13 +20,13 @@ from contextlib import suppress
 
 import msgspec
 
-import penstock
+import postroom
 
-URL = os.environ.get("PENSTOCK_URL", "sqlite:///sms.db")
+URL = os.environ.get("POSTROOM_URL", "sqlite:///sms.db")
 GATEWAY = os.environ.get("GATEWAY", "http://127.0.0.1:8025")
 PER_SECOND = float(os.environ.get("PER_SECOND", "15"))
 
-app = penstock.App(URL)
+app = postroom.App(URL)
 
 
 class Sms(msgspec.Struct):
@@ -35,7 +35,7 @@ class Sms(msgspec.Struct):
 
 
 @app.subscribe("sms", group="gateway", concurrency=4, max_attempts=10, timeout="30s")
-def deliver(sms: Sms, message: penstock.Received) -> None:
+def deliver(sms: Sms, message: postroom.Received) -> None:
     """The message's id goes along: a gateway that heard of it before does not send it again."""
     request = urllib.request.Request(
         GATEWAY,
@@ -47,25 +47,25 @@ def deliver(sms: Sms, message: penstock.Received) -> None:
     except urllib.error.HTTPError as refusal:
         answer = json.loads(refusal.read())
         if refusal.code == 429:  # the gateway names the time
-            raise penstock.RetryLater(delay=answer["retry_after"], reason="out of breath") from None
+            raise postroom.RetryLater(delay=answer["retry_after"], reason="out of breath") from None
         if refusal.code == 400:
-            raise penstock.Dead(answer["error"]) from None
+            raise postroom.Dead(answer["error"]) from None
         raise  # anything else: again after the back-off
 
 
 async def prepare() -> None:
-    async with penstock.connect(URL) as mq:
+    async with postroom.connect(URL) as mq:
         await mq.create_topic("sms", partitions=2, exist_ok=True)
-        with suppress(penstock.GroupExists):
+        with suppress(postroom.GroupExists):
             await mq.create_group("sms", "gateway", max_attempts=10)
         await mq.limit_rate(topic="sms", group="gateway", messages_per_s=PER_SECOND)
 
 
 async def send(*numbers_and_text: str) -> None:
     *numbers, text = numbers_and_text
-    async with penstock.connect(URL) as mq:
+    async with postroom.connect(URL) as mq:
         bodies = [msgspec.json.encode(Sms(number, text)) for number in numbers]
-        await mq.send_many("sms", [penstock.Message(body) for body in bodies])
+        await mq.send_many("sms", [postroom.Message(body) for body in bodies])
 
 
 if __name__ == "__main__":

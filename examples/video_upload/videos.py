@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 FOLDER = Path(os.environ.get("VIDEOS", "videos"))
-URL = os.environ.get("PENSTOCK_URL", "sqlite:///videos.db")
+URL = os.environ.get("POSTROOM_URL", "sqlite:///videos.db")
 
 
 def upload_of(video: str) -> Path:

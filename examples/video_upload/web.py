@@ -16,17 +16,17 @@ from typing import Annotated
 
 from fastapi import FastAPI, Header, HTTPException, Request, Response
 
-import penstock
-from penstock.integrations.fastapi import Queue
+import postroom
+from postroom.integrations.fastapi import Queue
 
 from .videos import URL, status_of, store
 
 
 @asynccontextmanager
 async def lifespan(web: FastAPI) -> AsyncIterator[dict[str, object]]:
-    async with penstock.connect(URL) as mq:
+    async with postroom.connect(URL) as mq:
         await mq.create_topic("videos", partitions=2, dedup_window="1d", exist_ok=True)
-        yield {"penstock": mq}
+        yield {"postroom": mq}
 
 
 web = FastAPI(title="video upload", lifespan=lifespan)

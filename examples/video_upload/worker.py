@@ -1,6 +1,6 @@
 """Works on uploads, some at a time, and says how far it is.
 
-penstock worker examples.video_upload.worker:app
+postroom worker examples.video_upload.worker:app
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ import hashlib
 import os
 import time
 
-import penstock
+import postroom
 
 from .videos import URL, tell, upload_of
 
 SECONDS_EACH = float(os.environ.get("SECONDS_EACH", "2"))
 
-app = penstock.App(URL)
+app = postroom.App(URL)
 
 
 @app.subscribe("videos", group="transcoding", concurrency=2, max_attempts=5)
-def transcode(video: str, message: penstock.Received) -> None:
+def transcode(video: str, message: postroom.Received) -> None:
     """A plain function: it runs in a thread, and its lease is renewed for as long as it takes.
 
     If the process is killed, the message comes again, and the work begins anew.
@@ -27,7 +27,7 @@ def transcode(video: str, message: penstock.Received) -> None:
     content = upload_of(video).read_bytes()
     if not content.startswith(b"VIDEO"):
         tell(video, "failed", reason="this is no video")
-        raise penstock.Dead("this is no video")  # trying again would not help
+        raise postroom.Dead("this is no video")  # trying again would not help
     for percent in range(0, 100, 25):
         tell(video, "working", percent=percent, attempt=message.attempt)
         time.sleep(SECONDS_EACH / 4)  # the work

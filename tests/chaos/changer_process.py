@@ -10,7 +10,7 @@ import asyncio
 import random
 from collections.abc import Mapping
 
-import penstock
+import postroom
 
 from .journal import Journal
 from .patience import connected
@@ -29,15 +29,15 @@ async def change(url: str, shards: dict[str, str], topic: str, journal: str) -> 
         await asyncio.sleep(random.uniform(_SHORTEST_S, _LONGEST_S))
         try:
             await _change(mq, topic, shards, notes)
-        except (penstock.RouteConflict, penstock.UnknownPartition):
+        except (postroom.RouteConflict, postroom.UnknownPartition):
             notes.note("refused", ["by-another-change"])
-        except penstock.StoreError as error:
+        except postroom.StoreError as error:
             if not error.retriable:
                 raise
             notes.note("refused", ["by-the-store"])
 
 
-async def _change(mq: penstock.Connection, topic: str, shards: Mapping[str, str], notes: Journal) -> None:
+async def _change(mq: postroom.Connection, topic: str, shards: Mapping[str, str], notes: Journal) -> None:
     route = await mq.route(topic)
     kind = _kind(route, bool(shards))
     name = f"{kind}-of-{route.version}"
@@ -56,7 +56,7 @@ async def _change(mq: penstock.Connection, topic: str, shards: Mapping[str, str]
     notes.note("changed", [name])
 
 
-def _kind(route: penstock.Route, movable: bool) -> str:
+def _kind(route: postroom.Route, movable: bool) -> str:
     """Between the fewest and the most partitions any kind will do."""
     kinds = ["move"] if movable else []
     if len(route.ranges) > _FEWEST:

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-import penstock
-from penstock import Received
+import postroom
+from postroom import Received
 
 from .journal import Journal
 from .patience import connected
@@ -33,14 +33,14 @@ async def consume(
     while True:
         try:
             await _Consuming(mq, topic, group, ordered, notes).run()
-        except penstock.StoreError as error:  # the database was away as it joined
+        except postroom.StoreError as error:  # the database was away as it joined
             if not error.retriable:
                 raise
 
 
 class _Consuming:
     def __init__(
-        self, mq: penstock.Connection, topic: str, group: str, ordered: bool, journal: Journal
+        self, mq: postroom.Connection, topic: str, group: str, ordered: bool, journal: Journal
     ) -> None:
         self._ordered, self._journal = ordered, journal
         self._consumer = mq.consumer(topic, group=group, window=random.choice([50, 400]))
@@ -72,7 +72,7 @@ class _Consuming:
             await _patiently(
                 lambda: message.retry(delay=0.05, reason=_REASON) if fails else message.release()
             )
-        except penstock.LeaseLost:
+        except postroom.LeaseLost:
             pass  # somebody else has it
 
     async def _settle(self, done: Sequence[Received]) -> None:
@@ -92,7 +92,7 @@ class _Consuming:
         gone: set[int] = set()
         try:
             await _patiently(settle)
-        except penstock.LeaseLost as error:
+        except postroom.LeaseLost as error:
             gone = set(error.details["offsets"])
         self._journal.note("settled", [_value(m) for m in messages if m.offset not in gone])
         self._journal.note("gone", [_value(m) for m in messages if m.offset in gone])
@@ -103,7 +103,7 @@ async def _patiently(settle: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             return await settle()
-        except penstock.StoreError as error:
+        except postroom.StoreError as error:
             if not error.retriable:
                 raise
 

@@ -35,7 +35,7 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
 
 _STORES = ("store.mysql", "store.postgres", "store.sqlite")
 _LATE = ("broker.embedded", "client.connection", "wire.server", *_STORES)
-"""What Penstock imports only when somebody connects."""
+"""What Postroom imports only when somebody connects."""
 
 
 def _start(role: str, arguments: list[Any], errors: str) -> int:
@@ -63,7 +63,7 @@ def _kill(child: int) -> int:
 
 def main() -> None:
     for name in _LATE:
-        import_module(f"penstock.{name}")
+        import_module(f"postroom.{name}")
     children: set[int] = set()
     while line := sys.stdin.readline():
         verb, *rest = json.loads(line)

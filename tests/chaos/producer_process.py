@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from datetime import UTC, datetime
 
-import penstock
+import postroom
 
 from .journal import Journal
 from .patience import connected
@@ -40,7 +40,7 @@ async def produce(
 
 class _Producing:
     def __init__(
-        self, mq: penstock.Connection, topic: str, name: str, run: int, journal: Journal, delays: list[float]
+        self, mq: postroom.Connection, topic: str, name: str, run: int, journal: Journal, delays: list[float]
     ) -> None:
         self._mq, self._topic, self._name, self._run = mq, topic, name, run
         self._journal, self._delays = journal, delays
@@ -57,31 +57,31 @@ class _Producing:
                     self._journal.note("confirmed", _values(messages))
                 else:
                     await self._post(producer, messages)
-            except penstock.PenstockError as error:  # out of time, or away before the route was known
-                if not error.retriable and not isinstance(error, penstock.UnknownFate):
+            except postroom.PostroomError as error:  # out of time, or away before the route was known
+                if not error.retriable and not isinstance(error, postroom.UnknownFate):
                     raise
                 self._journal.note("failed", _values(messages))
             await asyncio.sleep(random.random() * pause_s)
 
-    async def _post(self, producer: penstock.Producer, messages: list[penstock.Message]) -> None:
+    async def _post(self, producer: postroom.Producer, messages: list[postroom.Message]) -> None:
         """Each is noted when its own receipt comes."""
         receipts = [(await producer.post(**_arguments(message)), message) for message in messages]
         for receipt, message in receipts:
             await receipt
             self._journal.note("confirmed", _values([message]))
 
-    def _message(self) -> penstock.Message:
+    def _message(self) -> postroom.Message:
         key = f"{self._name}.k{random.randrange(_KEYS)}"
         self._numbers[key] += 1
         due_ms = int(time.time() * 1000 + 1000 * random.uniform(*self._delays)) if self._delays else 0
         value = Value(key, self._run, self._numbers[key], random.choice(_FATES), due_ms)
         at = datetime.fromtimestamp(due_ms / 1000, UTC) if due_ms else None
-        return penstock.Message(str(value).encode(), key=key, at=at)
+        return postroom.Message(str(value).encode(), key=key, at=at)
 
 
-def _values(messages: list[penstock.Message]) -> list[str]:
+def _values(messages: list[postroom.Message]) -> list[str]:
     return [bytes(message.value).decode() for message in messages]
 
 
-def _arguments(message: penstock.Message) -> dict[str, object]:
+def _arguments(message: postroom.Message) -> dict[str, object]:
     return {"value": message.value, "key": message.key, "at": message.at}

@@ -1,6 +1,6 @@
 """What the tests have in common: a topic and its groups at the beginning, the verdict at the end.
 
-`SECONDS` is how long a test makes trouble: short in `make test`, PENSTOCK_CHAOS_SECONDS in `make chaos`.
+`SECONDS` is how long a test makes trouble: short in `make test`, POSTROOM_CHAOS_SECONDS in `make chaos`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Literal
 
-import penstock
+import postroom
 
 from .checker import check
 from .crew import Crew
@@ -32,14 +32,14 @@ __all__ = [
     "until",
 ]
 
-LONG = "PENSTOCK_CHAOS_SECONDS" in os.environ
-SECONDS = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "3"))
+LONG = "POSTROOM_CHAOS_SECONDS" in os.environ
+SECONDS = float(os.environ.get("POSTROOM_CHAOS_SECONDS", "3"))
 GROUPS = {"billing": False, "ledger": True}
 """By name: whether it is ordered."""
 
 
 async def make_topic(
-    mq: penstock.Connection,
+    mq: postroom.Connection,
     topic: str,
     *,
     storage: Literal["durable", "volatile"] = "durable",
@@ -78,7 +78,7 @@ async def kill_at_random(crew: Crew) -> None:
         crew.kill_any()
 
 
-async def finish(mq: penstock.Connection, crew: Crew, topic: str) -> None:
+async def finish(mq: postroom.Connection, crew: Crew, topic: str) -> None:
     """No more is sent; what was sent is settled by those who live, and then they go."""
     crew.dismiss("producer")
     await drained(mq, topic)
@@ -92,7 +92,7 @@ async def until(condition: Callable[[], bool], what: str, seconds: float = 60) -
         await asyncio.sleep(0.05)
 
 
-async def drained(mq: penstock.Connection, topic: str, seconds: float = 60) -> None:
+async def drained(mq: postroom.Connection, topic: str, seconds: float = 60) -> None:
     """Wait until nothing is delayed any more, and every group has settled everything."""
     began = time.monotonic()
     while left := await _left(mq, topic):
@@ -101,7 +101,7 @@ async def drained(mq: penstock.Connection, topic: str, seconds: float = 60) -> N
     print(f"{topic}: drained in {time.monotonic() - began:.1f} s")
 
 
-async def _left(mq: penstock.Connection, topic: str) -> list[object]:
+async def _left(mq: postroom.Connection, topic: str) -> list[object]:
     delayed = (await mq.topic(topic)).delayed
     lags = [await mq.lag(topic, group.name) for group in await mq.groups(topic)]
     behind = [lag for lag in lags if lag.total.messages]
@@ -109,7 +109,7 @@ async def _left(mq: penstock.Connection, topic: str) -> list[object]:
 
 
 async def judge(
-    mq: penstock.Connection,
+    mq: postroom.Connection,
     crew: Crew,
     topic: str,
     *,
@@ -133,7 +133,7 @@ async def judge(
 
 
 async def _judge_dead_letters(
-    mq: penstock.Connection, topic: str, group: str, stored: list[str], *, some_lost: bool
+    mq: postroom.Connection, topic: str, group: str, stored: list[str], *, some_lost: bool
 ) -> None:
     """Those that were to die, each once, and no innocents (I12, I14)."""
     letters = Counter(

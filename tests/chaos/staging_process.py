@@ -12,7 +12,7 @@ import random
 import sys
 from pathlib import Path
 
-import penstock.sync
+import postroom.sync
 
 __all__ = ["KEYS", "run"]
 
@@ -21,7 +21,7 @@ KEYS = 7
 
 def run(url: str, checkpoint: Path, end: int) -> None:
     chance = random.Random()
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         while (at := _position(checkpoint))[1] < end:
             batch, first = at
             last = min(end, first + chance.randint(20, 120))
@@ -41,7 +41,7 @@ def _position(checkpoint: Path) -> tuple[int, int]:
     return int(batch), int(first)
 
 
-def _task(staging: penstock.sync.Staging, rows: range, place: int) -> object:
+def _task(staging: postroom.sync.Staging, rows: range, place: int) -> object:
     marks = staging.marks(["out"])  # type: ignore[attr-defined]
     mine = [n for n in rows if n % 2 == place]
     new = [n for n in mine if n > marks.get("s", -1)]

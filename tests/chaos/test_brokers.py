@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.ready import both, ready
 from tests.servers.places import free_port
 from tests.servers.server import Server
@@ -30,12 +30,12 @@ _LEASE_S = 20  # and longer than that, so that nothing is handed to others meanw
 
 
 @asynccontextmanager
-async def served(url: str, tmp_path: Path) -> AsyncIterator[tuple[Crew, penstock.Connection]]:
+async def served(url: str, tmp_path: Path) -> AsyncIterator[tuple[Crew, postroom.Connection]]:
     """Two brokers, and everybody at work through them; at the end the verdict."""
     ports = [free_port(), free_port()]
-    address = f"penstock://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
+    address = f"postroom://127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
     with Crew(url, tmp_path, served=address) as crew:
-        async with penstock.connect(url, migrate=True) as mq:
+        async with postroom.connect(url, migrate=True) as mq:
             await make_topic(mq, "orders", lease=_LEASE_S)
             for port in ports:
                 crew.serve(port)

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.address import parse as parse_url
-from penstock.config import DEFAULTS
-from penstock.model.batch import records
-from penstock.model.schedule import DUTY
-from penstock.store import SqlStore, open_store
-from penstock.store.session import Lane
+import postroom
+from postroom.address import parse as parse_url
+from postroom.config import DEFAULTS
+from postroom.model.batch import records
+from postroom.model.schedule import DUTY
+from postroom.store import SqlStore, open_store
+from postroom.store.session import Lane
 
 from .crew import Crew
 from .stage import SECONDS, finish, hire, judge, make_topic, until
@@ -35,7 +35,7 @@ _ALL = 10**9
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_delayed_messages_while_their_mover_is_killed(store_url: str, tmp_path: Path) -> None:
     with Crew(store_url, tmp_path) as crew, closing(_store(store_url)) as store:
-        async with penstock.connect(store_url) as mq:  # not during the trouble: it would move them, too
+        async with postroom.connect(store_url) as mq:  # not during the trouble: it would move them, too
             await make_topic(mq, "orders", groups=_GROUPS)
         await hire(crew, "orders", delays=(0.1, 2), groups=_GROUPS)
         end, movers = time.monotonic() + SECONDS, 0
@@ -44,7 +44,7 @@ async def test_delayed_messages_while_their_mover_is_killed(store_url: str, tmp_
             movers += 1
             await asyncio.sleep(random.uniform(0, 1))
             crew.kill(random.choice([pid for pid in crew.at_work if pid != _mover(store)]))
-        async with penstock.connect(store_url) as mq:
+        async with postroom.connect(store_url) as mq:
             await finish(mq, crew, "orders")
             await judge(mq, crew, "orders", groups=_GROUPS)
         late = _lateness_ms(store)
@@ -72,7 +72,7 @@ async def _kill_the_mover(store: SqlStore, crew: Crew) -> None:
 def _mover(store: SqlStore) -> int:
     """The process that has the lease; its holder is named by machine, process and broker."""
     with store.session.read(Lane.LOG) as tx:
-        row = tx.one("SELECT holder FROM penstock_duties WHERE name = ?", DUTY)
+        row = tx.one("SELECT holder FROM postroom_duties WHERE name = ?", DUTY)
     return int(row[0].split(":")[1]) if row else 0
 
 

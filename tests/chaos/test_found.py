@@ -10,24 +10,24 @@ from typing import NoReturn
 
 import pytest
 
-import penstock
-from penstock import Connection, Message
-from penstock.broker.embedded import Broker
-from penstock.broker.routes import FinishChanges
-from penstock.clock import ManualClock
-from penstock.model import route as routes
-from penstock.model.names import dead_topic
-from penstock.model.settings import TopicSettings
-from penstock.store import SqlStore
-from penstock.store.contract import Settled
-from penstock.store.session import Lane
+import postroom
+from postroom import Connection, Message
+from postroom.broker.embedded import Broker
+from postroom.broker.routes import FinishChanges
+from postroom.clock import ManualClock
+from postroom.model import route as routes
+from postroom.model.names import dead_topic
+from postroom.model.settings import TopicSettings
+from postroom.store import SqlStore
+from postroom.store.contract import Settled
+from postroom.store.session import Lane
 from tests.ready import ready
 from tests.servers import PostgresServer
 
 
 @pytest.fixture
 async def mq(tmp_path: Path) -> AsyncIterator[Connection]:
-    async with penstock.connect(f"sqlite:///{tmp_path / 'queue.db'}") as connection:
+    async with postroom.connect(f"sqlite:///{tmp_path / 'queue.db'}") as connection:
         await connection.create_topic("orders", partitions=1)
         yield connection
 
@@ -68,7 +68,7 @@ async def test_what_others_settled_after_an_outage_is_not_handed_out(
     """Its lease passed, and somebody else handled what it had, before it could ask for more time (I16)."""
     clock = ManualClock()
     url = f"sqlite:///{tmp_path / 'queue.db'}"
-    async with penstock.connect(url, clock=clock) as mq:
+    async with postroom.connect(url, clock=clock) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send_many("orders", [Message(b"%d" % number) for number in range(4)])
         async with mq.consumer("orders", group="billing", lease=5) as cut_off:
@@ -76,15 +76,15 @@ async def test_what_others_settled_after_an_outage_is_not_handed_out(
             with monkeypatch.context() as away:
                 away.setattr(broker_of(mq), "beat", _unavailable)
                 clock.advance(6)
-                async with penstock.connect(url, clock=clock) as other:
+                async with postroom.connect(url, clock=clock) as other:
                     await _take(other, "orders", "billing", 4)
             assert await cut_off.poll(wait=0) == []
-            with pytest.raises(penstock.LeaseLost):
+            with pytest.raises(postroom.LeaseLost):
                 await first.extend()
 
 
 def _unavailable(beats: object) -> NoReturn:
-    raise penstock.StoreUnavailable("cut off")
+    raise postroom.StoreUnavailable("cut off")
 
 
 async def _take(mq: Connection, topic: str, group: str, count: int) -> None:
@@ -117,10 +117,10 @@ async def test_a_producer_goes_on_when_the_store_forgot_its_batches(mq: Connecti
     assert isinstance(store, SqlStore)
     await mq.send("orders", b"first")
     with store.session.read(Lane.LOG) as tx:
-        (remembered,) = tx.all("SELECT state FROM penstock_sequences")
+        (remembered,) = tx.all("SELECT state FROM postroom_sequences")
     await mq.send("orders", b"second")
     with store.session.write(Lane.LOG) as tx:
-        tx.run("UPDATE penstock_sequences SET state = ?", *remembered)
+        tx.run("UPDATE postroom_sequences SET state = ?", *remembered)
     assert (await mq.send("orders", b"third", timeout=5)).offset == 2
     assert [m.value async for m in mq.read("orders")] == [b"first", b"second", b"third"]
 
@@ -133,7 +133,7 @@ async def test_no_offset_of_a_volatile_topic_is_given_twice(own_postgres: Postgr
             admin.autocommit = True
             admin.execute("ALTER SYSTEM SET wal_writer_delay = '10s'")  # so that the last ones are forgotten
             admin.execute("SELECT pg_reload_conf()")
-        async with penstock.connect(ground.url) as mq:
+        async with postroom.connect(ground.url) as mq:
             await mq.create_topic("ticks", storage="volatile", partitions=1)
             async with mq.consumer("ticks", group="charts", lease=2) as consumer:
                 before = [await mq.send("ticks", b"old") for _ in range(5)]
@@ -146,7 +146,7 @@ async def test_no_offset_of_a_volatile_topic_is_given_twice(own_postgres: Postgr
                 while len(found) < 5:
                     messages = await consumer.poll(wait=20)
                     assert messages, f"only {found} came"
-                    with suppress(penstock.LeaseLost):  # the server was away for longer than a lease
+                    with suppress(postroom.LeaseLost):  # the server was away for longer than a lease
                         await consumer.ack(messages)
                         found += [m.value for m in messages if m.value != b"old"]
                 assert sorted(found) == [b"0", b"1", b"2", b"3", b"4"]
@@ -175,9 +175,9 @@ async def test_whoever_wants_a_change_finishes_the_one_that_was_left(
     monkeypatch.setattr(FinishChanges, "run_once", lambda self: None)
     broker_of(mq).store.routes.begin(routes.split(await mq.route("orders"), 0))
     async with asyncio.timeout(20):
-        with suppress(penstock.UnknownPartition):  # it is sealed by then: the split that was left is made
+        with suppress(postroom.UnknownPartition):  # it is sealed by then: the split that was left is made
             while True:
-                with suppress(penstock.RouteConflict):
+                with suppress(postroom.RouteConflict):
                     await mq.split("orders", 0)
                 await asyncio.sleep(0.05)
     assert [piece.partition for piece in (await mq.route("orders")).ranges] == [1, 2]

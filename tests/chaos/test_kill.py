@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 
 from .crew import Crew
 from .stage import LONG, SECONDS, finish, hire, judge, kill_at_random, make_topic
@@ -21,7 +21,7 @@ from .stage import LONG, SECONDS, finish, hire, judge, kill_at_random, make_topi
 @pytest.mark.timeout(SECONDS * 3 + 120)
 async def test_every_confirmed_message_is_handled_by_every_group(store_url: str, tmp_path: Path) -> None:
     with Crew(store_url, tmp_path) as crew:
-        async with penstock.connect(store_url) as mq:
+        async with postroom.connect(store_url) as mq:
             await make_topic(mq, "orders")
             await hire(crew, "orders", members=3 if LONG else 2)
             await kill_at_random(crew)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.ready import Ground, ready
 from tests.servers import PostgresServer
 
@@ -29,16 +29,16 @@ _LEAST = 0.7 if LONG else 0.4  # of the rate without; a short run on a busy mach
 def _open_transaction(ground: Ground) -> Iterator[None]:
     with closing(ground.server.connect(ground.name)) as idle:
         idle.execute("BEGIN ISOLATION LEVEL REPEATABLE READ")
-        idle.execute("SELECT count(*) FROM penstock_progress").fetchone()
+        idle.execute("SELECT count(*) FROM postroom_progress").fetchone()
         yield
         idle.rollback()
 
 
-async def _work(mq: penstock.Connection, consumer: penstock.Consumer, seconds: float) -> list[float]:
+async def _work(mq: postroom.Connection, consumer: postroom.Consumer, seconds: float) -> list[float]:
     """Publish a few, then poll and ack each by itself; when each cycle ended."""
     ends = [time.monotonic()]
     while ends[-1] < ends[0] + seconds:
-        await mq.send_many("orders", [penstock.Message(b"x" * 100)] * _PUBLISHED)
+        await mq.send_many("orders", [postroom.Message(b"x" * 100)] * _PUBLISHED)
         for _ in range(_PUBLISHED):
             (message,) = await consumer.poll()
             await message.ack()
@@ -60,7 +60,7 @@ async def test_the_rate_with_an_old_snapshot(own_postgres: PostgresServer) -> No
     rates: dict[bool, list[float]] = {True: [], False: []}
     cycles = 0
     with ready(own_postgres) as ground:
-        async with penstock.connect(ground.url) as mq:
+        async with postroom.connect(ground.url) as mq:
             await mq.create_topic("orders", partitions=1)
             async with mq.consumer("orders", group="billing", window=1) as consumer:
                 await _work(mq, consumer, 0.5)
@@ -82,7 +82,7 @@ async def test_the_rate_with_an_old_snapshot(own_postgres: PostgresServer) -> No
 @pytest.mark.timeout(SECONDS * 3 + 120)
 async def test_kills_with_an_old_snapshot(own_postgres: PostgresServer, tmp_path: Path) -> None:
     with ready(own_postgres) as ground, Crew(ground.url, tmp_path) as crew:
-        async with penstock.connect(ground.url) as mq:
+        async with postroom.connect(ground.url) as mq:
             await make_topic(mq, "orders")
             with _open_transaction(ground):
                 await hire(crew, "orders")

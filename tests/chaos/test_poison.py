@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 
 CONSUMER = """
-import asyncio, os, sys, penstock
+import asyncio, os, sys, postroom
 async def main(url, notes):
     noted = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    async with penstock.connect(url) as mq, mq.consumer("orders", group="billing") as consumer:
+    async with postroom.connect(url) as mq, mq.consumer("orders", group="billing") as consumer:
         while True:
             messages = await consumer.poll(max_messages=100, wait=1)
             for message in messages:
@@ -29,11 +29,11 @@ asyncio.run(main(*sys.argv[1:]))
 @pytest.mark.slow
 async def test_poison_goes_alone(tmp_path: Path) -> None:
     url, notes = f"sqlite:///{tmp_path / 'queue.db'}", tmp_path / "notes"
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.create_group("orders", "billing", lease=0.3, max_attempts=2)
         values = [f"m{i}".encode() for i in range(40)]
-        await mq.send_many("orders", [penstock.Message(v) for v in [*values[:25], b"poison", *values[25:]]])
+        await mq.send_many("orders", [postroom.Message(v) for v in [*values[:25], b"poison", *values[25:]]])
         deaths = 0
         while (await mq.lag("orders", "billing")).total.messages:
             process = await asyncio.create_subprocess_exec(sys.executable, "-c", CONSUMER, url, str(notes))

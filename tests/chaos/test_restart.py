@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.ready import both, ready
 from tests.servers.server import Server
 
@@ -31,7 +31,7 @@ _WAYS = ("fast", "immediate", "kill") if LONG else ("fast", "kill")
 async def test_a_restart_of_the_database(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     server: Server = request.getfixturevalue(f"own_{kind}")
     with ready(server) as ground, Crew(ground.url, tmp_path) as crew:
-        async with penstock.connect(ground.url) as mq:
+        async with postroom.connect(ground.url) as mq:
             await make_topic(mq, "orders", lease=3)
             await hire(crew, "orders")
             end = time.monotonic() + SECONDS

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.ready import ready
 from tests.servers import MariaServer, PostgresServer
 
@@ -50,7 +50,7 @@ async def test_order_is_kept_across_two_shards(
 
 async def _trouble(url: str, folder: Path, shards: Mapping[str, str]) -> None:
     with Crew(url, folder, shards) as crew:
-        async with penstock.connect(url, shards=shards) as mq:
+        async with postroom.connect(url, shards=shards) as mq:
             await make_topic(mq, "orders", groups=_GROUPS)
             await hire(crew, "orders", members=3, producers=4, pause_s=_PAUSE_S, groups=_GROUPS)
             for name in ("c0", "c1"):  # while one is on its way back from the dead, the other goes on

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-import penstock.sync
+import postroom.sync
 from tests.chaos.staging_process import KEYS, run
 
 KILLS, END = 4, 1_000_000
@@ -16,7 +16,7 @@ KILLS, END = 4, 1_000_000
 
 def test_a_job_that_is_killed_again_and_again(tmp_path: Path) -> None:
     url, checkpoint, chance = f"sqlite:///{tmp_path}/q.db", tmp_path / "checkpoint", random.Random()
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         mq.create_topic("out", partitions=2)
         for turn in range(KILLS):
             before = mq.topic("out").messages

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.ready import ready
 from tests.servers import PostgresServer
 
@@ -27,7 +27,7 @@ from .stage import LONG, SECONDS, drained, finish, hire, judge, kill_at_random, 
 async def test_kills_of_processes_lose_nothing_on_sqlite(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
     with Crew(url, tmp_path) as crew:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             await make_topic(mq, "ticks", storage="volatile")
             await hire(crew, "ticks")
             await kill_at_random(crew)
@@ -41,7 +41,7 @@ async def test_everything_goes_on_after_a_crash_of_postgres(
     own_postgres: PostgresServer, tmp_path: Path
 ) -> None:
     with ready(own_postgres) as ground, Crew(ground.url, tmp_path) as crew:
-        async with penstock.connect(ground.url) as mq:
+        async with postroom.connect(ground.url) as mq:
             for topic, storage in (("orders", "durable"), ("ticks", "volatile")):
                 await make_topic(mq, topic, storage=storage, lease=3)
                 await hire(crew, topic, members=2 if LONG else 1)

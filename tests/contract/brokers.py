@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from penstock import Connection
-from penstock.broker.embedded import Broker
+from postroom import Connection
+from postroom.broker.embedded import Broker
 
 __all__ = ["broker_of", "run_duty", "serving"]
 

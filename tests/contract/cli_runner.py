@@ -1,4 +1,4 @@
-"""Runs `penstock` for tests: in this process with Typer's runner, or as a process of its own."""
+"""Runs `postroom` for tests: in this process with Typer's runner, or as a process of its own."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from typer.testing import CliRunner
 
-from penstock.cli.root import app
+from postroom.cli.root import app
 
 __all__ = ["Answer", "Cli"]
 
@@ -47,15 +47,15 @@ class Cli:
         self.url = url or f"sqlite:///{folder / 'queue.db'}"
 
     def __call__(self, *words: str, stdin: str | bytes = "") -> Answer:
-        env = {"PENSTOCK_URL": self.url, "NO_COLOR": "1"}
-        result = CliRunner().invoke(app, list(words), input=stdin, env=env, prog_name="penstock")
+        env = {"POSTROOM_URL": self.url, "NO_COLOR": "1"}
+        result = CliRunner().invoke(app, list(words), input=stdin, env=env, prog_name="postroom")
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception
         return Answer(result.exit_code, result.stdout, result.stderr)
 
     def ok(self, *words: str, stdin: str | bytes = "") -> Answer:
         answer = self(*words, stdin=stdin)
-        assert answer.code == 0, f"penstock {' '.join(words)}: {answer}"
+        assert answer.code == 0, f"postroom {' '.join(words)}: {answer}"
         return answer
 
     def read_all(self, topic: str, group: str) -> list[str]:
@@ -70,17 +70,17 @@ class Cli:
 
     def start(self, *words: str, **settings: Any) -> subprocess.Popen[bytes]:
         """A process of its own. It must be ended by the test."""
-        line = [sys.executable, "-m", "penstock", *words]
+        line = [sys.executable, "-m", "postroom", *words]
         pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         return subprocess.Popen(line, cwd=self.folder, env=self.environment(), **{**pipes, **settings})
 
     def process(self, *words: str, stdin: bytes = b"") -> Answer:
         """Run to the end as a process of its own."""
-        line = [sys.executable, "-m", "penstock", *words]
+        line = [sys.executable, "-m", "postroom", *words]
         done = subprocess.run(
             line, cwd=self.folder, env=self.environment(), input=stdin, capture_output=True, timeout=SECONDS
         )
         return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "PENSTOCK_URL": self.url, "NO_COLOR": "1"}
+        return {**os.environ, "POSTROOM_URL": self.url, "NO_COLOR": "1"}

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection
-from penstock.clock import Clock, ManualClock
+import postroom
+from postroom import Connection
+from postroom.clock import Clock, ManualClock
 from tests.contract.brokers import serving
 from tests.contract.stores import SERVERS, Open, places
 
@@ -58,10 +58,10 @@ def clock() -> ManualClock:
 async def opened(any_url: str, endpoint: str, clock: Clock | None) -> AsyncIterator[Open]:
     """Opens connections to one and the same store."""
     if endpoint == "embedded":
-        yield lambda: penstock.connect(any_url, migrate=True, clock=clock)
+        yield lambda: postroom.connect(any_url, migrate=True, clock=clock)
         return
-    async with penstock.connect(any_url, migrate=True, clock=clock) as host, serving(host) as url:
-        yield lambda: penstock.connect(url, clock=clock)
+    async with postroom.connect(any_url, migrate=True, clock=clock) as host, serving(host) as url:
+        yield lambda: postroom.connect(url, clock=clock)
 
 
 @pytest.fixture

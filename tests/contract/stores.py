@@ -4,7 +4,7 @@
     served     a broker in this process and event loop has it open, and the SDK connects to that broker
 
 A test runs embedded in memory and on a file, and served on a file; marked `everywhere`, on the database
-servers too, both ways. PENSTOCK_TEST_STORES=all does that to every test, and PENSTOCK_TEST_ENDPOINTS=all
+servers too, both ways. POSTROOM_TEST_STORES=all does that to every test, and POSTROOM_TEST_ENDPOINTS=all
 serves the store in memory as well: both take some minutes. Tests that say what only an embedded broker does
 are marked `embedded`, with the reason.
 """
@@ -17,7 +17,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 
-from penstock import Connection
+from postroom import Connection
 
 __all__ = ["SERVERS", "Open", "Place", "embedded", "everywhere", "only_file", "places", "real_time"]
 
@@ -27,8 +27,8 @@ Place = tuple[str, str]  # a store, and who opens it
 HERE = ("memory", "sqlite")
 SERVERS = {"postgres": "postgres_ready", "mysql": "mysql_ready"}  # name → fixture
 EVERYWHERE = (*HERE, *SERVERS)
-ALL_STORES = os.environ.get("PENSTOCK_TEST_STORES") == "all"
-ALL_ENDPOINTS = os.environ.get("PENSTOCK_TEST_ENDPOINTS") == "all"
+ALL_STORES = os.environ.get("POSTROOM_TEST_STORES") == "all"
+ALL_ENDPOINTS = os.environ.get("POSTROOM_TEST_ENDPOINTS") == "all"
 
 everywhere = pytest.mark.stores(*EVERYWHERE)
 """Marks a test of what the databases may do differently."""

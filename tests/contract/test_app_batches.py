@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import App, Backoff, Batch, Connection, Dead, InvalidSetting, Message
-from penstock.clock import ManualClock
-from penstock.testing.fixture import run_until_idle
+import postroom
+from postroom import App, Backoff, Batch, Connection, Dead, InvalidSetting, Message
+from postroom.clock import ManualClock
+from postroom.testing.fixture import run_until_idle
 from tests.contract.stores import everywhere
 
 
@@ -68,7 +68,7 @@ async def test_a_failing_list_is_retried_whole_each_by_its_own_attempt(
     app, seen = App(mq), []
 
     @app.subscribe("orders", group="billing", batch=10, concurrency=1, retry=Backoff(10, 2, "10m"))
-    async def bill(orders: list[Order], messages: list[penstock.Received]) -> None:
+    async def bill(orders: list[Order], messages: list[postroom.Received]) -> None:
         seen.append(sorted((order.id, m.attempt) for order, m in zip(orders, messages, strict=True)))
         if len(seen) < 3:
             raise ValueError("all of them")
@@ -94,7 +94,7 @@ async def test_part_of_a_list_may_be_settled_by_the_handler(mq: Connection, cloc
     app, again = App(mq), []
 
     @app.subscribe("orders", group="billing", batch=10, concurrency=1, retry=Backoff(5, 1, 5))
-    async def bill(orders: list[Order], messages: list[penstock.Received]) -> None:
+    async def bill(orders: list[Order], messages: list[postroom.Received]) -> None:
         if messages[0].attempt > 1:
             again.append(sorted(order.id for order in orders))
             return

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Connection, InvalidName, InvalidSetting, StoreBusy, UnknownTopic, UsageError
-from penstock.client.app.every import prepare
-from penstock.client.app.ticking import Ticker
-from penstock.clock import ManualClock
-from penstock.testing.fixture import run_until_idle
+from postroom import App, Connection, InvalidName, InvalidSetting, StoreBusy, UnknownTopic, UsageError
+from postroom.client.app.every import prepare
+from postroom.client.app.ticking import Ticker
+from postroom.clock import ManualClock
+from postroom.testing.fixture import run_until_idle
 from tests.contract.stores import Open, everywhere, only_file
 
 MIDNIGHT = datetime(2026, 1, 1, tzinfo=UTC)

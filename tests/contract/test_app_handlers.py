@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import App, Backoff, Connection, Dead, Message, RetryLater, UsageError
-from penstock.clock import ManualClock
-from penstock.testing.fixture import run_until_idle
+import postroom
+from postroom import App, Backoff, Connection, Dead, Message, RetryLater, UsageError
+from postroom.clock import ManualClock
+from postroom.testing.fixture import run_until_idle
 from tests.contract.stores import everywhere
 
 
@@ -374,7 +374,7 @@ async def test_the_error_hook_is_told_and_may_fail_itself(
     told: list[tuple[str, list[bytes]]] = []
 
     @app.on_error
-    async def hook(error: BaseException, messages: list[penstock.Received]) -> None:
+    async def hook(error: BaseException, messages: list[postroom.Received]) -> None:
         told.append((str(error), [message.value for message in messages]))
         raise KeyError("the hook's own")
 
@@ -407,7 +407,7 @@ async def test_a_lost_lease_is_logged_and_nobody_is_harmed(
         # The late ack is to be the first of the two: an ack of what is acked by then loses nothing.
         await (go_on.wait() if len(attempts) == 1 else told())
 
-    with caplog.at_level(logging.WARNING, "penstock"):
+    with caplog.at_level(logging.WARNING, "postroom"):
         async with app:
             await mq.send("orders", b"1")
             await asyncio.wait_for(begun.wait(), 10)
@@ -445,6 +445,6 @@ def test_wrong_subscriptions_are_refused_when_they_are_made() -> None:
     ]
     for changes, said in wrong:
         settings: dict[str, Any] = {"topic": "orders", "group": "billing", **changes}
-        with pytest.raises(penstock.PenstockError, match=said):
+        with pytest.raises(postroom.PostroomError, match=said):
             app.subscribe(**settings)(handle)
     assert app.subscriptions == ()

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import App, Backoff, Connection, Message, StoreError, UnknownPartition, UnknownTopic, UsageError
-from penstock.client.app.app import load_app
-from penstock.client.app.subscription import window_for
+import postroom
+from postroom import App, Backoff, Connection, Message, StoreError, UnknownPartition, UnknownTopic, UsageError
+from postroom.client.app.app import load_app
+from postroom.client.app.subscription import window_for
 from tests.contract.stores import everywhere
 
 
@@ -38,7 +38,7 @@ async def left(mq: Connection) -> int:
 
 async def attempts_left(mq: Connection, count: int) -> list[int]:
     """The attempts of messages that wait, by taking them."""
-    found: list[penstock.Received] = []
+    found: list[postroom.Received] = []
     async with mq.consumer("orders", group="billing") as consumer:
         while len(found) < count:
             batch = await consumer.poll(wait=10)
@@ -81,7 +81,7 @@ async def test_an_unknown_topic_stops_the_start_and_nothing_runs(mq: Connection)
 
 async def test_an_app_connects_and_disconnects_by_itself(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/own.db"
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders")
         await mq.create_topic("bills")
     app, done = App(url, client_id="worker-1"), asyncio.Event()
@@ -105,7 +105,7 @@ async def test_an_app_connects_and_disconnects_by_itself(tmp_path: Path) -> None
         connection = app.connection
     assert connection.closed and not app.running
     await app.stop()
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         assert [message.value async for message in mq.read("bills")] in ([b"1!", b"more"], [b"more", b"1!"])
     async with app:  # and once more
         assert app.running
@@ -124,7 +124,7 @@ async def test_the_lifespan_of_a_web_app(mq: Connection) -> None:
         done.set()
 
     async with app.lifespan(object()) as state:
-        assert state == {"penstock": mq}
+        assert state == {"postroom": mq}
         await mq.send("orders", b"1")
         await asyncio.wait_for(done.wait(), 10)
     assert not app.running and not mq.closed
@@ -302,7 +302,7 @@ def test_the_window_follows_what_a_message_costs() -> None:
 
 @pytest.mark.parametrize("error", [StoreError("who knows"), UnknownPartition("it has moved")], ids=repr)
 async def test_a_store_that_fails_for_a_while_is_asked_again(
-    mq: Connection, error: penstock.PenstockError, caplog: pytest.LogCaptureFixture
+    mq: Connection, error: postroom.PostroomError, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both kinds: what the consumer repeats by itself, and what ends it, so that a new one is opened."""
     app, recovered, polls = App(mq), asyncio.Event(), 0
@@ -313,7 +313,7 @@ async def test_a_store_that_fails_for_a_while_is_asked_again(
         nonlocal polls
         polls += 1
         if polls in (1, 3):
-            raise penstock.StoreBusy("for a moment") if polls == 1 else error
+            raise postroom.StoreBusy("for a moment") if polls == 1 else error
         if polls > 3:
             recovered.set()
         return await real_poll(request)
@@ -404,9 +404,9 @@ async def test_a_handler_that_crashes_never_stops_the_app(mq: Connection) -> Non
 
 PROGRAM = """
 import asyncio, sys
-import penstock
+import postroom
 
-app = penstock.App("sqlite:///{path}", grace=30)
+app = postroom.App("sqlite:///{path}", grace=30)
 
 @app.subscribe("orders", group="billing")
 async def handle(body: bytes) -> None:
@@ -429,13 +429,13 @@ async def test_signals_stop_a_program_and_a_second_one_does_not_wait(
 ) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
     (tmp_path / "program.py").write_text(PROGRAM.format(path=tmp_path / "q.db"))
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders")
         await mq.send("orders", body)
     out, err, code = await asyncio.to_thread(run_and_signal, tmp_path, number, twice=body == b"hang")
     assert out == ("ended\nstopped\n" if body == b"work" else "stopped\n")
     assert (code, err) == (0, "")
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         assert await left(mq) == (0 if body == b"work" else 1)
 
 
@@ -459,9 +459,9 @@ def run_and_signal(folder: Path, number: signal.Signals, *, twice: bool) -> tupl
 
 HANGING = """
 import threading
-import penstock
+import postroom
 
-app = penstock.App("sqlite:///{path}", grace=0.1)
+app = postroom.App("sqlite:///{path}", grace=0.1)
 
 @app.subscribe("orders", group="billing")
 def handle(body: bytes) -> None:
@@ -475,7 +475,7 @@ print("stopped", flush=True)
 
 async def test_a_thread_that_hangs_does_not_keep_the_program_from_ending(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(HANGING.format(path=tmp_path / "q.db"))
-    async with penstock.connect(f"sqlite:///{tmp_path}/q.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/q.db") as mq:
         await mq.create_topic("orders")
         await mq.send("orders", b"1")
     out, err, code = await asyncio.to_thread(run_and_signal, tmp_path, signal.SIGTERM, twice=False)
@@ -541,7 +541,7 @@ def _write_modules(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(folder)
     monkeypatch.chdir(folder)
     (folder / "shop_target.py").write_text(
-        "import penstock, types\napp = penstock.App('memory://')\nother = app\n"
+        "import postroom, types\napp = postroom.App('memory://')\nother = app\n"
         "space = types.SimpleNamespace(inner=app)\ndef handle(): ...\n"
     )
     (folder / "broken_target.py").write_text("import not_installed_anywhere\n")

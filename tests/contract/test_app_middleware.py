@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Backoff, Connection, Dead, Message, RequestFailed, UsageError
-from penstock.clock import ManualClock
-from penstock.testing.fixture import run_until_idle
+from postroom import App, Backoff, Connection, Dead, Message, RequestFailed, UsageError
+from postroom.clock import ManualClock
+from postroom.testing.fixture import run_until_idle
 from tests.contract.stores import only_file
 
 pytestmark = only_file

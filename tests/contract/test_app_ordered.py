@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import App, Backoff, Connection, Dead, Message, Received, RetryLater
-from penstock.clock import ManualClock
-from penstock.testing.fixture import run_until_idle
+import postroom
+from postroom import App, Backoff, Connection, Dead, Message, Received, RetryLater
+from postroom.clock import ManualClock
+from postroom.testing.fixture import run_until_idle
 from tests.contract.stores import Open, everywhere
 
 
@@ -267,7 +267,7 @@ async def test_a_list_cut_by_bytes_leaves_the_rest_in_order(app: App, mq: Connec
     got: list[bytes] = []
 
     @app.subscribe(
-        "orders", group="billing", mode="ordered", batch=penstock.Batch(100, bytes=250), concurrency=4
+        "orders", group="billing", mode="ordered", batch=postroom.Batch(100, bytes=250), concurrency=4
     )
     async def bill(messages: list[Received]) -> None:
         assert sum(len(m.value) for m in messages) <= 250

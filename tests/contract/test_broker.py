@@ -12,25 +12,25 @@ from typing import Any
 
 import pytest
 
-from penstock.address import Address, parse
-from penstock.broker.duties import DutyRunner
-from penstock.broker.embedded import Broker, open_endpoint
-from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.errors import (
+from postroom.address import Address, parse
+from postroom.broker.duties import DutyRunner
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.errors import (
     CorruptBatch,
     GenerationChanged,
-    PenstockError,
+    PostroomError,
     SequenceGap,
     StoreBusy,
     StoreFull,
     UnknownPartition,
     UsageError,
 )
-from penstock.model.batch import BatchBuilder, build_control, records
-from penstock.model.settings import GroupWish, TopicSettings
-from penstock.store.contract import Append, Appended
+from postroom.model.batch import BatchBuilder, build_control, records
+from postroom.model.settings import GroupWish, TopicSettings
+from postroom.store.contract import Append, Appended
 from tests.contract.stores import everywhere
 
 
@@ -76,7 +76,7 @@ async def test_concurrent_appends_share_a_commit(broker: Broker, monkeypatch: py
     groups: list[int] = []
     append = broker.store.log.append
 
-    def counted(appends: Sequence[Append]) -> list[Appended | PenstockError]:
+    def counted(appends: Sequence[Append]) -> list[Appended | PostroomError]:
         groups.append(len(appends))
         return append(appends)
 
@@ -99,7 +99,7 @@ async def test_a_refused_batch_does_not_take_its_neighbours_with_it(broker: Brok
         return_exceptions=True,
     )
     assert isinstance(results[1], UnknownPartition)
-    assert isinstance(results[2], PenstockError)
+    assert isinstance(results[2], PostroomError)
     assert [r.base_offset for r in (results[0], results[3]) if isinstance(r, Appended)] == [0, 1]
 
 
@@ -109,7 +109,7 @@ async def test_a_failed_transaction_is_run_again_alone_and_in_order(
     """I2, I3: one append that cannot be stored fails alone; what follows it is not let past."""
     append = broker.store.log.append
 
-    def failing(appends: Sequence[Append]) -> list[Appended | PenstockError]:
+    def failing(appends: Sequence[Append]) -> list[Appended | PostroomError]:
         if any(b"too big" in a.batch for a in appends):
             raise StoreFull("no space for this one")
         return append(appends)
@@ -134,7 +134,7 @@ async def test_caches_change_only_after_a_commit(broker: Broker, monkeypatch: py
     """I2: a commit that fails leaves nothing in memory that would answer a retry with success."""
     append, fail = broker.store.log.append, [True]
 
-    def once(appends: Sequence[Append]) -> list[Appended | PenstockError]:
+    def once(appends: Sequence[Append]) -> list[Appended | PostroomError]:
         if fail.pop() if fail else False:
             raise StoreBusy("not now")
         return append(appends)
@@ -363,7 +363,7 @@ async def test_a_mover_that_died_is_finished_by_the_next_poll(
     assert (await broker.lag("orders", "billing")).total.messages == 0
     (letters,) = await broker.dead_letters("orders", "billing", 10)
     found = [r for b in letters.batches for r in records(b.data)]
-    assert [dict(r.headers)["penstock-reason"] for r in found] == [b"bad"]
+    assert [dict(r.headers)["postroom-reason"] for r in found] == [b"bad"]
 
 
 @everywhere

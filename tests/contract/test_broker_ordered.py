@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from penstock.address import parse
-from penstock.broker.embedded import Broker, open_endpoint
-from penstock.broker.endpoint import Beat, Held, PollReply, PollRequest, Settle, Verdict
-from penstock.clock import ManualClock
-from penstock.model.batch import BatchBuilder
-from penstock.model.settings import GroupWish, Start, TopicSettings
+from postroom.address import parse
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.endpoint import Beat, Held, PollReply, PollRequest, Settle, Verdict
+from postroom.clock import ManualClock
+from postroom.model.batch import BatchBuilder
+from postroom.model.settings import GroupWish, Start, TopicSettings
 
 LEASE_MS = 30_000
 

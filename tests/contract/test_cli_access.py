@@ -1,4 +1,4 @@
-"""`penstock access`: principals by the command line. Tokens are shown once, and never stored."""
+"""`postroom access`: principals by the command line. Tokens are shown once, and never stored."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.model.access import hash_of, is_token
-from penstock.store import open_sqlite
+from postroom.model.access import hash_of, is_token
+from postroom.store import open_sqlite
 from tests.contract.cli_runner import Cli
 
 
@@ -94,13 +94,13 @@ def test_one_that_is_removed_is_gone(cli: Cli) -> None:
         (["add", "shop", "--allow", "orders"], 2, "invalid_setting", "such as send:orders"),
         (["add", "sh op"], 2, "invalid_name", "such as 'shop'"),
         (["add", "anonymous"], 2, "invalid_name", "reserved"),
-        (["add", "there"], 1, "principal_exists", "penstock access rotate there"),
-        (["grant", "nobody", "send:x"], 1, "unknown_principal", "penstock access add nobody"),
+        (["add", "there"], 1, "principal_exists", "postroom access rotate there"),
+        (["grant", "nobody", "send:x"], 1, "unknown_principal", "postroom access add nobody"),
         (["revoke", "nobody", "send:x"], 1, "unknown_principal", "there"),
         (["rotate", "nobody"], 1, "unknown_principal", "(there are: there)"),
         (["remove", "nobody", "--yes"], 1, "unknown_principal", "nobody"),
         (["list", "--url", "memory://"], 2, "invalid_url", "the queue's database"),
-        (["list", "--url", "penstock://127.0.0.1:7070"], 2, "invalid_url", "the queue's database"),
+        (["list", "--url", "postroom://127.0.0.1:7070"], 2, "invalid_url", "the queue's database"),
     ],
 )
 def test_what_is_refused(cli: Cli, words: list[str], code: int, error: str, says: str) -> None:

@@ -1,4 +1,4 @@
-"""`penstock lag`, `dead` and `doctor`: how the queue is doing, and what is to be done about it."""
+"""`postroom lag`, `dead` and `doctor`: how the queue is doing, and what is to be done about it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.contract.cli_runner import Cli
 
 
@@ -25,7 +25,7 @@ def cli(tmp_path: Path) -> Cli:
 
 
 async def _take(url: str) -> None:
-    async with penstock.connect(url) as mq, mq.consumer("orders", group="billing", window=4) as consumer:
+    async with postroom.connect(url) as mq, mq.consumer("orders", group="billing", window=4) as consumer:
         messages = await consumer.poll(4)
         for message in messages[:2]:
             await message.dead("no such customer")
@@ -144,11 +144,11 @@ def test_a_file_that_is_no_queue(cli: Cli, tmp_path: Path) -> None:
 
 def test_a_newer_schema_fails(cli: Cli, tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "queue.db") as connection:
-        connection.execute("INSERT INTO penstock_schema (version, applied_at) VALUES (999, 0)")
+        connection.execute("INSERT INTO postroom_schema (version, applied_at) VALUES (999, 0)")
     connection.close()
     code, states = _states(cli)
     assert code == 1 and states["schema (log)"] == "fail"
-    assert "pip install -U penstock" in cli("doctor").out
+    assert "pip install -U postroom" in cli("doctor").out
 
 
 def test_a_missing_progress_file_fails(cli: Cli, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`penstock send --delay/--at/--expires` and `penstock cancel` (R35, R39)."""
+"""`postroom send --delay/--at/--expires` and `postroom cancel` (R35, R39)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_delayed_message_is_shown_and_delivered(cli: Cli) -> None:
 
 def test_cancel_takes_one_back(cli: Cli) -> None:
     said = cli.ok("send", "mails", "happy new year", "--at", "2199-12-31T23:59:59Z", "--id", "ny").out
-    assert "due 2199-12-31T23:59:59.000Z" in said and "penstock cancel mails ny" in said
+    assert "due 2199-12-31T23:59:59.000Z" in said and "postroom cancel mails ny" in said
     assert "1 delayed" in cli.ok("topic", "purge", "mails", "--dry-run").out
     assert cli.ok("cancel", "mails", "ny").out == "cancelled message ny of topic mails\n"
     again = cli("cancel", "mails", "ny", "--json")

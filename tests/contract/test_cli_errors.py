@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.root import run
+from postroom.cli.root import run
 from tests.contract.cli_runner import Cli
 
 
@@ -22,7 +22,7 @@ def test_an_unknown_topic_with_a_suggestion(cli: Cli) -> None:
     answer = cli("lag", "ordes")
     assert answer.code == 1 and answer.out == ""
     assert answer.err.startswith("error: there is no topic 'ordes': did you mean orders?")
-    assert "penstock topic create ordes" in answer.err and answer.err.count("\n") == 1
+    assert "postroom topic create ordes" in answer.err and answer.err.count("\n") == 1
 
 
 def test_an_unknown_group_with_a_suggestion(cli: Cli) -> None:
@@ -39,7 +39,7 @@ def test_an_unknown_group_with_a_suggestion(cli: Cli) -> None:
         ("orders.db", "sqlite:///orders.db"),
         ("sqlite:/orders.db", "too few slashes"),
         ("sqlit:///orders.db", "did you mean sqlite"),
-        ("penstock://localhost/q", "use penstock://host:7070"),
+        ("postroom://localhost/q", "use postroom://host:7070"),
         ("postgresql://localhost", "names no database"),
         ("mysql://localhost/q?sslca=x", "unknown option 'sslca'"),
     ],
@@ -59,7 +59,7 @@ def test_a_mistyped_file_is_not_made(cli: Cli, tmp_path: Path) -> None:
     ):
         answer = cli(*words, "--url", f"sqlite:///{tmp_path / 'quene.db'}")
         assert (
-            answer.code == 1 and "there is no queue" in answer.err and "penstock topic create" in answer.err
+            answer.code == 1 and "there is no queue" in answer.err and "postroom topic create" in answer.err
         )
     assert not (tmp_path / "quene.db").exists()
 
@@ -88,7 +88,7 @@ def test_a_file_that_is_no_queue(cli: Cli, tmp_path: Path) -> None:
 def test_settings_that_the_group_does_not_have(cli: Cli) -> None:
     cli.ok("group", "create", "orders", "billing", "--lease", "30s")
     answer = cli("consume", "orders", "-g", "billing", "--lease", "5s", "-w", "0")
-    assert answer.code == 1 and "penstock group alter" in answer.err
+    assert answer.code == 1 and "postroom group alter" in answer.err
     assert (
         cli("consume", "orders", "-g", "billing", "--lease", "5s", "--json").error["error"]
         == "group_conflict"
@@ -165,7 +165,7 @@ def test_a_topic_that_is_there_already(cli: Cli) -> None:
 def test_wrong_usage_is_one_line_that_names_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["topic", "creat"]) == 2
     said = capsys.readouterr().err
-    assert said.startswith("error: ") and "penstock topic --help" in said and said.count("\n") == 1
+    assert said.startswith("error: ") and "postroom topic --help" in said and said.count("\n") == 1
     assert run(["lag"]) == 2
     assert run(["consume", "orders"]) == 2
     assert run(["read", "orders", "--limit", "none"]) == 2
@@ -178,7 +178,7 @@ def test_wrong_usage_as_json(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == 0
-    assert capsys.readouterr().out.startswith("penstock 0")
+    assert capsys.readouterr().out.startswith("postroom 0")
     assert run(["--help"]) == 0
     said = capsys.readouterr().out
     assert "Exit codes" in said and "130" in said

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.contract.cli_runner import Cli
 
 
@@ -24,7 +24,7 @@ def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
 
 
 async def _send_three(url: str) -> None:
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("orders", partitions=1)
         for value, key in ((b"1", "a"), (b"2", "b"), (b"3", "a")):
             await mq.send("orders", value, key=key)
@@ -118,8 +118,8 @@ def test_a_slow_lane(cli: Cli) -> None:
 
 
 async def _slow(cli: Cli) -> None:
-    async with penstock.connect(cli.url) as mq:
-        await mq.send_many("orders", [penstock.Message(b"x", source="shop") for _ in range(20)])
+    async with postroom.connect(cli.url) as mq:
+        await mq.send_many("orders", [postroom.Message(b"x", source="shop") for _ in range(20)])
         async with mq.consumer("orders", group="lane") as consumer:
             left = 20
             while left:
@@ -160,7 +160,7 @@ def test_who_holds_a_partition_and_what_stopped(cli: Cli) -> None:
 async def _stop_one(cli: Cli) -> None:
     settings = {"mode": "ordered", "exhausted": "stop", "max_attempts": 1}
     async with (
-        penstock.connect(cli.url) as mq,
+        postroom.connect(cli.url) as mq,
         mq.consumer("orders", "billing", member="ann", **settings) as consumer,
     ):
         async for message in consumer:
@@ -189,7 +189,7 @@ def _look_at_the_holder(cli: Cli) -> None:
 def _restart(cli: Cli) -> None:
     """What stopped is shown by the doctor, and goes on after a redrive."""
     found = {f["check"]: f for f in cli("doctor", "--json").json["checks"]}
-    assert "penstock dead redrive orders billing" in found["stopped"]["advice"]
+    assert "postroom dead redrive orders billing" in found["stopped"]["advice"]
     assert cli.ok("dead", "redrive", "orders", "billing", "--json").json["redriven"] == 1
     assert cli.ok("consume", "orders", "-g", "billing", "-n", "2").out == "1\n3\n"
 

@@ -1,4 +1,4 @@
-"""`penstock send`, `consume` and `read`: what goes in comes out."""
+"""`postroom send`, `consume` and `read`: what goes in comes out."""
 
 from __future__ import annotations
 

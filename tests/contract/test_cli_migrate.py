@@ -1,4 +1,4 @@
-"""`penstock migrate` on real servers: makes the tables, says what is missing, prints the statements (R7)."""
+"""`postroom migrate` on real servers: makes the tables, says what is missing, prints the statements (R7)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import psycopg
 import pymysql
 import pytest
 
-from penstock.address import parse
-from penstock.store import open_session
-from penstock.store.schema import MIGRATIONS, VERSION, statements
-from penstock.store.session import Lane
+from postroom.address import parse
+from postroom.store import open_session
+from postroom.store.schema import MIGRATIONS, VERSION, statements
+from postroom.store.session import Lane
 from tests.contract.cli_runner import Cli
 from tests.servers import PostgresServer
 
@@ -42,7 +42,7 @@ def _run(url: str, statements: list[str]) -> list[Any]:
 
 
 def _tables(url: str) -> set[str]:
-    look = "SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'penstock%'"
+    look = "SELECT table_name FROM information_schema.tables WHERE table_name LIKE 'postroom%'"
     schema = "current_schema()" if parse(url).kind == "postgresql" else "DATABASE()"
     return {row[0] for row in _run(url, [f"{look} AND table_schema = {schema}"])}
 
@@ -50,7 +50,7 @@ def _tables(url: str) -> set[str]:
 def test_without_tables_everything_says_what_to_do(cli: Cli) -> None:
     answer = cli("topic", "create", "orders", "--json")
     assert answer.code == 1 and answer.error["error"] == "schema_mismatch"
-    assert "run `penstock migrate`" in answer.error["message"] and "migrate=True" not in answer.err
+    assert "run `postroom migrate`" in answer.error["message"] and "migrate=True" not in answer.err
     assert _tables(cli.url) == set()
 
 
@@ -58,7 +58,7 @@ def test_the_tables_are_made_once(cli: Cli) -> None:
     made = cli.ok("migrate", "--json").json
     assert (made["before"], made["version"]) == (0, VERSION) and made["changes"] > 10
     assert "@" in made["url"] and "p%40ss" not in made["url"]
-    assert {"penstock_topics", "penstock_progress", "penstock_schedule"} <= _tables(cli.url)
+    assert {"postroom_topics", "postroom_progress", "postroom_schedule"} <= _tables(cli.url)
     again = cli.ok("migrate", "--json").json
     assert (again["before"], again["changes"]) == (VERSION, 0)
     assert "is up to date" in cli.ok("migrate").out
@@ -69,11 +69,11 @@ def test_the_tables_are_made_once(cli: Cli) -> None:
 
 def test_check_says_what_is_missing_and_changes_nothing(cli: Cli) -> None:
     answer = cli("migrate", "--check")
-    assert answer.code == 3 and "missing: table penstock_topics\n" in answer.out
-    assert "has no Penstock tables" in answer.err and "run `penstock migrate`" in answer.err
+    assert answer.code == 3 and "missing: table postroom_topics\n" in answer.out
+    assert "has no Postroom tables" in answer.err and "run `postroom migrate`" in answer.err
     as_json = cli("migrate", "--check", "--json")
     assert as_json.code == 3 and as_json.error["error"] == "not_migrated"
-    assert as_json.json["version"] == 0 and "column penstock_progress.holder" in as_json.json["missing"]
+    assert as_json.json["version"] == 0 and "column postroom_progress.holder" in as_json.json["missing"]
     assert _tables(cli.url) == set()
     cli.ok("migrate")
     assert cli.ok("migrate", "--check", "--json").json["missing"] == []
@@ -83,13 +83,13 @@ def test_check_says_what_is_missing_and_changes_nothing(cli: Cli) -> None:
 def test_an_older_version_is_brought_up_to_date(cli: Cli) -> None:
     """What version 1 made, as its own script would have made it."""
     script = cli.ok("migrate", "--sql", "--json").json["statements"]
-    noted = [n for n, s in enumerate(script) if "INTO penstock_schema" in s]
+    noted = [n for n, s in enumerate(script) if "INTO postroom_schema" in s]
     assert len(noted) == len(MIGRATIONS)
     _run(cli.url, script[: noted[0] + 1])
     answer = cli("migrate", "--check", "--json")
     assert answer.code == 3 and answer.json["version"] == 1
-    assert "table penstock_schedule" in answer.json["missing"]
-    assert "table penstock_topics" not in answer.json["missing"]
+    assert "table postroom_schedule" in answer.json["missing"]
+    assert "table postroom_topics" not in answer.json["missing"]
     assert "has schema version 1" in cli("topic", "list").err
     assert cli.ok("migrate", "--json").json["before"] == 1
     cli.ok("migrate", "--check")
@@ -97,11 +97,11 @@ def test_an_older_version_is_brought_up_to_date(cli: Cli) -> None:
 
 def test_a_newer_version_is_refused(cli: Cli) -> None:
     cli.ok("migrate")
-    _run(cli.url, ["INSERT INTO penstock_schema (version, applied_at) VALUES (999, 0)"])
+    _run(cli.url, ["INSERT INTO postroom_schema (version, applied_at) VALUES (999, 0)"])
     for words in (["migrate"], ["migrate", "--check"], ["migrate", "--sql"], ["topic", "list"]):
         answer = cli(*words, "--json")
         assert answer.code == 1 and answer.error["error"] == "schema_mismatch"
-        assert "pip install -U penstock" in answer.error["message"]
+        assert "pip install -U postroom" in answer.error["message"]
 
 
 def test_the_sql_is_valid_and_enough(cli: Cli) -> None:
@@ -130,7 +130,7 @@ def test_check_and_sql_exclude_each_other(cli: Cli) -> None:
 @pytest.fixture
 def guest(postgres_server: PostgresServer, postgres_url: str, tmp_path: Path) -> Iterator[Cli]:
     """A role that may connect and look, but not create."""
-    admin = postgres_url.replace("//penstock:", "//postgres:")
+    admin = postgres_url.replace("//postroom:", "//postgres:")
     _run(admin, ["CREATE ROLE guest LOGIN PASSWORD 'guest'", "REVOKE CREATE ON SCHEMA public FROM public"])
     yield Cli(tmp_path, f"postgresql://guest:guest@{postgres_url.rpartition('@')[2]}")
     _run(admin, ["DROP OWNED BY guest", "DROP ROLE guest"])
@@ -144,7 +144,7 @@ def test_missing_rights(guest: Cli) -> None:
 
 def test_a_database_that_takes_no_writes(postgres_url: str, tmp_path: Path) -> None:
     name = parse(postgres_url).shown.rpartition("/")[2]
-    admin = postgres_url.replace("//penstock:", "//postgres:")
+    admin = postgres_url.replace("//postroom:", "//postgres:")
     _run(admin, [f"ALTER DATABASE {name} SET default_transaction_read_only = on"])
     answer = Cli(tmp_path, postgres_url)("migrate", "--json")
     assert answer.code == 1 and answer.error["error"] == "store_unavailable"
@@ -177,15 +177,15 @@ def test_a_file_of_version_1(tmp_path: Path) -> None:
         for lane in (Lane.LOG, Lane.PROGRESS):
             with session.write(lane) as tx:
                 tx.do(
-                    "CREATE TABLE penstock_schema (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)"
+                    "CREATE TABLE postroom_schema (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)"
                 )
                 for statement in statements(1, lane, session.dialect.places):
                     tx.do(statement.format(serial=session.dialect.serial, blob="BLOB"))
-                tx.do("INSERT INTO penstock_schema VALUES (1, 0)")
+                tx.do("INSERT INTO postroom_schema VALUES (1, 0)")
     before = {path.name for path in tmp_path.iterdir()}
     answer = cli("migrate", "--check", "--json")
     assert {path.name for path in tmp_path.iterdir()} == before
-    assert answer.code == 3 and "column penstock_partitions.volatile" in answer.json["missing"]
+    assert answer.code == 3 and "column postroom_partitions.volatile" in answer.json["missing"]
     assert "brings itself up to date" in answer.error["message"]
     found = {check["check"]: check for check in cli("doctor", "--json").json["checks"]}
     assert found["schema (log)"]["state"] == "warn"

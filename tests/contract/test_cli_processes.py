@@ -108,8 +108,8 @@ def test_on_a_terminal_it_asks(cli: Cli, typed: bytes, code: int, left: int) -> 
 
 def test_a_worker_runs_the_app_in_this_folder(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "shop.py").write_text(
-        "import os, penstock\n"
-        "app = penstock.App(os.environ['PENSTOCK_URL'])\n"
+        "import os, postroom\n"
+        "app = postroom.App(os.environ['POSTROOM_URL'])\n"
         "@app.subscribe('orders', group='billing')\n"
         "async def bill(body: bytes):\n"
         "    print(body.decode(), flush=True)\n"
@@ -131,17 +131,17 @@ def test_a_worker_without_an_app(cli: Cli, target: str) -> None:
 
 def test_help_is_there_at_once(cli: Cli) -> None:
     """The commands declare themselves without their slow parts, and without the SDK."""
-    line = [sys.executable, "-X", "importtime", "-c", "from penstock.cli.root import app"]
+    line = [sys.executable, "-X", "importtime", "-c", "from postroom.cli.root import app"]
     done = subprocess.run(line, capture_output=True, timeout=SECONDS, env=cli.environment(), check=True)
     imported = {row.rpartition(b"|")[2].strip().decode() for row in done.stderr.splitlines()}
-    assert "penstock.cli.root" in imported
+    assert "postroom.cli.root" in imported
     slow = ("rich.", "asyncio", "sqlite3", "msgspec", "aiokafka", "psycopg", "pymysql")
     own = (
-        "penstock.broker",
-        "penstock.client",
-        "penstock.store",
-        "penstock.cli.checks",
-        "penstock.cli.demo.",
+        "postroom.broker",
+        "postroom.client",
+        "postroom.store",
+        "postroom.cli.checks",
+        "postroom.cli.demo.",
     )
     assert [name for name in imported if name.startswith((*slow, *own))] == []
 
@@ -149,11 +149,11 @@ def test_help_is_there_at_once(cli: Cli) -> None:
 def test_shell_completion_stays(cli: Cli) -> None:
     env = {
         **cli.environment(),
-        "_PENSTOCK_COMPLETE": "complete_bash",
-        "COMP_WORDS": "penstock to",
+        "_POSTROOM_COMPLETE": "complete_bash",
+        "COMP_WORDS": "postroom to",
         "COMP_CWORD": "1",
     }
-    line = [sys.executable, "-c", "from penstock.cli import main; main()"]
+    line = [sys.executable, "-c", "from postroom.cli import main; main()"]
     done = subprocess.run(line, capture_output=True, timeout=SECONDS, env=env, check=False)
     assert done.stdout.split() == [b"topic"]
 

@@ -1,4 +1,4 @@
-"""`penstock rate`: set, list and clear limits (R40)."""
+"""`postroom rate`: set, list and clear limits (R40)."""
 
 from __future__ import annotations
 

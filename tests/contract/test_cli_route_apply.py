@@ -1,4 +1,4 @@
-"""`penstock route apply`: what it shows, does, skips and refuses (R47)."""
+"""`postroom route apply`: what it shows, does, skips and refuses (R47)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.cli import route_apply
-from penstock.errors import StoreBusy
-from penstock.model.split_plan import SplitPlan, make_plan
-from penstock.model.split_plan_file import plan_to_text
+import postroom
+from postroom.cli import route_apply
+from postroom.errors import StoreBusy
+from postroom.model.split_plan import SplitPlan, make_plan
+from postroom.model.split_plan_file import plan_to_text
 from tests.contract.cli_runner import Cli
 
 LOADS = [8] * 256 + [0] * 512 + [8] * 256
@@ -36,14 +36,14 @@ def here(tmp_path: Path) -> Cli:
 
 
 async def _make(url: str) -> None:
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("orders", partitions=4)
-        await mq.send_many("orders", [penstock.Message(b"%d" % n, key=str(n % 50)) for n in range(200)])
+        await mq.send_many("orders", [postroom.Message(b"%d" % n, key=str(n % 50)) for n in range(200)])
 
 
 def plan_file(cli: Cli, **settings: Any) -> tuple[SplitPlan, str]:
     async def made() -> SplitPlan:
-        async with penstock.connect(cli.url) as mq:
+        async with postroom.connect(cli.url) as mq:
             return make_plan(
                 await mq.route("orders"), LOADS, **{"merge_cold": True, "factor": 1.2, **settings}
             )
@@ -124,7 +124,7 @@ def test_a_plan_for_another_route_is_refused(here: Cli) -> None:
         refused = here("route", "apply", path, *extra)
         assert refused.code == 1 and len(ranges(here)) == 5
         assert "for version 1 of the route of topic 'orders'; version 2 was not made by it" in refused.err
-        assert "make a new one with `penstock pipeline hotspots`" in refused.err
+        assert "make a new one with `postroom pipeline hotspots`" in refused.err
     later, _ = plan_file(here)
     assert later.version == 2
     here.ok("topic", "delete", "orders", "--yes")
@@ -147,7 +147,7 @@ def test_what_is_no_plan(here: Cli) -> None:
     assert missing.code == 2 and "the plan nothing.json cannot be read: No such file" in missing.err
     _, path = plan_file(here)
     fields = json.loads(Path(path).read_text())
-    Path(path).write_text(json.dumps({**fields, "penstock_split_plan": 9}))
+    Path(path).write_text(json.dumps({**fields, "postroom_split_plan": 9}))
     assert "plan.json: the split plan has form 9" in here("route", "apply", path, "--yes").err
 
 

@@ -1,4 +1,4 @@
-"""`penstock route …`: the picture, the deeds, the refusals; and what `lag` says after a change."""
+"""`postroom route …`: the picture, the deeds, the refusals; and what `lag` says after a change."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import Connection
-from penstock.broker.duties import Retention
-from penstock.broker.embedded import Broker
-from penstock.cli import route_picture as picture
-from penstock.config import DEFAULTS
-from penstock.model import route as routes
-from penstock.model.route import Range, Route
+import postroom
+from postroom import Connection
+from postroom.broker.duties import Retention
+from postroom.broker.embedded import Broker
+from postroom.cli import route_picture as picture
+from postroom.config import DEFAULTS
+from postroom.model import route as routes
+from postroom.model.route import Range, Route
 from tests.contract.cli_runner import Answer, Cli
 
 
@@ -37,7 +37,7 @@ def here(tmp_path: Path) -> Cli:
 
 
 async def _fill(url: str) -> None:
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing", mode="ordered")
         await mq.create_group("orders", "stats")
@@ -154,12 +154,12 @@ async def _leave_a_change(mq: Connection) -> None:
 
 
 def test_a_change_under_way_is_shown_and_refuses_others(here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.broker.routes._IDLE_MS", 10**9)  # else whoever finds it finishes it
+    monkeypatch.setattr("postroom.broker.routes._IDLE_MS", 10**9)  # else whoever finds it finishes it
     asyncio.run(_begin_and_look(here))
 
 
 async def _begin_and_look(cli: Cli) -> None:
-    async with penstock.connect(cli.url) as mq:
+    async with postroom.connect(cli.url) as mq:
         await _leave_a_change(mq)
         shown, said, dry, refused = await asyncio.to_thread(_look, cli)
     change = shown.json["change"]
@@ -224,7 +224,7 @@ async def test_lag_right_after_a_sealed_partition_is_removed(
     """R43: the route that is remembered may still name a partition whose table retention has just dropped."""
     url = f"sqlite:///{tmp_path}/q.db" if store == "sqlite" else request.getfixturevalue(f"{store}_url")
     await _fill(url)
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.alter_topic("orders", drop_settled=True)
         await mq.delete_group("orders", "billing")
         await mq.split("orders", 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.root import run
+from postroom.cli.root import run
 from tests.contract.cli_runner import Cli
 
 SECRET = "hunter2"
@@ -61,7 +61,7 @@ def test_a_traceback(url: str, tmp_path: Path) -> None:
 def test_the_servers_own_refusal(postgres_url: str, mysql_url: str, tmp_path: Path) -> None:
     for url in (postgres_url, mysql_url):
         start, _, rest = url.partition("://")
-        wrong = f"{start}://penstock:{SECRET}@{rest.rpartition('@')[2]}"
+        wrong = f"{start}://postroom:{SECRET}@{rest.rpartition('@')[2]}"
         for words in (["topic", "list"], ["migrate"], ["doctor"]):
             answer = Cli(tmp_path, wrong)(*words, "--json")
             assert answer.code == 1 and "password" in answer.out + answer.err

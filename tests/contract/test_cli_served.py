@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-import penstock
+import postroom
 from tests.contract.cli_runner import Cli
 from tests.servers.places import free_port
 
 
 @pytest.fixture
 async def served(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
-    async with penstock.connect("memory://") as mq, await mq.serve(port=0, token="open sesame") as server:
-        monkeypatch.setenv("PENSTOCK_TOKEN", "open sesame")
+    async with postroom.connect("memory://") as mq, await mq.serve(port=0, token="open sesame") as server:
+        monkeypatch.setenv("POSTROOM_TOKEN", "open sesame")
         yield server.url
 
 
@@ -48,7 +48,7 @@ async def test_the_doctor_looks_at_brokers(served: str, cli: Cli) -> None:
 
 
 async def test_a_wrong_token_is_said(served: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PENSTOCK_TOKEN", "open barley")
+    monkeypatch.setenv("POSTROOM_TOKEN", "open barley")
     result = await asyncio.to_thread(cli, "topic", "list")
     assert result.code != 0 and "token" in result.err
     assert "barley" not in result.err + result.out

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.cli.shard_urls import shard_text, shard_urls
-from penstock.errors import InvalidSetting
-from penstock.store.schema import VERSION
+import postroom
+from postroom.cli.shard_urls import shard_text, shard_urls
+from postroom.errors import InvalidSetting
+from postroom.store.schema import VERSION
 from tests.contract.cli_runner import Answer, Cli
 
 
@@ -65,9 +65,9 @@ def test_options_beat_the_environment_and_may_stand_anywhere(
         ["shard", "list", "--shard", b],
     ):
         assert [s["shard"] for s in cli.ok(*words, "--json").json] == everybody
-    monkeypatch.setenv("PENSTOCK_SHARDS", b)
+    monkeypatch.setenv("POSTROOM_SHARDS", b)
     assert [s["shard"] for s in cli.ok("shard", "list", "--json").json] == everybody
-    monkeypatch.setenv("PENSTOCK_SHARDS", f"b=sqlite:///{cli.folder / 'none.db'}")
+    monkeypatch.setenv("POSTROOM_SHARDS", f"b=sqlite:///{cli.folder / 'none.db'}")
     assert [s["shard"] for s in cli.ok("shard", "list", "--shard", b, "--json").json] == everybody
 
 
@@ -202,12 +202,12 @@ def test_dead_letters_are_waited_for(cli: ShardedCli) -> None:
     assert "of topic orders.mail.dead is sealed, with dead letters in it: redrive or discard them" in said
     assert len(cli.ok("dead", "list", "orders", "mail", "--json").json) == 8
     cli.ok("dead", "discard", "orders", "mail", "--yes")
-    assert "penstock topic alter orders.mail.dead --drop-settled" in cli.ok("shard", "drain", "b").out
+    assert "postroom topic alter orders.mail.dead --drop-settled" in cli.ok("shard", "drain", "b").out
 
 
 async def _give_up_on_all(cli: ShardedCli) -> None:
     async with (
-        penstock.connect(cli.url, shards={"b": cli.other}) as mq,
+        postroom.connect(cli.url, shards={"b": cli.other}) as mq,
         mq.consumer("orders", group="mail") as consumer,
     ):
         for _ in range(8):
@@ -218,7 +218,7 @@ async def _give_up_on_all(cli: ShardedCli) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "hint"),
     [
-        (["drain", "first", "--yes"], 2, "`penstock route move`"),
+        (["drain", "first", "--yes"], 2, "`postroom route move`"),
         (["drain", "c", "--yes"], 2, "there is first, b"),
         (["open", "c"], 2, "there is first, b"),
     ],
@@ -232,7 +232,7 @@ def test_what_cannot_be_drained(cli: ShardedCli, words: list[str], code: int, hi
 def test_a_drained_shard_takes_partitions_again(cli: ShardedCli) -> None:
     cli.ok("shard", "drain", "b", "--yes")
     answer = cli("route", "move", "orders", "0", "--to", "b")
-    assert answer.code == 2 and "`penstock shard open`" in answer.err
+    assert answer.code == 2 and "`postroom shard open`" in answer.err
     assert cli.ok("shard", "open", "b", "--json").json["state"] == "open"
     cli.ok("route", "move", "orders", "0", "--to", "b")
     assert "b" in _homes(cli).values()
@@ -246,7 +246,7 @@ def test_what_the_command_line_made_the_sdk_opens(cli: ShardedCli) -> None:
 
 
 async def _open(cli: ShardedCli) -> None:
-    async with penstock.connect(cli.url, shards={"b": cli.other}) as mq:
+    async with postroom.connect(cli.url, shards={"b": cli.other}) as mq:
         assert [info.name for info in await mq.shards()] == ["first", "b"]
         assert (await mq.topic("orders")).messages == 8
 

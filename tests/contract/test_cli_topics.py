@@ -1,4 +1,4 @@
-"""`penstock topic` and `penstock group`: what they show, change and refuse."""
+"""`postroom topic` and `postroom group`: what they show, change and refuse."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def test_creating_the_first_topic_makes_the_file_and_says_so(cli: Cli, tmp_path:
     assert "created" not in cli.ok("topic", "create", "clicks").err
 
 
-def test_without_a_url_the_queue_is_penstock_db_in_this_folder(
+def test_without_a_url_the_queue_is_postroom_db_in_this_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     cli = Cli(tmp_path)
     cli.url = ""
-    assert "created the queue penstock.db" in cli.ok("topic", "create", "orders").err
-    assert (tmp_path / "penstock.db").exists()
+    assert "created the queue postroom.db" in cli.ok("topic", "create", "orders").err
+    assert (tmp_path / "postroom.db").exists()
 
 
 def test_url_counts_wherever_it_stands_and_over_the_environment(cli: Cli, tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from unittest import mock
 
 import pytest
 
-import penstock
-from penstock import BacklogFull, Connection, Message
-from penstock.clock import ManualClock
-from penstock.errors import StoreUnavailable
+import postroom
+from postroom import BacklogFull, Connection, Message
+from postroom.clock import ManualClock
+from postroom.errors import StoreUnavailable
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
 
@@ -125,8 +125,8 @@ async def test_many_at_once_do_not_overshoot_together(mq: Connection) -> None:
     producers = [mq.producer("orders", batch_messages=1) for _ in range(5)]
     sends = [producer.send(b"x") for producer in producers for _ in range(10)]
     outcomes = await asyncio.gather(*sends, return_exceptions=True)
-    assert {type(o) for o in outcomes} == {penstock.Receipt, BacklogFull}
-    assert sum(isinstance(o, penstock.Receipt) for o in outcomes) == 10
+    assert {type(o) for o in outcomes} == {postroom.Receipt, BacklogFull}
+    assert sum(isinstance(o, postroom.Receipt) for o in outcomes) == 10
     assert (await mq.topic("orders")).messages == 10
 
 
@@ -145,7 +145,7 @@ async def test_another_process_is_seen_at_the_next_look(mq: Connection, opened: 
 
 
 async def test_dead_letters_and_redrive_are_exempt(mq: Connection) -> None:
-    """I17: what Penstock moves itself is never refused."""
+    """I17: what Postroom moves itself is never refused."""
     await mq.create_topic("orders", partitions=1, max_backlog=2)
     await mq.create_group("orders", "billing")
     await send(mq, 2)
@@ -214,7 +214,7 @@ async def test_a_limit_can_be_altered(mq: Connection) -> None:
     "wrong", [{"max_backlog": -1}, {"max_backlog": 1.5}, {"max_backlog": "9"}, {"max_backlog_bytes": "many"}]
 )
 async def test_wrong_limits_are_refused(mq: Connection, wrong: dict[str, Any]) -> None:
-    with pytest.raises(penstock.InvalidSetting):
+    with pytest.raises(postroom.InvalidSetting):
         await mq.create_topic("orders", **wrong)
     assert await mq.topics() == []
 

@@ -7,13 +7,13 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-import penstock
-from penstock import Connection, GroupInfo, Message
-from penstock.broker.duties import ExpireGroups, Retention
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.model.names import base_of, is_unnamed, member_group
-from penstock.model.settings import GroupWish
+import postroom
+from postroom import Connection, GroupInfo, Message
+from postroom.broker.duties import ExpireGroups, Retention
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.model.names import base_of, is_unnamed, member_group
+from postroom.model.settings import GroupWish
 from tests.contract.brokers import run_duty
 from tests.contract.stores import Open, everywhere
 
@@ -28,7 +28,7 @@ async def send(mq: Connection, *values: int) -> None:
     await mq.send_many("orders", [Message(b"%d" % value) for value in values])
 
 
-async def take(consumer: penstock.Consumer, count: int) -> list[int]:
+async def take(consumer: postroom.Consumer, count: int) -> list[int]:
     found: list[int] = []
     while len(found) < count:
         messages = await consumer.poll(wait=10)
@@ -105,7 +105,7 @@ async def test_members_of_one_name_share(mq: Connection) -> None:
         await send(mq, *range(40))
         seen: list[int] = []
 
-        async def member(consumer: penstock.Consumer) -> None:
+        async def member(consumer: postroom.Consumer) -> None:
             while len(seen) < 40:
                 messages = await consumer.poll(max_messages=5, wait="50ms")
                 seen.extend(int(m.value) for m in messages)
@@ -149,10 +149,10 @@ async def test_a_consumer_shows_the_group_it_was_asked_for(mq: Connection) -> No
 
 async def test_settings_belong_to_the_broadcast_group(mq: Connection) -> None:
     async with mq.consumer("orders", "cache", mode="broadcast", lease=20, member="ann"):
-        with pytest.raises(penstock.GroupConflict):
+        with pytest.raises(postroom.GroupConflict):
             async with mq.consumer("orders", "cache", mode="shared"):
                 pass
-        with pytest.raises(penstock.GroupConflict):
+        with pytest.raises(postroom.GroupConflict):
             async with mq.consumer("orders", "cache", lease=10):
                 pass
         assert (await info(mq, "cache@ann")).settings.lease_ms == 20_000
@@ -162,18 +162,18 @@ async def test_settings_belong_to_the_broadcast_group(mq: Connection) -> None:
 
 
 async def test_users_cannot_take_a_members_name(mq: Connection) -> None:
-    with pytest.raises(penstock.InvalidName):
+    with pytest.raises(postroom.InvalidName):
         await mq.create_group("orders", "cache@ann")
-    with pytest.raises(penstock.InvalidName):
+    with pytest.raises(postroom.InvalidName):
         mq.consumer("orders", "cache@ann")
-    with pytest.raises(penstock.InvalidName):
+    with pytest.raises(postroom.InvalidName):
         await mq.create_topic("orders.cache@ann")
 
 
 async def test_a_broadcast_groups_name_leaves_room(mq: Connection) -> None:
-    with pytest.raises(penstock.InvalidName, match="at most 40"):
+    with pytest.raises(postroom.InvalidName, match="at most 40"):
         await mq.create_group("orders", "c" * 41, mode="broadcast")
-    with pytest.raises(penstock.InvalidName, match="at most 40"):
+    with pytest.raises(postroom.InvalidName, match="at most 40"):
         async with mq.consumer("orders", "c" * 41, mode="broadcast"):
             pass
     async with mq.consumer("orders", "c" * 40, mode="broadcast", member="host-7.example.org") as consumer:
@@ -227,7 +227,7 @@ async def test_the_lag_is_that_of_the_slowest_member(mq: Connection) -> None:
         assert (await mq.lag("orders", "cache")).total.messages == 0
     await send(mq, 4)
     assert (await mq.lag("orders", "cache@ann")).total.messages == 1
-    with pytest.raises(penstock.UnknownGroup):
+    with pytest.raises(postroom.UnknownGroup):
         await mq.lag("orders", "cache@bob")
 
 
@@ -263,7 +263,7 @@ async def test_reset(mq: Connection) -> None:
     await send(mq, 1, 2)
     async with mq.consumer("orders", "cache", mode="broadcast", member="ann") as consumer:
         await take(consumer, 2)
-        with pytest.raises(penstock.GroupLive, match="in use by 1"):
+        with pytest.raises(postroom.GroupLive, match="in use by 1"):
             await mq.reset("orders", "cache", to="earliest")
         await mq.reset("orders", "cache", to="earliest", force=True)
         assert await take(consumer, 2) == [1, 2]
@@ -274,7 +274,7 @@ async def test_delete(mq: Connection) -> None:
         await send(mq, 1)
         (message,) = await consumer.poll()
         await message.dead("broken")
-        with pytest.raises(penstock.GroupLive):
+        with pytest.raises(postroom.GroupLive):
             await mq.delete_group("orders", "cache")
     await mq.delete_group("orders", "cache")
     assert await names(mq) == []
@@ -297,7 +297,7 @@ async def test_dead_letters_are_the_members_own(mq: Connection) -> None:
         assert [d.id for d in await mq.dead_letters("orders", "cache@ann")] == ["o-1"]
         assert await mq.dead_letters("orders", "cache@bob") == []
         assert [d.reason for d in await mq.dead_letters("orders", "cache")] == ["broken"]
-        with pytest.raises(penstock.UsageError, match="name the member"):
+        with pytest.raises(postroom.UsageError, match="name the member"):
             await mq.redrive("orders", "cache", ids=["o-1"])
         assert await mq.redrive("orders", "cache@ann", ids=["o-1"]) == 1
         (again,) = await ann.poll()

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection, Message
-from penstock.clock import ManualClock
+import postroom
+from postroom import Connection, Message
+from postroom.clock import ManualClock
 from tests.contract.stores import everywhere
 
 
@@ -31,7 +31,7 @@ async def values(mq: Connection, group: str, **settings: object) -> list[bytes]:
 async def test_topics(mq: Connection) -> None:
     info = await mq.create_topic("orders", partitions=3, retention="1d", retention_bytes="1MB")
     assert (info.name, info.partitions, info.settings.retention_ms) == ("orders", 3, 86_400_000)
-    with pytest.raises(penstock.TopicExists):
+    with pytest.raises(postroom.TopicExists):
         await mq.create_topic("orders")
     assert (await mq.create_topic("orders", exist_ok=True)).partitions == 3
     changed = await mq.alter_topic("orders", retention=0, keep="limits", drop_settled=True)
@@ -56,7 +56,7 @@ async def test_a_topic_deleted_and_made_again(mq: Connection) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.send("orders", b"old")
     await mq.delete_topic("orders")
-    with pytest.raises(penstock.UnknownTopic):
+    with pytest.raises(postroom.UnknownTopic):
         await mq.send("orders", b"nowhere")
     await mq.create_topic("orders", partitions=1)
     assert (await mq.send("orders", b"new")).offset == 0
@@ -65,7 +65,7 @@ async def test_a_topic_deleted_and_made_again(mq: Connection) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "_own", "orders.billing.dead", "ä", "x" * 121])
 async def test_names_that_are_refused(mq: Connection, name: str) -> None:
-    with pytest.raises(penstock.InvalidName):
+    with pytest.raises(postroom.InvalidName):
         await mq.create_topic(name)
 
 
@@ -77,12 +77,12 @@ async def test_a_typo_makes_nothing(mq: Connection) -> None:
         mq.groups("ordres"),
         mq.purge("ordres"),
     ):
-        with pytest.raises(penstock.UnknownTopic, match="did you mean 'orders'"):
+        with pytest.raises(postroom.UnknownTopic, match="did you mean 'orders'"):
             await call
-    with pytest.raises(penstock.UnknownTopic, match="did you mean 'orders'"):
+    with pytest.raises(postroom.UnknownTopic, match="did you mean 'orders'"):
         async with mq.consumer("ordres", "billing"):
             pass
-    with pytest.raises(penstock.UnknownTopic, match="did you mean 'orders'"):
+    with pytest.raises(postroom.UnknownTopic, match="did you mean 'orders'"):
         await anext(mq.read("ordres"))
     assert [t.name for t in await mq.topics(internal=True)] == ["orders"]
 
@@ -92,25 +92,25 @@ async def test_groups_keep_their_settings(mq: Connection) -> None:
     await mq.create_topic("orders")
     info = await mq.create_group("orders", "billing", lease=7, max_attempts=3)
     assert (info.settings.lease_ms, info.settings.max_attempts) == (7000, 3)
-    with pytest.raises(penstock.GroupExists):
+    with pytest.raises(postroom.GroupExists):
         await mq.create_group("orders", "billing")
-    with pytest.raises(penstock.GroupConflict, match="lease_ms=7000"):
+    with pytest.raises(postroom.GroupConflict, match="lease_ms=7000"):
         async with mq.consumer("orders", "billing", lease=8):
             pass
     async with mq.consumer("orders", "billing", lease=7, member="me") as consumer:
         assert consumer.member == "me"
         (group,) = await mq.groups("orders")
         assert [m.name for m in group.members] == ["me"]
-        with pytest.raises(penstock.GroupLive):
+        with pytest.raises(postroom.GroupLive):
             await mq.delete_group("orders", "billing")
-        with pytest.raises(penstock.GroupLive):
+        with pytest.raises(postroom.GroupLive):
             await mq.reset("orders", "billing", to="earliest")
     assert (await mq.alter_group("orders", "billing", lease=9)).settings.lease_ms == 9000
     (group,) = await mq.groups("orders")
     assert group.members == ()
     await mq.delete_group("orders", "billing")
     assert await mq.groups("orders") == []
-    with pytest.raises(penstock.UnknownGroup):
+    with pytest.raises(postroom.UnknownGroup):
         await mq.lag("orders", "billing")
 
 
@@ -150,7 +150,7 @@ async def test_a_reset_under_a_live_consumer(mq: Connection) -> None:
     async with mq.consumer("orders", "billing") as consumer:
         held = await consumer.poll()
         await mq.reset("orders", "billing", to="earliest", force=True)
-        with pytest.raises(penstock.DeliveryError):
+        with pytest.raises(postroom.DeliveryError):
             await consumer.ack(held)
         again = await consumer.poll(wait=10)
         assert [m.offset for m in again] == [0, 1, 2, 3]
@@ -238,32 +238,32 @@ async def test_read(mq: Connection) -> None:
 async def test_memory_is_shared_by_name_and_else_private(tmp_path: Path) -> None:
     name = f"memory://{tmp_path.name}"
     async with (
-        penstock.connect(name) as one,
-        penstock.connect(name) as two,
-        penstock.connect("memory://") as own,
+        postroom.connect(name) as one,
+        postroom.connect(name) as two,
+        postroom.connect("memory://") as own,
     ):
         await one.create_topic("orders")
         assert [t.name for t in await two.topics()] == ["orders"]
         assert await own.topics() == []
-    async with penstock.connect(name) as again:
+    async with postroom.connect(name) as again:
         assert await again.topics() == []  # gone with its last user
 
 
 async def test_a_file_survives(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send_many("orders", [Message(b"%d" % i) for i in range(5)])
         async with mq.consumer("orders", "billing") as consumer:
             messages = await consumer.poll()
             await consumer.ack(messages[:2])
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         assert await values(mq, "billing") == [b"2", b"3", b"4"]
 
 
 async def test_a_file_that_cannot_be_opened(tmp_path: Path) -> None:
     (tmp_path / "q.db").write_bytes(b"this is no database, " * 100)
-    with pytest.raises(penstock.StoreError):
-        await penstock.connect(f"sqlite:///{tmp_path}/q.db")
-    with pytest.raises(penstock.StoreError):
-        await penstock.connect(f"sqlite:///{tmp_path}/nowhere/at/all/q.db")
+    with pytest.raises(postroom.StoreError):
+        await postroom.connect(f"sqlite:///{tmp_path}/q.db")
+    with pytest.raises(postroom.StoreError):
+        await postroom.connect(f"sqlite:///{tmp_path}/nowhere/at/all/q.db")

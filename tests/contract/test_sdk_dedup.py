@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import Connection, Message, Receipt
-from penstock.broker import embedded
-from penstock.broker.duties import Retention
-from penstock.client.producing import routing
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.errors import InvalidSetting, StoreUnavailable
-from penstock.store.contract import Appended
+import postroom
+from postroom import Connection, Message, Receipt
+from postroom.broker import embedded
+from postroom.broker.duties import Retention
+from postroom.client.producing import routing
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.errors import InvalidSetting, StoreUnavailable
+from postroom.store.contract import Appended
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
 
@@ -300,16 +300,16 @@ async def test_connections_that_send_the_same_at_once(opened: Open) -> None:
 
 SENDER = """
 import asyncio, sys
-import penstock
+import postroom
 
 async def main(url):
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         print("ready", flush=True)
         sys.stdin.readline()
         stored = 0
         for first in range(0, 2000, 50):
             ids = [f"o-{number}" for number in range(first, first + 50)]
-            receipts = await mq.send_many("orders", [penstock.Message(b"v", id=id) for id in ids])
+            receipts = await mq.send_many("orders", [postroom.Message(b"v", id=id) for id in ids])
             stored += sum(not receipt.duplicate for receipt in receipts)
         print(stored, flush=True)
 
@@ -319,7 +319,7 @@ asyncio.run(main(sys.argv[1]))
 
 async def test_processes_that_send_the_same_at_once(tmp_path: Any) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders", partitions=2, dedup_window="10m")
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
         senders = [

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection, Message
-from penstock.broker.duties import Retention
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
+import postroom
+from postroom import Connection, Message
+from postroom.broker.duties import Retention
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, embedded, everywhere, real_time
 
@@ -174,7 +174,7 @@ async def test_cancel_takes_a_message_back(mq: Connection, clock: ManualClock) -
 
 
 async def test_an_unknown_topic_is_said_to_be_unknown(mq: Connection) -> None:
-    with pytest.raises(penstock.UnknownTopic, match="did you mean 'orders'"):
+    with pytest.raises(postroom.UnknownTopic, match="did you mean 'orders'"):
         await mq.cancel("ordrs", "a")
 
 
@@ -272,8 +272,8 @@ async def test_they_do_not_hold_back_retention(mq: Connection, clock: ManualCloc
 
 
 async def test_a_handler_gets_them_in_tests_with_a_clock() -> None:
-    queue = penstock.testing.TestQueue()
-    app, seen = penstock.App(queue), list[bytes]()
+    queue = postroom.testing.TestQueue()
+    app, seen = postroom.App(queue), list[bytes]()
 
     @app.subscribe("orders", group="billing")
     async def handle(body: bytes) -> None:
@@ -290,7 +290,7 @@ async def test_a_handler_gets_them_in_tests_with_a_clock() -> None:
 
 
 def test_without_await(tmp_path: Path) -> None:
-    with penstock.sync.connect(f"sqlite:///{tmp_path}/q.db") as mq:
+    with postroom.sync.connect(f"sqlite:///{tmp_path}/q.db") as mq:
         mq.create_topic("orders")
         receipt = mq.send("orders", b"a", delay=3600)
         assert mq.cancel("orders", receipt.id)
@@ -302,14 +302,14 @@ def test_a_connection_left_open_in_a_loop_that_has_ended_holds_up_nobody(tmp_pat
     url = f"sqlite:///{tmp_path}/q.db"
 
     async def leave() -> Connection:
-        mq = await penstock.connect(url)
+        mq = await postroom.connect(url)
         await mq.create_topic("orders", partitions=1)
         for number in range(1, 4):
             await mq.send("orders", b"%d" % number, delay=number / 5)
         return mq
 
     async def receive() -> list[bytes]:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             return await taken(mq, 3)
 
     left = broker_of(asyncio.run(leave()))
@@ -321,10 +321,10 @@ def test_a_connection_left_open_in_a_loop_that_has_ended_holds_up_nobody(tmp_pat
 # ---- several processes ----
 
 SENDER = """
-import asyncio, sys, penstock
+import asyncio, sys, postroom
 
 async def main(url, delay, stay):
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         for number in range(20):
             await mq.send("orders", b"%d" % number, key="k", delay=float(delay))
         print("sent", flush=True)
@@ -353,7 +353,7 @@ def _sent_by_another(url: str, delay: float, stay: str) -> subprocess.Popen[str]
 async def test_what_another_process_has_sent_is_delivered(file_url: str, stay: str) -> None:
     """It leaves; it stays, and moves them itself; it is killed while it has the mover's lease."""
     delay = 1.0 if stay == "die" else 0.4
-    async with penstock.connect(file_url) as mq:
+    async with postroom.connect(file_url) as mq:
         await mq.create_topic("orders", partitions=1)
         async with mq.consumer("orders", group="billing") as consumer:
             sender = await asyncio.to_thread(_sent_by_another, file_url, delay, stay)

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import Connection, Message
-from penstock.broker.duties import ExpireGroups
-from penstock.broker.endpoint import Beat
-from penstock.broker.groups import TOUCH_MS
-from penstock.clock import ManualClock
-from penstock.model.settings import GroupWish
-from penstock.testing.fixture import run_until_idle
+import postroom
+from postroom import Connection, Message
+from postroom.broker.duties import ExpireGroups
+from postroom.broker.endpoint import Beat
+from postroom.broker.groups import TOUCH_MS
+from postroom.clock import ManualClock
+from postroom.model.settings import GroupWish
+from postroom.testing.fixture import run_until_idle
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, everywhere
 
@@ -50,7 +50,7 @@ MODES = pytest.mark.parametrize("mode", ["shared", "ordered", "broadcast"])
 async def test_an_expired_message_is_settled_and_not_shown(
     mq: Connection, clock: ManualClock, mode: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "penstock.consumer")
+    caplog.set_level(logging.DEBUG, "postroom.consumer")
     await mq.create_group("orders", "billing", mode=mode)
     async with mq.consumer("orders", "billing", member="ann"):
         pass  # a broadcast member that is known
@@ -168,7 +168,7 @@ async def test_of_a_delayed_message_a_duration_counts_from_when_it_is_due(
 
 
 async def test_handlers_of_an_app_are_not_given_them(mq: Connection, clock: ManualClock) -> None:
-    app, seen = penstock.App(mq), []
+    app, seen = postroom.App(mq), []
 
     @app.subscribe("orders", group="billing", mode="ordered")
     async def handle(value: bytes) -> None:
@@ -278,11 +278,11 @@ async def test_who_joins_while_it_is_being_forgotten_begins_anew(mq: Connection,
 async def test_expiry_can_be_altered_and_is_a_setting_like_others(mq: Connection) -> None:
     await mq.create_group("orders", "billing", expires="7d")
     assert (await mq.alter_group("orders", "billing", expires="1d")).settings.expires_ms == 86_400_000
-    with pytest.raises(penstock.GroupConflict):
+    with pytest.raises(postroom.GroupConflict):
         async with mq.consumer("orders", "billing", expires="2d"):
             pass
     assert (await mq.alter_group("orders", "billing", expires=0)).settings.expires_ms == 0
-    with pytest.raises(penstock.InvalidSetting):
+    with pytest.raises(postroom.InvalidSetting):
         await mq.create_group("orders", "other", expires=-1)
 
 

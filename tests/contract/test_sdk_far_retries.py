@@ -7,14 +7,14 @@ from unittest import mock
 
 import pytest
 
-import penstock
-from penstock import Connection, Received, StoreUnavailable
-from penstock.broker.duties import Retention
-from penstock.broker.endpoint import PollRequest, Settle, Verdict
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.model.batch import BatchBuilder
-from penstock.store.contract import Append, Appended
+import postroom
+from postroom import Connection, Received, StoreUnavailable
+from postroom.broker.duties import Retention
+from postroom.broker.endpoint import PollRequest, Settle, Verdict
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.model.batch import BatchBuilder
+from postroom.store.contract import Append, Appended
 from tests.contract.brokers import broker_of
 from tests.contract.stores import embedded, everywhere
 
@@ -29,7 +29,7 @@ async def mq(connection: Connection) -> Connection:
     return connection
 
 
-async def take(mq: Connection, group: str = "billing") -> tuple[penstock.Consumer, Received]:
+async def take(mq: Connection, group: str = "billing") -> tuple[postroom.Consumer, Received]:
     consumer = mq.consumer("orders", group=group)
     await consumer.__aenter__()
     (message,) = await consumer.poll(wait=10)
@@ -223,7 +223,7 @@ async def test_a_move_that_was_cut_off_is_finished_once(mq: Connection, clock: M
 async def test_retention_may_take_some_of_a_move_that_was_cut_off(mq: Connection, clock: ManualClock) -> None:
     """What was stored is known by its identity, also when it cannot be read as a whole any more."""
     broker = broker_of(mq)
-    await mq.send_many("orders", [penstock.Message(b"%d" % number) for number in range(3)])
+    await mq.send_many("orders", [postroom.Message(b"%d" % number) for number in range(3)])
     await broker.poll(PollRequest("orders", "billing", "ann", 7, 10, 2**20, 5000, True))
     (place,) = (await mq.route("orders")).ranges
     append = broker._mover._append

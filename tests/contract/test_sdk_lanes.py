@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 
-import penstock
-from penstock import Connection, Consumer, Message, Received, SlowLane, StoreUnavailable
-from penstock.broker.endpoint import PollRequest
-from penstock.clock import ManualClock
-from penstock.errors import GroupConflict, InvalidSetting
-from penstock.store.contract import Append, Appended
+import postroom
+from postroom import Connection, Consumer, Message, Received, SlowLane, StoreUnavailable
+from postroom.broker.endpoint import PollRequest
+from postroom.clock import ManualClock
+from postroom.errors import GroupConflict, InvalidSetting
+from postroom.store.contract import Append, Appended
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, embedded, everywhere
 
@@ -187,7 +187,7 @@ async def test_a_member_has_its_share_of_the_lane_in_hand(mq: Connection) -> Non
 async def test_an_app_gives_the_lane_its_share_of_handlers(mq: Connection) -> None:
     await mq.alter_group("orders", "billing", slow_lane=SlowLane(at_least=3, share=0.25))
     await make_slow(mq)
-    app = penstock.App(mq)
+    app = postroom.App(mq)
     at_work, most, good, bad, done = 0, 0, 0, 0, asyncio.Event()
 
     @app.subscribe("orders", group="billing", concurrency=8)
@@ -482,7 +482,7 @@ async def test_a_lane_that_was_moved_to_another_shard_meanwhile(tmp_path: Path, 
     """The stamp names a partition that is sealed now: what it does not have goes to the successor, once."""
     clock = ManualClock()
     url, shards = f"sqlite:///{tmp_path}/q.db", {"b": f"sqlite:///{tmp_path}/b.db"}
-    async with penstock.connect(url, shards=shards, clock=clock) as mq:
+    async with postroom.connect(url, shards=shards, clock=clock) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.create_group("orders", "billing", slow_lane=POLICY)
         await make_slow(mq)

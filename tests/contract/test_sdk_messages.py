@@ -10,10 +10,10 @@ import asyncio
 
 import pytest
 
-import penstock
-from penstock import Connection, LeaseLost, Message, Received
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
+import postroom
+from postroom import Connection, LeaseLost, Message, Received
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
 from tests.contract.stores import Open, everywhere
 
 
@@ -119,7 +119,7 @@ async def test_dead_letters_and_redrive(mq: Connection) -> None:
     assert [(x.topic, x.partition, x.offset, x.id) for x in letters] == [
         (r.topic, r.partition, r.offset, r.id) for r in receipts
     ]
-    with pytest.raises(penstock.CatalogError, match="no dead letter with the id 'nobody'"):
+    with pytest.raises(postroom.CatalogError, match="no dead letter with the id 'nobody'"):
         await mq.redrive("orders", "billing", ids=["nobody", letters[0].id])
     assert await mq.redrive("orders", "billing", ids=[letters[1].id]) == 1
     assert await mq.discard_dead_letters("orders", "billing", ids=[letters[0].id]) == 1

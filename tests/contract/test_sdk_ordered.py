@@ -21,10 +21,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import Connection, Consumer, GroupConflict, LeaseLost, Message, Received, StoreUnavailable
-from penstock.broker.endpoint import PollReply, PollRequest
-from penstock.clock import ManualClock
+import postroom
+from postroom import Connection, Consumer, GroupConflict, LeaseLost, Message, Received, StoreUnavailable
+from postroom.broker.endpoint import PollReply, PollRequest
+from postroom.clock import ManualClock
 from tests.contract.stores import Open, everywhere
 
 LEASE = 30
@@ -87,7 +87,7 @@ async def crash(mq: Connection, consumer: Consumer) -> None:
     mq._heartbeat.remove(consumer._heart)
     task, consumer._fetching = consumer._fetching, None
     await asyncio.sleep(0.05)  # a poll under way is answered, and nobody hears it
-    await penstock.client.ending.end((task,))
+    await postroom.client.ending.end((task,))
     mq._consumers.remove(consumer)
 
 
@@ -391,7 +391,7 @@ async def test_members_join_leave_and_crash_and_every_key_stays_in_order(
                 await message.release()
             else:
                 await message.ack()
-        except (LeaseLost, penstock.ClosedError):
+        except (LeaseLost, postroom.ClosedError):
             ledger.ended[work[0]].discard(work[1])  # it was handed to somebody else, who handles it again
 
     async def member(connection: Connection, seconds: float, *, crashes: bool) -> None:
@@ -520,18 +520,18 @@ async def test_settings_of_an_ordered_group(mq: Connection) -> None:
 
 PROCESS = """
 import asyncio, os, sys
-import penstock
+import postroom
 
 async def main(url, name, notes):
     noted = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         async with mq.consumer("orders", "billing", member=name, window=20) as consumer:
             async for message in consumer:
                 os.write(noted, message.value + b"\\n")
                 await asyncio.sleep(0.002)
                 try:
                     await message.ack()
-                except penstock.LeaseLost:
+                except postroom.LeaseLost:
                     pass
 
 asyncio.run(main(*sys.argv[1:]))
@@ -555,7 +555,7 @@ async def test_processes_that_are_killed(tmp_path: Path) -> None:
     async def done() -> bool:
         return not (await mq.lag("orders", "billing")).total.messages
 
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing", mode="ordered", lease=1)
         await mq.send_many(

@@ -9,10 +9,10 @@ from unittest import mock
 
 import pytest
 
-import penstock
-from penstock import Connection, Message, RateInfo
-from penstock.clock import ManualClock
-from penstock.errors import InvalidSetting, SendTimeout, StoreUnavailable, UnknownGroup, UnknownTopic
+import postroom
+from postroom import Connection, Message, RateInfo
+from postroom.clock import ManualClock
+from postroom.errors import InvalidSetting, SendTimeout, StoreUnavailable, UnknownGroup, UnknownTopic
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, embedded, everywhere, only_file, real_time
 
@@ -152,7 +152,7 @@ async def test_delayed_messages_count_when_they_are_sent_and_not_when_they_are_d
 
 
 async def test_dead_letters_and_redrive_are_exempt(mq: Connection) -> None:
-    """I17: the clock stands still, and what Penstock moves itself is moved."""
+    """I17: the clock stands still, and what Postroom moves itself is moved."""
     await mq.create_topic("orders", partitions=1)
     await send(mq, 20)
     await mq.limit_rate(topic="orders", messages_per_s=0.001)
@@ -217,7 +217,7 @@ async def test_what_a_batch_that_failed_had_taken_is_there_for_the_next(mq: Conn
 # ---- groups ----------------------------------------------------------------------------------------------
 
 
-async def received(consumer: penstock.Consumer, wait: float = 0.1) -> int:
+async def received(consumer: postroom.Consumer, wait: float = 0.1) -> int:
     messages = await consumer.poll(max_messages=1000, wait=wait)
     await consumer.ack(messages)
     return len(messages)
@@ -275,7 +275,7 @@ async def test_members_in_several_connections_share_it(
 _taken: dict[int, list[bytes]] = {}
 
 
-async def _drain(consumer: penstock.Consumer) -> None:
+async def _drain(consumer: postroom.Consumer) -> None:
     task = asyncio.current_task()
     found = _taken.setdefault(id(task), [])
     while True:

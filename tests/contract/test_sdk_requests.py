@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import App, Connection, Message, NoReply, RequestFailed, UnknownTopic, UsageError
-from penstock.broker.replies import ForgetReplies
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.model.names import is_reply
-from penstock.model.settings import TopicSettings
-from penstock.testing.fixture import TestQueue, run_until_idle
+import postroom
+from postroom import App, Connection, Message, NoReply, RequestFailed, UnknownTopic, UsageError
+from postroom.broker.replies import ForgetReplies
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.model.names import is_reply
+from postroom.model.settings import TopicSettings
+from postroom.testing.fixture import TestQueue, run_until_idle
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, embedded, everywhere
 
@@ -51,7 +51,7 @@ def app(mq: Connection) -> App:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether anybody serves a topic is found out, however busy the machine is."""
-    monkeypatch.setattr("penstock.client.requesting._LOOK_S", SECONDS)
+    monkeypatch.setattr("postroom.client.requesting._LOOK_S", SECONDS)
 
 
 async def left(mq: Connection) -> int:
@@ -69,7 +69,7 @@ async def until(found: Any) -> None:
 
 
 @asynccontextmanager
-async def asking(mq: Connection, value: bytes = b"1") -> AsyncIterator[asyncio.Task[penstock.Received]]:
+async def asking(mq: Connection, value: bytes = b"1") -> AsyncIterator[asyncio.Task[postroom.Received]]:
     """A request that waits for its reply."""
     task = asyncio.create_task(mq.request("quote", value, timeout=SECONDS))
     try:
@@ -85,7 +85,7 @@ async def asking(mq: Connection, value: bytes = b"1") -> AsyncIterator[asyncio.T
 @everywhere
 async def test_a_reply_comes_back(app: App, mq: Connection) -> None:
     @app.reply("quote", group="pricing")
-    async def price(quote: Quote, message: penstock.Received) -> Quote:
+    async def price(quote: Quote, message: postroom.Received) -> Quote:
         assert message.headers == {"currency": b"EUR"}
         assert message.expires is not None
         return Quote(quote.sku, 7)
@@ -103,7 +103,7 @@ async def test_a_reply_comes_back(app: App, mq: Connection) -> None:
 async def test_a_plain_function_replies_from_a_thread(app: App, mq: Connection) -> None:
     @app.reply("quote", group="pricing")
     def price(body: bytes, message: Any) -> Message:
-        message.extend()  # blocking, as of penstock.sync
+        message.extend()  # blocking, as of postroom.sync
         return Message(body * 2, headers={"currency": "EUR"})
 
     async with app:
@@ -229,7 +229,7 @@ async def test_whatever_goes_wrong_is_told_and_the_worker_goes_on(
         if quote.sku == "slow":
             await asyncio.Event().wait()
         if quote.sku == "dead":
-            raise penstock.Dead("hopeless")
+            raise postroom.Dead("hopeless")
         return object() if quote.sku == "odd" else b"fine"
 
     async with app:
@@ -248,10 +248,10 @@ async def test_a_handler_that_asks_for_another_try_gets_it_before_the_deadline(
     attempts: list[int] = []
 
     @app.reply("quote", group="pricing")
-    async def price(body: bytes, message: penstock.Received) -> bytes:
+    async def price(body: bytes, message: postroom.Received) -> bytes:
         attempts.append(message.attempt)
         if message.attempt == 1 or body == b"never":
-            raise penstock.RetryLater(delay=0 if body == b"soon" else "1h", reason="not yet")
+            raise postroom.RetryLater(delay=0 if body == b"soon" else "1h", reason="not yet")
         return b"now"
 
     async with app:
@@ -278,11 +278,11 @@ async def test_nobody_serves_the_topic(mq: Connection) -> None:
 
 @anywhere
 async def test_wrong_arguments(mq: Connection) -> None:
-    with pytest.raises(penstock.InvalidSetting, match="timeout=0"):
+    with pytest.raises(postroom.InvalidSetting, match="timeout=0"):
         await mq.request("quote", b"", timeout=0)
-    with pytest.raises(penstock.InvalidMessage, match="bytes"):
+    with pytest.raises(postroom.InvalidMessage, match="bytes"):
         await mq.request("quote", "text", timeout=1)  # type: ignore[arg-type]
-    with pytest.raises(penstock.InvalidName):
+    with pytest.raises(postroom.InvalidName):
         await mq.request("_reply.x", b"", timeout=1)
     assert await reply_topics(mq) == []
 
@@ -382,7 +382,7 @@ async def test_the_reply_topic_is_hidden_and_goes_with_its_requester(mq: Connect
             assert (info.internal, info.settings.storage, info.partitions) == (True, "volatile", 1)
             assert [topic.name for topic in await mq.topics()] == ["quote"]
             assert info.groups == ()
-            with pytest.raises(penstock.InvalidName):
+            with pytest.raises(postroom.InvalidName):
                 await mq.send(name, b"by hand")
         assert await reply_topics(mq) == []
 
@@ -415,7 +415,7 @@ async def test_what_a_requester_left_that_was_killed_is_deleted(
 async def test_a_requester_says_that_it_lives(
     app: App, mq: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.client.reply_topic._KEEP_S", 0.01)
+    monkeypatch.setattr("postroom.client.reply_topic._KEEP_S", 0.01)
 
     @app.reply("quote", group="pricing")
     async def price(body: bytes) -> bytes:
@@ -468,7 +468,7 @@ async def test_a_reply_topic_that_is_about_to_go_is_made_anew(mq: Connection, cl
 async def test_requests_end_when_their_reply_topic_is_gone(
     app: App, mq: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.DEBUG, "penstock.requests")
+    caplog.set_level(logging.DEBUG, "postroom.requests")
     begun, go_on = asyncio.Event(), asyncio.Event()
 
     @app.reply("quote", group="pricing")
@@ -494,7 +494,7 @@ async def test_closing_ends_what_waits(mq: Connection, opened: Open) -> None:
     async with opened() as other:
         request = asyncio.create_task(other.request("quote", b"", timeout=SECONDS))
         await until(lambda: _has_reply_topic(mq))
-    with pytest.raises(penstock.ClosedError):
+    with pytest.raises(postroom.ClosedError):
         await request
 
 
@@ -502,9 +502,9 @@ async def _has_reply_topic(mq: Connection) -> bool:
     return bool(await reply_topics(mq))
 
 
-@embedded("penstock.sync opens the store itself")
+@embedded("postroom.sync opens the store itself")
 def test_without_asyncio(any_url: str, endpoint: str) -> None:
-    with penstock.sync.connect(any_url, migrate=True) as mq:
+    with postroom.sync.connect(any_url, migrate=True) as mq:
         mq.create_topic("quote", partitions=1)
         with pytest.raises(NoReply, match="nobody serves"):
             mq.request("quote", b"", timeout=0.05)
@@ -513,7 +513,7 @@ def test_without_asyncio(any_url: str, endpoint: str) -> None:
         assert mq.late_replies == 0
 
 
-async def test_in_a_users_test(penstock_queue: TestQueue) -> None:
+async def test_in_a_users_test(postroom_queue: TestQueue) -> None:
     app = App("sqlite:///elsewhere.db")
 
     @app.reply("quote", group="pricing")
@@ -522,18 +522,18 @@ async def test_in_a_users_test(penstock_queue: TestQueue) -> None:
             raise RequestFailed("sold out", kind="sold_out")
         return Quote(quote.sku, 7)
 
-    await penstock_queue.create_topic("quote")
-    assert (await penstock_queue.ask(app, "quote", b'{"sku": "a"}')).value == b'{"sku":"a","price":7}'
+    await postroom_queue.create_topic("quote")
+    assert (await postroom_queue.ask(app, "quote", b'{"sku": "a"}')).value == b'{"sku":"a","price":7}'
     with pytest.raises(RequestFailed, match="sold out"):
-        await penstock_queue.ask(app, "quote", b'{"sku": "none"}')
+        await postroom_queue.ask(app, "quote", b'{"sku": "none"}')
 
 
-def test_in_a_users_plain_test(penstock_sync: Any) -> None:
+def test_in_a_users_plain_test(postroom_sync: Any) -> None:
     app = App("sqlite:///elsewhere.db")
 
     @app.reply("quote", group="pricing")
     def price(body: bytes) -> str:
         return body.decode().upper()
 
-    penstock_sync.create_topic("quote")
-    assert penstock_sync.ask(app, "quote", b"a").value == b"A"
+    postroom_sync.create_topic("quote")
+    assert postroom_sync.ask(app, "quote", b"a").value == b"A"

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import Connection, InvalidSetting, Message, Received, RouteConflict, UnknownPartition
-from penstock.broker.duties import Retention
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.model import route as routes
-from penstock.model.batch import build_control
-from penstock.model.slot import slot_of
+import postroom
+from postroom import Connection, InvalidSetting, Message, Received, RouteConflict, UnknownPartition
+from postroom.broker.duties import Retention
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.model import route as routes
+from postroom.model.batch import build_control
+from postroom.model.slot import slot_of
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
 
@@ -46,7 +46,7 @@ def in_order(messages: list[Received]) -> bool:
     return all(found == sorted(found) for found in by_key.values())
 
 
-async def take(consumer: penstock.Consumer, count: int) -> list[Received]:
+async def take(consumer: postroom.Consumer, count: int) -> list[Received]:
     found: list[Received] = []
     while len(found) < count:
         messages = await consumer.poll(wait=20)
@@ -181,7 +181,7 @@ async def test_reset_while_a_successor_is_read(mq: Connection) -> None:
         held = await consumer.poll(24, wait=20)
         assert held
         await mq.reset("orders", "billing", to="earliest", force=True)
-        with pytest.raises(penstock.LeaseLost):
+        with pytest.raises(postroom.LeaseLost):
             await consumer.ack(held)
         again = await take(consumer, 24)
         assert numbers(again) == list(range(24)) and in_order(again)
@@ -345,7 +345,7 @@ async def test_purge_takes_what_was_sealed_too(mq: Connection) -> None:
         (lambda mq: mq.move("orders", 1), InvalidSetting, "no other shard that takes partitions"),
         (lambda mq: mq.move("orders", 1, shard="first"), InvalidSetting, "on that shard already"),
         (lambda mq: mq.move("orders", 1, shard="b"), InvalidSetting, "there is no shard 'b'"),
-        (lambda mq: mq.split("order", 1), penstock.UnknownTopic, "did you mean 'orders'"),
+        (lambda mq: mq.split("order", 1), postroom.UnknownTopic, "did you mean 'orders'"),
     ],
 )
 async def test_what_cannot_be_changed(mq: Connection, call: Any, error: type[Exception], says: str) -> None:

@@ -16,14 +16,14 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import Connection, InvalidSetting, InvalidURL, Received
-from penstock.broker.embedded import Broker
-from penstock.broker.endpoint import PollRequest
-from penstock.clock import Clock, ManualClock
-from penstock.model.settings import GroupWish
-from penstock.store import SqlStore, open_sqlite
-from penstock.store.shards import Member, open_sharded
+import postroom
+from postroom import Connection, InvalidSetting, InvalidURL, Received
+from postroom.broker.embedded import Broker
+from postroom.broker.endpoint import PollRequest
+from postroom.clock import Clock, ManualClock
+from postroom.model.settings import GroupWish
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.shards import Member, open_sharded
 from tests.contract.brokers import broker_of, serving
 
 LIMIT = 20  # seconds; for whatever must come
@@ -47,11 +47,11 @@ def queue(request: pytest.FixtureRequest, files: Url) -> Url:
 
 @pytest.fixture(params=["embedded", "served"])
 async def mq(request: pytest.FixtureRequest, files: Url) -> AsyncIterator[Connection]:
-    async with penstock.connect(files[0], shards=files[1]) as connection:
+    async with postroom.connect(files[0], shards=files[1]) as connection:
         if request.param == "embedded":
             yield connection
         else:
-            async with serving(connection) as url, penstock.connect(url) as client:
+            async with serving(connection) as url, postroom.connect(url) as client:
                 yield client
 
 
@@ -101,7 +101,7 @@ async def test_partitions_are_spread_evenly_over_all_topics(mq: Connection) -> N
 
 
 async def test_one_database_is_one_shard(tmp_path: Path) -> None:
-    async with penstock.connect(f"sqlite:///{tmp_path}/q.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/q.db") as mq:
         await mq.create_topic("orders", partitions=3)
         await mq.send("orders", b"later", delay=60)
         [only] = await mq.shards()
@@ -124,7 +124,7 @@ async def test_no_address_is_in_any_table(files: Url, tmp_path: Path, mq: Connec
 
 @pytest.mark.parametrize("mode", ["shared", "ordered"])
 async def test_messages_go_through_all_shards(queue: Url, mode: str) -> None:
-    async with penstock.connect(queue[0], shards=queue[1], migrate=True) as mq:
+    async with postroom.connect(queue[0], shards=queue[1], migrate=True) as mq:
         await mq.create_topic("orders", partitions=4)
         assert set(await shards_of(mq)) == {"", "b"}
         expected = await send(mq, range(100))
@@ -134,13 +134,13 @@ async def test_messages_go_through_all_shards(queue: Url, mode: str) -> None:
             assert by_key(found) == expected
         assert (await mq.lag("orders", "billing")).total.messages == 0
         assert (await mq.topic("orders")).messages == 100
-    async with penstock.connect(queue[0], shards=queue[1]) as again:
+    async with postroom.connect(queue[0], shards=queue[1]) as again:
         await again.reset("orders", "billing", to="earliest")
         assert len(await receive(again, 100)) == 100
 
 
 async def test_order_is_kept_while_partitions_move_there_and_back(queue: Url) -> None:
-    async with penstock.connect(queue[0], shards=queue[1], migrate=True) as mq:
+    async with postroom.connect(queue[0], shards=queue[1], migrate=True) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing", mode="ordered")
         sending = asyncio.create_task(send(mq, range(300)))
@@ -157,7 +157,7 @@ async def test_order_is_kept_while_partitions_move_there_and_back(queue: Url) ->
 
 async def test_delayed_messages_wait_on_their_shard_and_follow_the_route(files: Url) -> None:
     clock = ManualClock()
-    async with penstock.connect(files[0], shards=files[1], clock=clock) as mq:
+    async with postroom.connect(files[0], shards=files[1], clock=clock) as mq:
         await mq.create_topic("orders", partitions=2)
         for number in range(20):
             await mq.send("orders", b"%d" % number, key=f"k{number}", id=f"m{number}", delay=60)
@@ -174,7 +174,7 @@ async def test_delayed_messages_wait_on_their_shard_and_follow_the_route(files: 
 
 
 async def test_ids_are_remembered_across_a_move_to_another_shard(files: Url) -> None:
-    async with penstock.connect(files[0], shards=files[1]) as mq:
+    async with postroom.connect(files[0], shards=files[1]) as mq:
         await mq.create_topic("orders", partitions=2, dedup_window="10m")
         for number in range(20):
             receipt = await mq.send("orders", b"x", key=f"k{number}", id=f"m{number}")
@@ -214,7 +214,7 @@ async def test_volatile_topics(mq: Connection) -> None:
 
 async def test_a_group_starts_where_it_says_on_every_shard(files: Url) -> None:
     clock = ManualClock()
-    async with penstock.connect(files[0], shards=files[1], clock=clock) as mq:
+    async with postroom.connect(files[0], shards=files[1], clock=clock) as mq:
         await mq.create_topic("orders", partitions=4)
         await send(mq, range(40))
         clock.advance(10)
@@ -250,7 +250,7 @@ async def test_another_process_added_a_shard(files: Url, tmp_path: Path, mq: Con
     """What is there cannot be reached until it connects again; the rest goes on."""
     await mq.create_topic("orders", partitions=2)
     more = {**files[1], "c": f"sqlite:///{tmp_path}/third.db"}
-    async with penstock.connect(files[0], shards=more) as other:
+    async with postroom.connect(files[0], shards=more) as other:
         piece = (await other.route("orders")).ranges[0]
         await other.move("orders", piece.partition, shard="c")
         expected = await send(other, range(40))
@@ -260,18 +260,18 @@ async def test_another_process_added_a_shard(files: Url, tmp_path: Path, mq: Con
     slot = next(r.first_slot for r in route.ranges if r.shard != "c")
     assert (await mq.send("orders", b"here", slot=slot)).offset >= 0
     away = next(r for r in route.ranges if r.shard == "c")
-    with pytest.raises(penstock.SendTimeout):
+    with pytest.raises(postroom.SendTimeout):
         await mq.send("orders", b"there", slot=away.first_slot, timeout=0.3)
-    with pytest.raises(penstock.StoreUnavailable, match="connect again, with shards="):
+    with pytest.raises(postroom.StoreUnavailable, match="connect again, with shards="):
         await mq._endpoint.fetch("orders", away.partition_id, 0, max_messages=1, max_bytes=1, wait_ms=0)
     assert [m.value for m in await receive(mq, 1)] == [b"here"]
 
 
 async def test_a_process_that_knows_of_no_shards_is_told(files: Url) -> None:
-    async with penstock.connect(files[0]) as mq:
+    async with postroom.connect(files[0]) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_topic("other")
-        async with penstock.connect(files[0], shards=files[1]) as more:
+        async with postroom.connect(files[0], shards=files[1]) as more:
             moved = (await more.move("orders", 0, shard="b")).of_slot(0)
             assert (await more.send("orders", b"x", slot=0)).partition == moved.partition
         with pytest.raises(InvalidSetting, match="connect again, with shards="):
@@ -300,7 +300,7 @@ async def test_a_shard_is_drained_live_and_then_left_out(files: Url, mq: Connect
     assert by_key(await receive(mq, 200, mode="ordered")) == expected
     await _run_duty(mq, "retention", until=lambda: _state(mq, "b", "empty"))
     await mq.close()
-    async with penstock.connect(files[0]) as alone:
+    async with postroom.connect(files[0]) as alone:
         assert [s.name for s in await alone.shards()] == ["first"]
         await send(alone, range(10))
         assert len(await receive(alone, 10)) == 10
@@ -360,19 +360,19 @@ async def test_names_and_addresses_are_checked_at_once(
     shards: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
-        penstock.connect("memory://", shards=shards)
+        postroom.connect("memory://", shards=shards)
 
 
 async def refused(url: str, shards: dict[str, str] | None, words: str) -> None:
     with pytest.raises(InvalidSetting, match=words):
-        async with penstock.connect(url, shards=shards):
+        async with postroom.connect(url, shards=shards):
             pass
 
 
 async def test_every_database_has_its_place(files: Url, tmp_path: Path) -> None:
     url, shards = files
     third = f"sqlite:///{tmp_path}/third.db"
-    async with penstock.connect(url, shards=shards) as mq:
+    async with postroom.connect(url, shards=shards) as mq:
         await mq.create_topic("orders", partitions=2)
         await send(mq, range(10))
     await refused(url, None, "shard 'b' of this queue holds partitions")
@@ -382,30 +382,30 @@ async def test_every_database_has_its_place(files: Url, tmp_path: Path) -> None:
     await refused(url, {"b": shards["b"], "c": url}, "'c' is the queue's first database itself")
     await refused(shards["b"], None, "this database is shard 'b' of a queue")
     await refused(shards["b"], {"c": third}, "this database is shard 'b' of a queue")
-    async with penstock.connect(f"sqlite:///{tmp_path}/other.db") as other:
+    async with postroom.connect(f"sqlite:///{tmp_path}/other.db") as other:
         await other.create_topic("own")
     await refused(url, {**shards, "c": f"sqlite:///{tmp_path}/other.db"}, "a queue of its own, with topics")
     await refused(f"sqlite:///{tmp_path}/other.db", shards, "is shard 'b' of another queue")
-    async with penstock.connect(url, shards=shards) as mq:  # and nothing was changed by all that
+    async with postroom.connect(url, shards=shards) as mq:  # and nothing was changed by all that
         assert len(await receive(mq, 10)) == 10
         assert [s.name for s in await mq.shards()] == ["first", "b"]
-    async with penstock.connect(f"sqlite:///{tmp_path}/other.db") as other:
+    async with postroom.connect(f"sqlite:///{tmp_path}/other.db") as other:
         assert [info.name for info in await other.topics()] == ["own"]
 
 
 async def test_two_new_names_for_one_new_database_change_nothing(files: Url, tmp_path: Path) -> None:
     url, new = files[0], f"sqlite:///{tmp_path}/third.db"
     await refused(url, {"b": new, "c": new}, "'c' is the same database as shard 'b'")
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         assert [s.name for s in await mq.shards()] == ["first"]
-    async with penstock.connect(new) as own:  # nobody has claimed it
+    async with postroom.connect(new) as own:  # nobody has claimed it
         await own.create_topic("own")
 
 
 async def test_a_shard_that_never_had_anything_may_be_left_out(files: Url) -> None:
-    async with penstock.connect(files[0], shards=files[1]):
+    async with postroom.connect(files[0], shards=files[1]):
         pass
-    async with penstock.connect(files[0]) as mq:
+    async with postroom.connect(files[0]) as mq:
         await mq.create_topic("orders")
 
 
@@ -424,7 +424,7 @@ async def test_shards_that_cannot_be_moved_to_or_drained(mq: Connection) -> None
 
 
 def test_without_async(files: Url) -> None:
-    with penstock.sync.connect(files[0], shards=files[1]) as mq:
+    with postroom.sync.connect(files[0], shards=files[1]) as mq:
         mq.create_topic("orders", partitions=2)
         assert mq.send("orders", b"x").offset == 0
         assert [s.name for s in mq.shards()] == ["first", "b"]

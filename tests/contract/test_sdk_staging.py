@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection, Message
-from penstock.broker.publishing import FinishDecisions
-from penstock.client.staging import Staged
-from penstock.errors import InvalidSetting, StagingConflict, UnknownTopic, UsageError
+import postroom
+from postroom import Connection, Message
+from postroom.broker.publishing import FinishDecisions
+from postroom.client.staging import Staged
+from postroom.errors import InvalidSetting, StagingConflict, UnknownTopic, UsageError
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, embedded, everywhere
 
@@ -143,7 +143,7 @@ async def test_calls_that_are_wrong(mq: Connection) -> None:
     segment = mq.staging("job").segment()
     with pytest.raises(UsageError, match="not delayed"):
         await segment.add("orders", [Message(b"a", delay=1)])
-    with pytest.raises(penstock.MessageTooLarge):
+    with pytest.raises(postroom.MessageTooLarge):
         await segment.add_columns("orders", [b"x" * (4 * 1024 * 1024 + 1)])
     await segment.close()
     with pytest.raises(UsageError, match="closed"):
@@ -167,12 +167,12 @@ def hash_of(value: bytes) -> bytes:
 
 
 @embedded("it looks into the broker")
-async def test_what_a_job_left_behind(mq: Connection, clock: penstock.clock.ManualClock) -> None:
+async def test_what_a_job_left_behind(mq: Connection, clock: postroom.clock.ManualClock) -> None:
     """It was decided, and the job never came back; another one decided nothing."""
     broker = broker_of(mq)
     left = await task(mq, "left", 0, [b"a"])
     await task(mq, "undecided", 0, [b"b"])
-    wish = penstock.model.staging.Wish(((left.segment, 1),), 1)
+    wish = postroom.model.staging.Wish(((left.segment, 1),), 1)
     await broker.decide_staged(["orders"], "left", 0, wish)
     duty = next(one for one in broker.duties._duties if isinstance(one, FinishDecisions))
     clock.advance(120)
@@ -187,13 +187,13 @@ async def test_what_a_job_left_behind(mq: Connection, clock: penstock.clock.Manu
 @pytest.mark.stores("sqlite")
 async def test_without_asyncio(any_url: str, tmp_path: Path) -> None:
     def job() -> int:
-        with penstock.sync.connect(any_url) as mq:
+        with postroom.sync.connect(any_url) as mq:
             mq.create_topic("orders", partitions=2)
             staging = mq.staging("job")
             segment = staging.segment()
             segment.add("orders", [Message(b"a", key="k")])
             segment.saw(0, ["orders"])
-            published: penstock.broker.endpoint.Published = staging.commit([segment.close()])
+            published: postroom.broker.endpoint.Published = staging.commit([segment.close()])
             return published.messages
 
     assert await asyncio.to_thread(job) == 1

@@ -12,10 +12,10 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.trace import SpanKind, StatusCode
 
-import penstock
-from penstock import App, Backoff, Connection, Dead, Message, PermissionDenied, RetryLater, UnknownTopic, sync
-from penstock.clock import ManualClock
-from penstock.testing.fixture import run_until_idle
+import postroom
+from postroom import App, Backoff, Connection, Dead, Message, PermissionDenied, RetryLater, UnknownTopic, sync
+from postroom.clock import ManualClock
+from postroom.testing.fixture import run_until_idle
 from tests.contract.stores import everywhere, only_file
 from tests.recorded import Recorded, id_of, parent_of, recording
 
@@ -33,7 +33,7 @@ async def mq(connection: Connection, recorded: Recorded) -> Connection:
     return connection
 
 
-async def stored(mq: Connection, topic: str = "orders") -> list[penstock.Received]:
+async def stored(mq: Connection, topic: str = "orders") -> list[postroom.Received]:
     async with aclosing(mq.read(topic)) as messages:
         return [message async for message in messages]
 
@@ -68,24 +68,24 @@ async def test_one_trace_goes_through_a_handler_that_sends(mq: Connection, recor
     assert [span.kind for span in spans[1:]] == [SpanKind.PRODUCER, SpanKind.CONSUMER] * 2
     assert {span.status.status_code for span in spans} == {StatusCode.UNSET}
     assert attributes(spans[1]) == {
-        "system": "penstock",
+        "system": "postroom",
         "operation.name": "send",
         "operation.type": "send",
         "destination.name": "orders",
         "destination.partition.id": "0",
         "message.id": receipt.id,
-        "penstock.offset": 0,
+        "postroom.offset": 0,
     }
     assert attributes(spans[2]) == {
-        "system": "penstock",
+        "system": "postroom",
         "operation.name": "handle",
         "operation.type": "process",
         "destination.name": "orders",
         "destination.partition.id": "0",
         "consumer.group.name": "billing",
         "message.id": receipt.id,
-        "penstock.offset": 0,
-        "penstock.attempt": 1,
+        "postroom.offset": 0,
+        "postroom.attempt": 1,
     }
 
 
@@ -156,7 +156,7 @@ async def test_a_failing_handler_is_recorded_at_every_attempt(
     failed, later, good = recorded.all("handle orders")
     sender = recorded.one("send orders")
     assert {parent_of(span) for span in (failed, later, good)} == {sender.context.span_id}
-    assert [attributes(span)["penstock.attempt"] for span in (failed, later, good)] == [1, 2, 3]
+    assert [attributes(span)["postroom.attempt"] for span in (failed, later, good)] == [1, 2, 3]
     assert (failed.status.status_code, failed.status.description) == (StatusCode.ERROR, "no stock")
     assert attributes(failed)["error.type"] == "ValueError"
     assert [event.attributes["exception.message"] for event in failed.events] == ["no stock"]
@@ -202,7 +202,7 @@ async def test_dead_letters_and_far_retries_stay_in_the_trace(
     spans = recorded.all("handle orders")
     assert len(spans) == 3 and {parent_of(span) for span in spans} == {sender.context.span_id}
     assert {attributes(span)["destination.name"] for span in spans} == {"orders"}
-    assert [attributes(span)["penstock.attempt"] for span in spans[:2]] == [1, 2]
+    assert [attributes(span)["postroom.attempt"] for span in spans[:2]] == [1, 2]
 
 
 async def run_once(app: App) -> int:
@@ -295,25 +295,25 @@ async def test_a_delayed_message_keeps_its_context(
     sender, span = recorded.one("send orders"), recorded.one("handle orders")
     assert parent_of(span) == sender.context.span_id
     assert attributes(sender)["message.id"] == receipt.id == attributes(span)["message.id"]
-    assert "penstock.offset" not in attributes(sender)
+    assert "postroom.offset" not in attributes(sender)
 
 
 # ---- by hand ----
 
 
 @pytest.fixture
-async def consumer(mq: Connection) -> AsyncIterator[penstock.Consumer]:
+async def consumer(mq: Connection) -> AsyncIterator[postroom.Consumer]:
     async with mq.consumer("orders", "billing") as consumer:
         yield consumer
 
 
 async def test_a_message_handled_by_hand(
-    mq: Connection, consumer: penstock.Consumer, recorded: Recorded
+    mq: Connection, consumer: postroom.Consumer, recorded: Recorded
 ) -> None:
     await mq.send("orders", b"1")
     (message,) = await consumer.poll(wait=20)
     with recorded.span("loop"):
-        with penstock.tracing.handling(message) as span:
+        with postroom.tracing.handling(message) as span:
             span.set_attribute("customer", 7)
             await mq.send("bills", b"1")
         await mq.send("bills", b"2")
@@ -329,29 +329,29 @@ async def test_a_message_handled_by_hand(
 
 
 async def test_what_is_raised_by_hand_is_recorded_and_goes_on(
-    mq: Connection, consumer: penstock.Consumer, recorded: Recorded
+    mq: Connection, consumer: postroom.Consumer, recorded: Recorded
 ) -> None:
     await mq.send("orders", b"1")
     (message,) = await consumer.poll(wait=20)
-    with pytest.raises(ValueError, match="no stock"), penstock.tracing.handling(message):
+    with pytest.raises(ValueError, match="no stock"), postroom.tracing.handling(message):
         raise ValueError("no stock")
     assert recorded.one("handle orders").status.status_code is StatusCode.ERROR
 
 
 async def test_lists_by_hand_and_messages_without_a_trace(
-    mq: Connection, consumer: penstock.Consumer, recorded: Recorded
+    mq: Connection, consumer: postroom.Consumer, recorded: Recorded
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("penstock.client.tracing._tracing", lambda: None)  # a sender that is not traced
+        patch.setattr("postroom.client.tracing._tracing", lambda: None)  # a sender that is not traced
         await mq.send("orders", b"1")
     await mq.send("orders", b"2")
     found = await asyncio.wait_for(take(consumer, 2), 20)
     with recorded.span("loop"):
-        with penstock.tracing.handling(found):
+        with postroom.tracing.handling(found):
             pass
-        with penstock.tracing.handling(found[0]):
+        with postroom.tracing.handling(found[0]):
             pass
-        with penstock.tracing.handling([]) as nothing:
+        with postroom.tracing.handling([]) as nothing:
             assert nothing is None
     both, alone = recorded.all("handle orders")
     loop = recorded.one("loop").context.span_id
@@ -360,8 +360,8 @@ async def test_lists_by_hand_and_messages_without_a_trace(
     assert parent_of(alone) == loop and not alone.links
 
 
-async def take(consumer: penstock.Consumer, count: int) -> list[penstock.Received]:
-    found: list[penstock.Received] = []
+async def take(consumer: postroom.Consumer, count: int) -> list[postroom.Received]:
+    found: list[postroom.Received] = []
     while len(found) < count:
         found += await consumer.poll(wait=20)
     return found
@@ -370,7 +370,7 @@ async def take(consumer: penstock.Consumer, count: int) -> list[penstock.Receive
 async def test_messages_that_were_only_read(mq: Connection, recorded: Recorded) -> None:
     await mq.send("orders", b"1")
     (message,) = await stored(mq)
-    with penstock.tracing.handling(message):
+    with postroom.tracing.handling(message):
         pass
     span = recorded.one("handle orders")
     assert parent_of(span) == recorded.one("send orders").context.span_id
@@ -388,7 +388,7 @@ def test_the_client_without_asyncio(any_url: str, recorded: Recorded) -> None:
             mq.send("orders", b"1")
         with mq.consumer("orders", "billing") as consumer:
             (message,) = consumer.poll(wait=20)
-            with penstock.tracing.handling(message):
+            with postroom.tracing.handling(message):
                 mq.send("orders", b"2")
     first, second = recorded.all("send orders")
     handled = recorded.one("handle orders")

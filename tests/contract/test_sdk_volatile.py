@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection, Message
-from penstock.broker.duties import Retention
-from penstock.clock import ManualClock
-from penstock.store import SqlStore
-from penstock.store.schema import log_table
-from penstock.store.session import Lane
+import postroom
+from postroom import Connection, Message
+from postroom.broker.duties import Retention
+from postroom.clock import ManualClock
+from postroom.store import SqlStore
+from postroom.store.schema import log_table
+from postroom.store.session import Lane
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, embedded, everywhere, only_file
 
@@ -134,7 +134,7 @@ async def test_a_volatile_topic_can_be_deleted_and_made_durable(mq: Connection) 
 
 
 async def test_the_kinds_of_storage_are_named(mq: Connection) -> None:
-    with pytest.raises(penstock.InvalidSetting, match=r"'durable'.*'volatile'"):
+    with pytest.raises(postroom.InvalidSetting, match=r"'durable'.*'volatile'"):
         await mq.create_topic("other", storage="somewhere")  # type: ignore[arg-type]
 
 
@@ -185,10 +185,10 @@ async def test_what_was_unsettled_when_it_was_lost_holds_nobody_up(mq: Connectio
 
 SENDER = """
 import asyncio, sys
-import penstock
+import postroom
 
 async def main(url, count):
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         for number in range(int(count)):
             await mq.send("ticks", b"%d" % number, key=str(number))
             print(number, flush=True)
@@ -203,7 +203,7 @@ asyncio.run(main(*sys.argv[1:3]))
 @pytest.mark.parametrize("killed", [False, True])
 async def test_another_process_shares_them_and_its_kill_loses_nothing(any_url: str, killed: bool) -> None:
     """What was written is the system's to keep, as long as the machine lives."""
-    async with penstock.connect(any_url) as mq:
+    async with postroom.connect(any_url) as mq:
         await mq.create_topic("ticks", storage="volatile")
         await mq.create_group("ticks", "charts")
         more = ["for ever"] if killed else []

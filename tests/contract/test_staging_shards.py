@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.address import parse
-from penstock.broker.publishing import Publisher
-from penstock.errors import StoreUnavailable
-from penstock.model.settings import TopicSettings
-from penstock.store import open_store
-from penstock.store.shards import ShardedStore
-from penstock.testing.store_contract import MovableClock
-from penstock.testing.store_contract.harness import read_all, values
-from penstock.testing.store_contract.staging import stage, wish
+from postroom.address import parse
+from postroom.broker.publishing import Publisher
+from postroom.errors import StoreUnavailable
+from postroom.model.settings import TopicSettings
+from postroom.store import open_store
+from postroom.store.shards import ShardedStore
+from postroom.testing.store_contract import MovableClock
+from postroom.testing.store_contract.harness import read_all, values
+from postroom.testing.store_contract.staging import stage, wish
 from tests.contract.test_store_across_shards import away, moved
 
 VALUES = [f"k{number}.{turn}" for turn in range(20) for number in range(20)]

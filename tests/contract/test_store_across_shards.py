@@ -11,28 +11,28 @@ from unittest import mock
 
 import pytest
 
-from penstock.address import parse
-from penstock.broker.catalog import CatalogCache
-from penstock.broker.deliveries import Deliveries
-from penstock.broker.duties import DropLogs
-from penstock.broker.endpoint import PollRequest
-from penstock.broker.ordered import OrderedDeliveries
-from penstock.broker.schedule import ScheduleMover
-from penstock.broker.tail import TailCache
-from penstock.config import DEFAULTS
-from penstock.errors import GateClosed, PenstockError, StoreUnavailable
-from penstock.model.batch import build_control
-from penstock.model.delivery import OrderedAsk
-from penstock.model.route import Range, move, split
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.model.slot import slot_of
-from penstock.store import open_store
-from penstock.store.contract import Append, Group, Topic
-from penstock.store.shard_catalog import ShardedCatalog
-from penstock.store.shards import ShardedStore
-from penstock.testing.store_contract import MovableClock
-from penstock.testing.store_contract.harness import acks, append, batch, read_all, values
-from penstock.testing.store_contract.schedule import delayed_batch
+from postroom.address import parse
+from postroom.broker.catalog import CatalogCache
+from postroom.broker.deliveries import Deliveries
+from postroom.broker.duties import DropLogs
+from postroom.broker.endpoint import PollRequest
+from postroom.broker.ordered import OrderedDeliveries
+from postroom.broker.schedule import ScheduleMover
+from postroom.broker.tail import TailCache
+from postroom.config import DEFAULTS
+from postroom.errors import GateClosed, PostroomError, StoreUnavailable
+from postroom.model.batch import build_control
+from postroom.model.delivery import OrderedAsk
+from postroom.model.route import Range, move, split
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.slot import slot_of
+from postroom.store import open_store
+from postroom.store.contract import Append, Group, Topic
+from postroom.store.shard_catalog import ShardedCatalog
+from postroom.store.shards import ShardedStore
+from postroom.testing.store_contract import MovableClock
+from postroom.testing.store_contract.harness import acks, append, batch, read_all, values
+from postroom.testing.store_contract.schedule import delayed_batch
 
 ORDERED = GroupSettings(mode="ordered", lease_ms=30_000)
 
@@ -112,7 +112,7 @@ def test_a_successor_on_another_shard_opens_when_its_predecessor_is_drained(
     with pytest.raises(GateClosed):
         store.progress.poll_ordered(group, there, ask(1, 1))
     store.progress.settle(group, here.partition_id, 1, acks((3, 3)))
-    with away(store, ""), pytest.raises(PenstockError):  # the predecessor's shard cannot say so
+    with away(store, ""), pytest.raises(PostroomError):  # the predecessor's shard cannot say so
         store.progress.poll_ordered(group, there, ask(1, 1))
     assert store.progress.poll_ordered(group, there, ask(1, 1)).deliveries
     with away(store, ""):  # once it is open it stays open
@@ -240,7 +240,7 @@ def test_of_an_append_to_two_shards_the_one_that_answers_stores_its_part(
     here, there = (piece.partition_id for piece in topic.route.ranges)
     with away(store, "b"):
         stored, refused = store.log.append([Append(here, batch(1)), Append(there, batch(1))])
-        assert not isinstance(stored, PenstockError) and isinstance(refused, StoreUnavailable)
+        assert not isinstance(stored, PostroomError) and isinstance(refused, StoreUnavailable)
         with pytest.raises(StoreUnavailable):
             store.log.append([Append(there, batch(1))])
     assert [len(read_all(store, place)) for place in (here, there)] == [1, 0]

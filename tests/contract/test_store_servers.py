@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.address import parse
-from penstock.store import open_server
-from penstock.store.contract import Store
-from penstock.testing.store_contract import MovableClock, StoreContract
+from postroom.address import parse
+from postroom.store import open_server
+from postroom.store.contract import Store
+from postroom.testing.store_contract import MovableClock, StoreContract
 
 
 class TestPostgres(StoreContract):

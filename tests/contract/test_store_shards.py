@@ -10,14 +10,14 @@ from unittest import mock
 
 import pytest
 
-from penstock.address import parse
-from penstock.store import SqlStore, open_store
-from penstock.store.contract import Store, Watcher
-from penstock.store.shard_catalog import ShardedCatalog
-from penstock.store.shard_database import Shard
-from penstock.store.shards import ShardedStore
-from penstock.testing.store_contract import MovableClock, StoreContract
-from penstock.testing.store_contract.harness import _failing_commits
+from postroom.address import parse
+from postroom.store import SqlStore, open_store
+from postroom.store.contract import Store, Watcher
+from postroom.store.shard_catalog import ShardedCatalog
+from postroom.store.shard_database import Shard
+from postroom.store.shards import ShardedStore
+from postroom.testing.store_contract import MovableClock, StoreContract
+from postroom.testing.store_contract.harness import _failing_commits
 
 NAME = "b"
 
@@ -85,7 +85,7 @@ class TestSecondShard(StoreContract):
         return _failing(store._whole._shards.values(), meanwhile)
 
 
-if os.environ.get("PENSTOCK_TEST_STORES") == "all":  # takes some minutes
+if os.environ.get("POSTROOM_TEST_STORES") == "all":  # takes some minutes
 
     class TestSecondShardOnServers(TestSecondShard):
         """Of different kinds, either of which is the second."""

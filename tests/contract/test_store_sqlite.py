@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from penstock.store import open_memory, open_sqlite
-from penstock.store.contract import Store
-from penstock.testing.store_contract import MovableClock, StoreContract
+from postroom.store import open_memory, open_sqlite
+from postroom.store.contract import Store
+from postroom.testing.store_contract import MovableClock, StoreContract
 
 
 class TestSqliteFile(StoreContract):

@@ -17,15 +17,15 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import ClosedError, ForkError, Message, StoreError, UnknownTopic, UsageError, sync
+import postroom
+from postroom import ClosedError, ForkError, Message, StoreError, UnknownTopic, UsageError, sync
 from tests.contract.stores import everywhere
 
 PAIRS = [
-    (penstock.Connection, sync.Connection),
-    (penstock.Producer, sync.Producer),
-    (penstock.Consumer, sync.Consumer),
-    (penstock.Received, sync.Received),
+    (postroom.Connection, sync.Connection),
+    (postroom.Producer, sync.Producer),
+    (postroom.Consumer, sync.Consumer),
+    (postroom.Received, sync.Received),
 ]
 
 
@@ -67,7 +67,7 @@ def test_blocks_and_iteration_are_there_too(asynchronous: Any, plain: Any) -> No
 
 
 def test_connect_takes_the_same() -> None:
-    assert inspect.signature(sync.connect).parameters == inspect.signature(penstock.connect).parameters
+    assert inspect.signature(sync.connect).parameters == inspect.signature(postroom.connect).parameters
     assert inspect.signature(sync.Connection.close).parameters.keys() == {"self"}
 
 
@@ -87,7 +87,7 @@ def test_what_a_consumer_sets_itself_can_be_read(mq: sync.Connection) -> None:
 @everywhere
 def test_send_and_consume(mq: sync.Connection) -> None:
     receipt = mq.send("orders", b"1", key="42", headers={"source": "web"})
-    assert isinstance(receipt, penstock.Receipt) and receipt.topic == "orders"
+    assert isinstance(receipt, postroom.Receipt) and receipt.topic == "orders"
     assert len(mq.send_many("orders", (Message(b"%d" % n) for n in range(2, 10)))) == 8
     with mq.consumer("orders", group="billing") as consumer:
         got: list[sync.Received] = []
@@ -214,9 +214,9 @@ def test_errors_are_the_same(mq: sync.Connection) -> None:
         mq.send("ordres", b"1")
     with pytest.raises(UnknownTopic):
         list(mq.read("nowhere"))
-    with pytest.raises(penstock.InvalidURL):
+    with pytest.raises(postroom.InvalidURL):
         sync.connect("sqlite:orders.db")
-    with pytest.raises(penstock.StoreError):
+    with pytest.raises(postroom.StoreError):
         sync.connect(f"sqlite:///{os.devnull}/x.db")
 
 
@@ -233,7 +233,7 @@ def test_a_queue_is_served_until_that_is_closed() -> None:
             other.create_topic("orders")
             assert [topic.name for topic in mq.topics()] == ["orders"]
         assert server.closed
-        with pytest.raises(penstock.BrokerUnavailable):
+        with pytest.raises(postroom.BrokerUnavailable):
             sync.connect(url)
         assert [topic.name for topic in mq.topics()] == ["orders"]
 
@@ -243,7 +243,7 @@ def test_a_queue_is_served_until_that_is_closed() -> None:
 
 def test_it_is_refused_inside_a_running_loop(mq: sync.Connection) -> None:
     async def inside(call: Any) -> None:
-        with pytest.raises(UsageError, match=r"use penstock\.connect"):
+        with pytest.raises(UsageError, match=r"use postroom\.connect"):
             call()
 
     asyncio.run(inside(lambda: sync.connect("memory://")))
@@ -306,8 +306,8 @@ def test_use_after_fork_says_so(mq: sync.Connection) -> None:
 # ---- interrupted and forgotten ----
 
 INTERRUPTED = """
-import penstock.sync
-with penstock.sync.connect("memory://") as mq:
+import postroom.sync
+with postroom.sync.connect("memory://") as mq:
     mq.create_topic("orders")
     with mq.consumer("orders", group="billing") as consumer:
         try:
@@ -345,7 +345,7 @@ def test_ctrl_c_ends_a_call_and_the_connection_goes_on() -> None:
 
 def test_a_program_that_forgets_to_close_ends() -> None:
     program = (
-        "import penstock.sync as s; mq = s.connect('memory://'); mq.create_topic('t'); mq.send('t', b'1');"
+        "import postroom.sync as s; mq = s.connect('memory://'); mq.create_topic('t'); mq.send('t', b'1');"
         "c = mq.consumer('t', group='g'); c.__enter__(); print(c.poll(wait=10)[0].value)"
     )
     ran = subprocess.run(

@@ -1,4 +1,4 @@
-"""What Penstock offers to users' tests: it works as they are told, with any runner or none."""
+"""What Postroom offers to users' tests: it works as they are told, with any runner or none."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from penstock import App, Backoff, Connection, Message, UnknownTopic, UsageError, sync
-from penstock.clock import ManualClock
-from penstock.testing import fixture, plugin
-from penstock.testing.fixture import Sent, TestQueue, capture, run_until_idle
+from postroom import App, Backoff, Connection, Message, UnknownTopic, UsageError, sync
+from postroom.clock import ManualClock
+from postroom.testing import fixture, plugin
+from postroom.testing.fixture import Sent, TestQueue, capture, run_until_idle
 
 pytest_plugins = ["pytester"]
 
 SHOP = """
-    import penstock
-    app = penstock.App("sqlite:////nowhere/at/all.db")
+    import postroom
+    app = postroom.App("sqlite:////nowhere/at/all.db")
 
-    @app.subscribe("orders", group="billing", retry=penstock.Backoff(60, 2, "1h"))
+    @app.subscribe("orders", group="billing", retry=postroom.Backoff(60, 2, "1h"))
     async def bill(order: dict, message):
         if order["id"] == 7 and message.attempt == 1:
             raise ValueError("the bank is shut")
@@ -40,35 +40,35 @@ from shop import app
 
 {shown(fixture)}
 
-async def test_every_test_has_a_queue_of_its_own(penstock_queue):
-    assert await penstock_queue.topics() == []
+async def test_every_test_has_a_queue_of_its_own(postroom_queue):
+    assert await postroom_queue.topics() == []
 
-async def test_a_queue_that_is_not_used_costs_nothing(penstock_queue):
-    assert not penstock_queue.opened
+async def test_a_queue_that_is_not_used_costs_nothing(postroom_queue):
+    assert not postroom_queue.opened
 """
 
 PLAIN_TEST = """
     import threading
     from shop import app
 
-    def test_an_order_is_billed(penstock_sync, penstock_clock):
-        penstock_sync.create_topics("orders", "bills")
-        captured = penstock_sync.capture()
-        penstock_sync.send("orders", b'{"id": 7}')
-        penstock_sync.run_until_idle(app)
-        penstock_clock.advance(60)
-        penstock_sync.run_until_idle(app)
+    def test_an_order_is_billed(postroom_sync, postroom_clock):
+        postroom_sync.create_topics("orders", "bills")
+        captured = postroom_sync.capture()
+        postroom_sync.send("orders", b'{"id": 7}')
+        postroom_sync.run_until_idle(app)
+        postroom_clock.advance(60)
+        postroom_sync.run_until_idle(app)
         assert captured.values("bills") == [b"7"]
 
     def test_nothing_is_left_running():
-        assert not [t.name for t in threading.enumerate() if t.name.startswith("penstock")]
+        assert not [t.name for t in threading.enumerate() if t.name.startswith("postroom")]
 """
 
 LEFT_RUNNING = """
     import threading
 
     def test_zz_nothing_is_left_running():
-        assert not [t.name for t in threading.enumerate() if t.name.startswith("penstock")]
+        assert not [t.name for t in threading.enumerate() if t.name.startswith("postroom")]
 """
 
 OWN_RUNNER = """
@@ -108,7 +108,7 @@ def test_a_loop_of_the_whole_session_is_fine(pytester: pytest.Pytester) -> None:
 
 def test_the_plugin_is_found_without_being_asked_for(pytester: pytest.Pytester) -> None:
     result = pytester.runpytest_subprocess("--fixtures", "-q")
-    result.stdout.fnmatch_lines(["penstock_clock*", "penstock_queue*", "penstock_sync*"])
+    result.stdout.fnmatch_lines(["postroom_clock*", "postroom_queue*", "postroom_sync*"])
 
 
 def _passes(pytester: pytest.Pytester, count: int, *options: str) -> None:
@@ -123,28 +123,28 @@ def test_the_test_in_the_documentation_has_six_lines() -> None:
 # ---- the queue ----
 
 
-async def test_the_queue_is_a_connection(penstock_queue: TestQueue, penstock_clock: ManualClock) -> None:
-    assert isinstance(penstock_queue, Connection)
-    assert penstock_queue.clock is penstock_clock
-    await penstock_queue.create_topic("orders")
-    assert penstock_queue.opened
-    async with penstock_queue.consumer("orders", group="billing") as consumer:
-        async with penstock_queue.producer("orders") as producer:
+async def test_the_queue_is_a_connection(postroom_queue: TestQueue, postroom_clock: ManualClock) -> None:
+    assert isinstance(postroom_queue, Connection)
+    assert postroom_queue.clock is postroom_clock
+    await postroom_queue.create_topic("orders")
+    assert postroom_queue.opened
+    async with postroom_queue.consumer("orders", group="billing") as consumer:
+        async with postroom_queue.producer("orders") as producer:
             await producer.send(b"1")
         (message,) = await consumer.poll(wait=10)
         await message.retry(delay="1h")
         assert await consumer.poll(wait=0) == []
-        penstock_clock.advance(3600)
+        postroom_clock.advance(3600)
         (message,) = await consumer.poll(wait=10)
         assert message.attempt == 2
-    assert [message.value async for message in penstock_queue.read("orders")] == [b"1"]
+    assert [message.value async for message in postroom_queue.read("orders")] == [b"1"]
     with pytest.raises(AttributeError, match="no_such_thing"):
-        penstock_queue.no_such_thing  # noqa: B018
+        postroom_queue.no_such_thing  # noqa: B018
 
 
-def test_a_plain_test_is_told_which_queue_to_take(penstock_queue: TestQueue) -> None:
-    with pytest.raises(UsageError, match="penstock_sync"):
-        penstock_queue.consumer("orders", group="billing")
+def test_a_plain_test_is_told_which_queue_to_take(postroom_queue: TestQueue) -> None:
+    with pytest.raises(UsageError, match="postroom_sync"):
+        postroom_queue.consumer("orders", group="billing")
 
 
 def test_a_queue_closes_with_its_loop() -> None:
@@ -165,8 +165,8 @@ def test_a_queue_closes_with_its_loop() -> None:
 # ---- what was sent ----
 
 
-async def test_everything_that_is_sent_is_captured(penstock_queue: TestQueue) -> None:
-    mq = penstock_queue
+async def test_everything_that_is_sent_is_captured(postroom_queue: TestQueue) -> None:
+    mq = postroom_queue
     await mq.create_topic("orders", partitions=1)
     await mq.create_topic("bills")
     await mq.send("orders", b"before")
@@ -188,23 +188,23 @@ async def test_everything_that_is_sent_is_captured(penstock_queue: TestQueue) ->
     assert captured.sent() == []
 
 
-async def test_dead_letters_are_not_sends(penstock_queue: TestQueue) -> None:
-    await penstock_queue.create_topic("orders")
-    await penstock_queue.send("orders", b"1")
-    captured = penstock_queue.capture()
-    async with penstock_queue.consumer("orders", group="billing") as consumer:
+async def test_dead_letters_are_not_sends(postroom_queue: TestQueue) -> None:
+    await postroom_queue.create_topic("orders")
+    await postroom_queue.send("orders", b"1")
+    captured = postroom_queue.capture()
+    async with postroom_queue.consumer("orders", group="billing") as consumer:
         (message,) = await consumer.poll(wait=10)
         await message.dead("no good")
-    assert len(await penstock_queue.dead_letters("orders", "billing")) == 1
+    assert len(await postroom_queue.dead_letters("orders", "billing")) == 1
     assert captured.sent() == []
 
 
 # ---- running handlers ----
 
 
-async def test_it_runs_until_handlers_have_nothing_to_tell_each_other(penstock_queue: TestQueue) -> None:
+async def test_it_runs_until_handlers_have_nothing_to_tell_each_other(postroom_queue: TestQueue) -> None:
     """A message that a handler sends is handled too, by whichever handler, however long the chain."""
-    app, got = App(penstock_queue), []
+    app, got = App(postroom_queue), []
 
     @app.subscribe("second", group="g")
     async def second(body: bytes) -> None:
@@ -216,16 +216,16 @@ async def test_it_runs_until_handlers_have_nothing_to_tell_each_other(penstock_q
     def first(body: bytes) -> None:
         app.sync.send("second", body + b"-")
 
-    await penstock_queue.create_topic("first")
-    await penstock_queue.create_topic("second")
-    await penstock_queue.send("first", b"x")
+    await postroom_queue.create_topic("first")
+    await postroom_queue.create_topic("second")
+    await postroom_queue.send("first", b"x")
     ran = await run_until_idle(app)
     assert (ran.handled, ran.errors) == (2 * len(got), [])
     assert got[-1] == b"x-" + b".-" * 24
 
 
-async def test_handlers_may_wait_for_each_other(penstock_queue: TestQueue) -> None:
-    app, answered = App(penstock_queue), asyncio.Event()
+async def test_handlers_may_wait_for_each_other(postroom_queue: TestQueue) -> None:
+    app, answered = App(postroom_queue), asyncio.Event()
 
     @app.subscribe("questions", group="g")
     async def ask(body: bytes) -> None:
@@ -236,40 +236,40 @@ async def test_handlers_may_wait_for_each_other(penstock_queue: TestQueue) -> No
     async def answer(body: bytes) -> None:
         answered.set()
 
-    await penstock_queue.create_topic("questions")
-    await penstock_queue.create_topic("answers")
-    await penstock_queue.send("questions", b"?")
+    await postroom_queue.create_topic("questions")
+    await postroom_queue.create_topic("answers")
+    await postroom_queue.send("questions", b"?")
     assert (await run_until_idle(app)).handled == 2
 
 
-async def test_more_than_a_window_is_handled(penstock_queue: TestQueue) -> None:
-    app, got = App(penstock_queue), 0
+async def test_more_than_a_window_is_handled(postroom_queue: TestQueue) -> None:
+    app, got = App(postroom_queue), 0
 
     @app.subscribe("orders", group="g", concurrency=1, window=3)
     async def handle(body: bytes) -> None:
         nonlocal got
         got += 1
 
-    await penstock_queue.create_topic("orders")
-    await penstock_queue.send_many("orders", [Message(b"x")] * 100)
+    await postroom_queue.create_topic("orders")
+    await postroom_queue.send_many("orders", [Message(b"x")] * 100)
     assert (await run_until_idle(app)).handled == got == 100
 
 
-async def test_a_handler_that_never_ends_is_named(penstock_queue: TestQueue) -> None:
-    app = App(penstock_queue)
+async def test_a_handler_that_never_ends_is_named(postroom_queue: TestQueue) -> None:
+    app = App(postroom_queue)
 
     @app.subscribe("orders", group="g")
     async def hangs(body: bytes) -> None:
         await asyncio.Event().wait()
 
-    await penstock_queue.create_topic("orders")
-    await penstock_queue.send("orders", b"x")
+    await postroom_queue.create_topic("orders")
+    await postroom_queue.send("orders", b"x")
     with pytest.raises(TimeoutError, match="hangs"):
         await run_until_idle(app, timeout=0.05)
     assert not app.running
 
 
-async def test_it_says_what_is_missing(penstock_queue: TestQueue) -> None:
+async def test_it_says_what_is_missing(postroom_queue: TestQueue) -> None:
     app = App("memory://")
 
     @app.subscribe("orders", group="g")
@@ -278,17 +278,17 @@ async def test_it_says_what_is_missing(penstock_queue: TestQueue) -> None:
     with pytest.raises(UsageError, match="on which queue"):
         await run_until_idle(app)
     with pytest.raises(UnknownTopic):
-        await run_until_idle(app, penstock_queue)
-    await penstock_queue.create_topic("orders")
-    own = App(penstock_queue)
+        await run_until_idle(app, postroom_queue)
+    await postroom_queue.create_topic("orders")
+    own = App(postroom_queue)
     async with own:
         with pytest.raises(UsageError, match="runs already"):
             await run_until_idle(own)
 
 
-async def test_the_app_is_as_it_was_afterwards(penstock_queue: TestQueue) -> None:
+async def test_the_app_is_as_it_was_afterwards(postroom_queue: TestQueue) -> None:
     told: list[BaseException] = []
-    app = App(penstock_queue)
+    app = App(postroom_queue)
     app.on_error(lambda error, messages: told.append(error))
 
     @app.subscribe("orders", group="g", retry=Backoff(0, 1, 0), max_attempts=1)
@@ -296,21 +296,21 @@ async def test_the_app_is_as_it_was_afterwards(penstock_queue: TestQueue) -> Non
         raise ValueError("boom")
 
     fraction, hook = app._fraction, app._on_error
-    await penstock_queue.create_topic("orders")
-    await penstock_queue.send("orders", b"x")
+    await postroom_queue.create_topic("orders")
+    await postroom_queue.send("orders", b"x")
     assert (await run_until_idle(app)).errors == told != []
     assert (app._fraction, app._on_error, app.running) == (fraction, hook, False)
 
 
-def test_the_sync_queue_is_a_sync_connection(penstock_sync: Any, penstock_clock: ManualClock) -> None:
-    assert isinstance(penstock_sync, sync.Connection)
-    penstock_sync.create_topic("orders")
-    captured = capture(penstock_sync)
-    penstock_sync.send("orders", b"1")
+def test_the_sync_queue_is_a_sync_connection(postroom_sync: Any, postroom_clock: ManualClock) -> None:
+    assert isinstance(postroom_sync, sync.Connection)
+    postroom_sync.create_topic("orders")
+    captured = capture(postroom_sync)
+    postroom_sync.send("orders", b"1")
     assert captured.values("orders") == [b"1"]
-    with penstock_sync.consumer("orders", group="billing") as consumer:
+    with postroom_sync.consumer("orders", group="billing") as consumer:
         consumer.poll(wait=10)[0].retry(delay=60)
-        penstock_clock.advance(60)
+        postroom_clock.advance(60)
         assert consumer.poll(wait=10)[0].attempt == 2
 
 

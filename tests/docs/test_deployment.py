@@ -15,21 +15,21 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.checks.server import per_process
-from penstock.config import DEFAULTS
-from penstock.http.limits import HttpLimits
-from penstock.serve_settings import ServeSettings, key_of, read_settings
-from penstock.wire.listening import Listening
+from postroom.cli.checks.server import per_process
+from postroom.config import DEFAULTS
+from postroom.http.limits import HttpLimits
+from postroom.serve_settings import ServeSettings, key_of, read_settings
+from postroom.wire.listening import Listening
 from tests.docs.pages import ROOT, table
 from tests.docs.test_reference import unknown_words
 
 EXAMPLES = ROOT / "docs" / "examples"
 HOWTO = ROOT / "docs" / "howto"
-UNIT = EXAMPLES / "penstock.service"
+UNIT = EXAMPLES / "postroom.service"
 CONTAINER = (EXAMPLES / "Containerfile").read_text(encoding="utf-8")
 COMPOSE = (EXAMPLES / "compose.yaml").read_text(encoding="utf-8")
 DEFAULT = read_settings({}, {}, None)
-SETTINGS = {f"PENSTOCK_SERVE_{key_of(name).upper()}" for name in ServeSettings.__dataclass_fields__}
+SETTINGS = {f"POSTROOM_SERVE_{key_of(name).upper()}" for name in ServeSettings.__dataclass_fields__}
 
 
 # ---- the unit ----
@@ -47,25 +47,25 @@ def test_the_unit_stops_gently_and_has_room() -> None:
     assert int(service["TimeoutStopSec"]) * 1000 >= settings.grace_ms + 10_000
     assert service["KillSignal"] == "SIGTERM" and service["Restart"] == "always"
     assert int(service["LimitNOFILE"]) > settings.max_connections + 1000 + 100
-    assert service["StateDirectory"] == "penstock" and service["User"] == "penstock"
+    assert service["StateDirectory"] == "postroom" and service["User"] == "postroom"
     assert service["EnvironmentFile"] and service["ProtectSystem"] == "strict"
     assert service["NoNewPrivileges"] == "yes" and service["CapabilityBoundingSet"] == ""
 
 
 def test_the_unit_runs_a_command_with_settings_that_there_are() -> None:
     words = shlex.split(unit()["ExecStart"])
-    assert words[0].endswith("/penstock")
-    assert unknown_words(shlex.join(["penstock", *words[1:]])) == []
-    assert set(re.findall(r"PENSTOCK_SERVE_\w+", UNIT.read_text(encoding="utf-8"))) <= SETTINGS
+    assert words[0].endswith("/postroom")
+    assert unknown_words(shlex.join(["postroom", *words[1:]])) == []
+    assert set(re.findall(r"POSTROOM_SERVE_\w+", UNIT.read_text(encoding="utf-8"))) <= SETTINGS
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
 def test_systemd_takes_the_unit(tmp_path: Path) -> None:
     """With the key as a credential, too, and a program that is there."""
     text = UNIT.read_text(encoding="utf-8").replace("#LoadCredential", "LoadCredential")
-    text = text.replace("#Environment=PENSTOCK_SERVE_TLS_KEY", "Environment=PENSTOCK_SERVE_TLS_KEY")
-    path = tmp_path / "penstock.service"
-    path.write_text(text.replace("/opt/penstock/bin/penstock", sys.executable), encoding="utf-8")
+    text = text.replace("#Environment=POSTROOM_SERVE_TLS_KEY", "Environment=POSTROOM_SERVE_TLS_KEY")
+    path = tmp_path / "postroom.service"
+    path.write_text(text.replace("/opt/postroom/bin/postroom", sys.executable), encoding="utf-8")
     ran = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", path],
         capture_output=True,
@@ -96,9 +96,9 @@ def test_the_image_can_be_made_of_what_is_here() -> None:
 
 def test_the_image_runs_commands_that_there_are() -> None:
     words = dict(instructions())
-    command = ["penstock", *json.loads(words["CMD"])]
-    assert json.loads(words["ENTRYPOINT"]) == ["penstock"] and unknown_words(shlex.join(command)) == []
-    assert set(re.findall(r"PENSTOCK_SERVE_\w+", words["ENV"])) <= SETTINGS
+    command = ["postroom", *json.loads(words["CMD"])]
+    assert json.loads(words["ENTRYPOINT"]) == ["postroom"] and unknown_words(shlex.join(command)) == []
+    assert set(re.findall(r"POSTROOM_SERVE_\w+", words["ENV"])) <= SETTINGS
     for word, rest in instructions():
         if word == "RUN":
             subprocess.run(["bash", "-n", "-c", rest], check=True, timeout=60)
@@ -112,13 +112,13 @@ def test_the_brokers_of_the_compose_file_can_be_found_by_name() -> None:
     commands = {name: json.loads(found[1]) for name, body in services if (found := _command(body))}
     assert set(commands) == {"migrate", "mq-1", "mq-2"}
     for name, words in commands.items():
-        assert unknown_words(shlex.join(["penstock", *words])) == []
+        assert unknown_words(shlex.join(["postroom", *words])) == []
         if words[0] == "serve":
             assert words[words.index("--advertise") + 1] == f"{name}:{DEFAULT.port}"
-    (clients,) = re.findall(r"penstock://(\S+)", COMPOSE)
+    (clients,) = re.findall(r"postroom://(\S+)", COMPOSE)
     assert clients.split(",") == [f"{name}:{DEFAULT.port}" for name in ("mq-1", "mq-2")]
     for shown in re.findall(r"run --rm mq-1 (.+)", COMPOSE):
-        assert unknown_words(f"penstock {shown}") == []
+        assert unknown_words(f"postroom {shown}") == []
     assert (EXAMPLES / "../..").resolve() == ROOT  # its build context
 
 
@@ -148,5 +148,5 @@ def test_the_bounds_of_memory_exist() -> None:
 
 def test_the_examples_are_linked() -> None:
     text = (HOWTO / "deployment.md").read_text(encoding="utf-8")
-    for name in ("penstock.service", "Containerfile", "compose.yaml"):
+    for name in ("postroom.service", "Containerfile", "compose.yaml"):
         assert f"(../examples/{name})" in text

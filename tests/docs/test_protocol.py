@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 
-from penstock.config import DEFAULTS
-from penstock.units import format_bytes, format_duration
-from penstock.wire import link
-from penstock.wire import messages as m
-from penstock.wire.frames import ERROR, REPLY, FrameParser, encode
-from penstock.wire.listening import Listening
+from postroom.config import DEFAULTS
+from postroom.units import format_bytes, format_duration
+from postroom.wire import link
+from postroom.wire import messages as m
+from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
+from postroom.wire.listening import Listening
 from tests.docs.pages import ROOT, blocks, table
 from tests.docs.wire_tables import ARRAYS, operation_rows, type_text, value_rows
 

@@ -15,13 +15,13 @@ from typing import Any, get_type_hints
 import pytest
 import typer
 
-import penstock
-from penstock import errors
-from penstock.cli.root import app
-from penstock.config import DEFAULTS, Limits
-from penstock.model.slot import TEST_VECTORS
-from penstock.store import contract
-from penstock.units import format_bytes, format_duration
+import postroom
+from postroom import errors
+from postroom.cli.root import app
+from postroom.config import DEFAULTS, Limits
+from postroom.model.slot import TEST_VECTORS
+from postroom.store import contract
+from postroom.units import format_bytes, format_duration
 from tests.docs.pages import PAGES, ROOT, blocks, code_spans, headings, links, page_id, table
 
 DOCS = ROOT / "docs"
@@ -37,10 +37,10 @@ def plain(rows: list[list[str]]) -> list[list[str]]:
 
 def test_the_table_of_errors_is_the_tree_of_errors() -> None:
     shown = [tuple(row[:3]) for row in plain(table(DOCS / "errors.md", "All errors"))]
-    assert shown == list(error_rows(errors.PenstockError, depth=0))
+    assert shown == list(error_rows(errors.PostroomError, depth=0))
 
 
-def error_rows(kind: type[errors.PenstockError], depth: int) -> Iterator[tuple[str, str, str]]:
+def error_rows(kind: type[errors.PostroomError], depth: int) -> Iterator[tuple[str, str, str]]:
     yield "– " * depth + kind.__name__, kind.code, "yes" if kind.retriable else "no"
     for below in kind.__subclasses__():
         if below.__module__ == errors.__name__:
@@ -117,13 +117,13 @@ def test_a_page_is_short(page: Path) -> None:
 
 # What a variable of the examples is. Names behind it must exist: `mq.send` is looked up on Connection.
 _KINDS: dict[str, Any] = {
-    "penstock": penstock,
-    "mq": penstock.Connection,
-    "producer": penstock.Producer,
-    "consumer": penstock.Consumer,
-    "app": penstock.App,
-    "message": penstock.Received,
-    "receipt": penstock.Receipt,
+    "postroom": postroom,
+    "mq": postroom.Connection,
+    "producer": postroom.Producer,
+    "consumer": postroom.Consumer,
+    "app": postroom.App,
+    "message": postroom.Received,
+    "receipt": postroom.Receipt,
 }
 _DOTTED = re.compile(r"^(?:await )?(\w+)((?:\.\w+)+)")
 
@@ -165,11 +165,11 @@ def test_commands_in_the_text_exist(page: Path) -> None:
 
 def mentioned_commands(page: Path) -> Iterator[str]:
     """Commands in code spans and in console blocks, those that are not run too."""
-    yield from (span for span in code_spans(page) if span.startswith("penstock "))
+    yield from (span for span in code_spans(page) if span.startswith("postroom "))
     for block in blocks(page):
         if block.language == "console":
             text = re.sub(r"\\\n\s*", "", block.text)
-            yield from re.findall(r"^\$ (?:.*\| )?(penstock [^\n|#]*)", text, re.MULTILINE)
+            yield from re.findall(r"^\$ (?:.*\| )?(postroom [^\n|#]*)", text, re.MULTILINE)
 
 
 def unknown_words(line: str) -> list[str]:
@@ -198,7 +198,7 @@ def options(command: Any) -> set[str]:
 def test_every_command_is_on_its_page() -> None:
     page = DOCS / "howto" / "command-line.md"
     shown = "\n".join(block.text for block in blocks(page))
-    missing = [name for name in command_names() if f"penstock {name}" not in shown]
+    missing = [name for name in command_names() if f"postroom {name}" not in shown]
     assert missing == []
 
 

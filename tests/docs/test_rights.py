@@ -1,4 +1,4 @@
-"""The statements that the pages about database servers show give a user all the rights Penstock needs."""
+"""The statements that the pages about database servers show give a user all the rights Postroom needs."""
 
 from __future__ import annotations
 

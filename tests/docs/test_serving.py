@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from penstock.broker.gatekeeper import REMEMBER_MS
-from penstock.serve_settings import ServeSettings, key_of
-from penstock.units import format_bytes, format_duration
+from postroom.broker.gatekeeper import REMEMBER_MS
+from postroom.serve_settings import ServeSettings, key_of
+from postroom.units import format_bytes, format_duration
 from tests.docs.pages import ROOT, table
 
 PAGE = ROOT / "docs" / "howto" / "serving.md"

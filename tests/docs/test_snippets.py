@@ -1,7 +1,7 @@
 """Every example in README.md and docs/ does what it shows.
 
 The blocks of a page run in order, in one namespace and one fresh directory with its own queue
-(`PENSTOCK_URL`): a SQLite file, or on the pages about a database server an empty database. What a fence may
+(`POSTROOM_URL`): a SQLite file, or on the pages about a database server an empty database. What a fence may
 say is in `pages`, how `# -> value` is compared in `shown`.
 """
 
@@ -26,7 +26,7 @@ from unittest.mock import patch
 
 import pytest
 
-from penstock.cli.root import run
+from postroom.cli.root import run
 from tests.docs.pages import PAGES, Block, blocks, page_id
 from tests.docs.shown import Shown
 
@@ -52,7 +52,7 @@ def test_a_page_does_what_it_shows(
     page: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if page_id(page) in SERVERS:
-        monkeypatch.setenv("PENSTOCK_URL", request.getfixturevalue(SERVERS[page_id(page)]))
+        monkeypatch.setenv("POSTROOM_URL", request.getfixturevalue(SERVERS[page_id(page)]))
     run_page(blocks(page))
 
 
@@ -61,7 +61,7 @@ def fresh_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator
     """The working directory, with a queue of its own; modules imported from it are forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setenv("PENSTOCK_URL", "sqlite:///queue.db")
+    monkeypatch.setenv("POSTROOM_URL", "sqlite:///queue.db")
     yield tmp_path
     for name, module in list(sys.modules.items()):
         if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
@@ -81,7 +81,7 @@ def run_page(found: list[Block]) -> None:
 
 
 def run_python(block: Block, shown: Shown, names: dict[str, Any], runner: asyncio.Runner) -> None:
-    """Outside a loop unless it awaits, so that `asyncio.run` and `penstock.sync` work as in a program."""
+    """Outside a loop unless it awaits, so that `asyncio.run` and `postroom.sync` work as in a program."""
     if block.file is not None:
         Path(block.file).write_text(block.text, encoding="utf-8")
     if not block.run:
@@ -116,7 +116,7 @@ def shows(output: str, got: str) -> bool:
 
 def run_command(command: str, output: str) -> tuple[int, str]:
     words = words_of(command)
-    if words is not None and words[0] == "penstock":
+    if words is not None and words[0] == "postroom":
         return run_here(words[1:])
     if words is not None and words[0] == "timeout" and output.strip():
         return run_until_shown(words, output)
@@ -213,12 +213,12 @@ def test_a_true_page_passes(fresh_directory: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("command", "words"),
     [
-        ("penstock lag orders 'a b' --json  # exit 3", ["penstock", "lag", "orders", "a b", "--json"]),
-        ("penstock send orders '{\"a\": 1}'", ["penstock", "send", "orders", '{"a": 1}']),
-        ("penstock lag orders | head", None),
-        ("penstock lag orders && true", None),
-        ('penstock send orders "$HOME"', None),
-        ("penstock send orders < file", None),
+        ("postroom lag orders 'a b' --json  # exit 3", ["postroom", "lag", "orders", "a b", "--json"]),
+        ("postroom send orders '{\"a\": 1}'", ["postroom", "send", "orders", '{"a": 1}']),
+        ("postroom lag orders | head", None),
+        ("postroom lag orders && true", None),
+        ('postroom send orders "$HOME"', None),
+        ("postroom send orders < file", None),
     ],
 )
 def test_what_needs_a_shell_gets_one(command: str, words: list[str] | None) -> None:

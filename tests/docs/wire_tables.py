@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.wire import batches, messages
+from postroom.wire import batches, messages
 
 __all__ = ["ARRAYS", "answer_of", "fields_of", "operation_rows", "type_text", "value_rows"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["penstock"]):
+with atheris.instrument_imports(include=["postroom"]):
     from tests.fuzz.targets import SEEDS, TARGETS, everything
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from penstock.errors import PenstockError, ProtocolError
-from penstock.model.batch import BatchBuilder, records, verify
-from penstock.wire import messages as m
-from penstock.wire.failures import raised
-from penstock.wire.frames import PREFIX_BYTES, FrameParser, encode
+from postroom.errors import PostroomError, ProtocolError
+from postroom.model.batch import BatchBuilder, records, verify
+from postroom.wire import messages as m
+from postroom.wire.failures import raised
+from postroom.wire.frames import PREFIX_BYTES, FrameParser, encode
 
 __all__ = ["SEEDS", "TARGETS", "everything"]
 
@@ -58,7 +58,7 @@ def replies(data: bytes) -> None:
     if head is not None and operation.unpack is not None:
         try:
             operation.unpack(head, data[at:])
-        except PenstockError:
+        except PostroomError:
             pass
 
 
@@ -67,13 +67,13 @@ def others(data: bytes) -> None:
     if data:
         found = _decoded(data[1:], _OTHERS[data[0] % len(_OTHERS)])
         if isinstance(found, m.Failure):
-            assert isinstance(raised(found), PenstockError)
+            assert isinstance(raised(found), PostroomError)
 
 
 def _decoded(header: bytes, kind: Any) -> Any:
     try:
         return m.decode(header, kind)
-    except PenstockError:
+    except PostroomError:
         return None
 
 
@@ -82,7 +82,7 @@ def batches(data: bytes) -> None:
     for read in (verify, records):
         try:
             read(data)
-        except PenstockError:
+        except PostroomError:
             pass
 
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-import penstock
-from penstock.broker.gatekeeper import Gatekeeper
-from penstock.clock import SystemClock
-from penstock.wire.listening import Listening
-from penstock.wire.server import WireServer
+import postroom
+from postroom.broker.gatekeeper import Gatekeeper
+from postroom.clock import SystemClock
+from postroom.wire.listening import Listening
+from postroom.wire.server import WireServer
 
 from .wire_raw import broker_of
 
@@ -31,7 +31,7 @@ class ThreadedBroker:
         self._thread = threading.Thread(target=self._loop.run_forever, name="broker", daemon=True)
         self._thread.start()
         self.server: WireServer | None = None
-        self.mq: penstock.Connection | None = None
+        self.mq: postroom.Connection | None = None
         self.start()
 
     @property
@@ -45,7 +45,7 @@ class ThreadedBroker:
     def start(self) -> None:
         async def begin() -> None:
             if self.mq is None:
-                self.mq = await penstock.connect(self.url)
+                self.mq = await postroom.connect(self.url)
             broker = broker_of(self.mq)
             door = Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=True)
             self.server = WireServer(broker, Listening(port=self.port, advertise=self._advertise), door)

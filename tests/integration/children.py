@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from penstock.store.session import Dialect, Lane
-from penstock.testing.store_contract.harness import batch
+from postroom.store.session import Dialect, Lane
+from postroom.testing.store_contract.harness import batch
 
 __all__ = ["CONTEXT", "POINTS", "Connection", "child", "die_in", "drained", "numbered", "received"]
 
@@ -25,10 +25,10 @@ CONTEXT.set_forkserver_preload(
         "pytest",
         "psycopg",
         "pymysql",
-        "penstock.store",
-        "penstock.testing.store_contract",
-        "penstock.client.connection",
-        "penstock.client.outbox.outbox",
+        "postroom.store",
+        "postroom.testing.store_contract",
+        "postroom.client.connection",
+        "postroom.client.outbox.outbox",
     ]
 )
 

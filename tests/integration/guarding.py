@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock import guards
-from penstock.address import parse
-from penstock.client.message import NO_HEADERS, Received
+from postroom import guards
+from postroom.address import parse
+from postroom.client.message import NO_HEADERS, Received
 
 __all__ = [
     "SCOPE",
@@ -30,7 +30,7 @@ SCOPE = "orders/billing"
 
 @dataclass(frozen=True)
 class Place:
-    """`url` as in `penstock.connect`; of a file or a database on a server."""
+    """`url` as in `postroom.connect`; of a file or a database on a server."""
 
     kind: str
     url: str
@@ -57,7 +57,7 @@ def database_of(request: pytest.FixtureRequest, paths: pytest.TempPathFactory) -
 
 def empty(place: Place) -> None:
     connection = place.connect()
-    for table in ("effects", "penstock_guards_seen", "penstock_guards_entities", "penstock_guards_waiting"):
+    for table in ("effects", "postroom_guards_seen", "postroom_guards_entities", "postroom_guards_waiting"):
         connection.cursor().execute(f"DELETE FROM {table}")
     connection.commit()
     connection.close()

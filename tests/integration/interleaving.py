@@ -22,8 +22,8 @@ from unittest import mock
 
 import pymysql
 
-from penstock.store import SqlStore
-from penstock.store.session import Lane
+from postroom.store import SqlStore
+from postroom.store.session import Lane
 from tests.ready import Ground
 
 __all__ = [
@@ -120,7 +120,7 @@ def stopped_after_lock(store: SqlStore) -> Iterator[Stop]:
 
 def run_all(connection: Any) -> None:
     """On PostgreSQL statements whose answer nobody asked for yet leave with the COMMIT: run them now."""
-    pipeline = getattr(connection, "penstock_pipeline", None)
+    pipeline = getattr(connection, "postroom_pipeline", None)
     if pipeline is not None:
         pipeline[1].sync()
 

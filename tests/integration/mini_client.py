@@ -1,6 +1,6 @@
 """A client in sixty lines, written from docs/PROTOCOL.md alone: a socket, MessagePack, and batches.
 
-Nothing of `penstock.wire` is imported: what works here works in any language.
+Nothing of `postroom.wire` is imported: what works here works in any language.
 """
 
 from __future__ import annotations

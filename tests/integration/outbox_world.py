@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.client.outbox.connecting import opening
+import postroom
+from postroom.client.outbox.connecting import opening
 
 __all__ = ["KINDS", "Database", "database_of", "eventually", "received"]
 
@@ -44,7 +44,7 @@ class Database:
         plain, driver = _DRIVERS.get(self.kind, ("", ""))
         return sqlalchemy.create_engine(self.url.replace(plain, driver, 1), poolclass=sqlalchemy.NullPool)
 
-    def values(self, table: str = "penstock_outbox") -> list[bytes]:
+    def values(self, table: str = "postroom_outbox") -> list[bytes]:
         """Of what was committed."""
         connection = self.connect()
         cursor = connection.cursor()
@@ -70,9 +70,9 @@ async def eventually(look: Callable[[], bool | Awaitable[bool]]) -> None:
             await asyncio.sleep(0.01)
 
 
-async def received(mq: penstock.Connection, topic: str, count: int) -> list[penstock.Received]:
+async def received(mq: postroom.Connection, topic: str, count: int) -> list[postroom.Received]:
     """So many messages; those of one partition in their order."""
-    found: list[penstock.Received] = []
+    found: list[postroom.Received] = []
     async with asyncio.timeout(PATIENCE_S):
         async with mq.consumer(topic, group="all") as consumer:
             while len(found) < count:

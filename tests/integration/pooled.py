@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 
-from penstock.store import SqlStore
-from penstock.store.session import Lane
+from postroom.store import SqlStore
+from postroom.store.session import Lane
 
 __all__ = ["pooled"]
 

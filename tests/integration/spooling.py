@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-import penstock
-from penstock.client.spool.file import SpoolFile
+import postroom
+from postroom.client.spool.file import SpoolFile
 
 __all__ = ["KEYS", "STEPS", "fill", "fill_and_die", "in_order", "serve", "stored"]
 
@@ -28,10 +28,10 @@ STEPS = {
 """Where a process is killed: before or after which call of the file, each of which is one transaction."""
 
 
-async def fill(producer: penstock.Producer, first: int, count: int) -> None:
+async def fill(producer: postroom.Producer, first: int, count: int) -> None:
     """Messages that say their number, and come in one order per key."""
     await producer.send_many(
-        [penstock.Message(b"%d" % n, key=str(n % KEYS)) for n in range(first, first + count)]
+        [postroom.Message(b"%d" % n, key=str(n % KEYS)) for n in range(first, first + count)]
     )
 
 
@@ -56,7 +56,7 @@ def fill_and_die(url: str, spool: Path, step: str, times: int, pipe: Pipe) -> No
 
 
 async def _fill(url: str, spool: Path, pipe: Pipe) -> None:
-    async with penstock.connect(url) as mq, mq.producer("orders", spool=spool) as producer:
+    async with postroom.connect(url) as mq, mq.producer("orders", spool=spool) as producer:
         for first in range(0, 400, 20):
             await fill(producer, first, 20)
             pipe.send(first + 20)
@@ -68,7 +68,7 @@ def serve(url: str, port: int, pipe: Pipe) -> None:
     """A broker, until it is killed."""
 
     async def run() -> None:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             served = await mq.serve("127.0.0.1", port)
             pipe.send(served.url)
             await asyncio.Event().wait()
@@ -76,7 +76,7 @@ def serve(url: str, port: int, pipe: Pipe) -> None:
     asyncio.run(run())
 
 
-async def stored(mq: penstock.Connection, topic: str = "orders") -> list[int]:
+async def stored(mq: postroom.Connection, topic: str = "orders") -> list[int]:
     """The numbers that a topic holds, as an ordered group gets them."""
     wanted = (await mq.topic(topic)).messages
     found: list[int] = []

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.broker.embedded import Broker
-from penstock.broker.endpoint import PollRequest
-from penstock.broker.workers import Workers
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import open_sqlite
-from penstock.store.contract import Granted, Store
-from penstock.store.values import WouldWaitError
+import postroom
+from postroom.broker.embedded import Broker
+from postroom.broker.endpoint import PollRequest
+from postroom.broker.workers import Workers
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import open_sqlite
+from postroom.store.contract import Granted, Store
+from postroom.store.values import WouldWaitError
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ async def test_short_work_is_begun_anew_in_a_thread(store: Store) -> None:
 
 async def test_the_journal_stays_small(tmp_path: Path) -> None:
     """What is done at once leaves checkpoints to the threads, and they come to it."""
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         await mq.create_topic("orders")
         async with mq.consumer("orders", "billing") as consumer:
             for number in range(1500):
@@ -87,7 +87,7 @@ async def test_the_journal_stays_small(tmp_path: Path) -> None:
 
 
 async def test_the_loop_goes_on_while_others_hold_the_file(tmp_path: Path) -> None:
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         await mq.create_topic("orders")
         await mq.create_group("orders", "billing")
         await mq.send("orders", b"1")
@@ -101,7 +101,7 @@ async def test_the_loop_goes_on_while_others_hold_the_file(tmp_path: Path) -> No
 
 async def test_a_repeated_poll_is_answered_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """I6: what its token holds is handed over once more, all of it, though the loop would have to wait."""
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing")
         for slot in (0, 1023):

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection, Message, StoreCorrupt
+import postroom
+from postroom import Connection, Message, StoreCorrupt
 from tests.docs.pages import ROOT, blocks
 from tests.ready import Ground
 from tests.servers import MariaServer
@@ -81,7 +81,7 @@ async def test_a_queue_in_use_is_copied_and_restored(tmp_path: Path, script: Pat
                 if len(acked) > 200:
                     busy.set()
 
-    async with penstock.connect(f"sqlite:///{queue}") as mq:
+    async with postroom.connect(f"sqlite:///{queue}") as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing")
         running = [asyncio.create_task(send(mq)), asyncio.create_task(consume(mq))]
@@ -96,7 +96,7 @@ async def test_a_queue_in_use_is_copied_and_restored(tmp_path: Path, script: Pat
         await asyncio.gather(*running, return_exceptions=True)
 
     restore(tmp_path / "copy", queue)
-    async with penstock.connect(f"sqlite:///{queue}") as mq:
+    async with postroom.connect(f"sqlite:///{queue}") as mq:
         there = {message.value async for message in mq.read("orders")}
         assert before <= there <= {b"%d" % n for n in range(len(confirmed) + 5)}
         again = set(await drained(mq))
@@ -105,7 +105,7 @@ async def test_a_queue_in_use_is_copied_and_restored(tmp_path: Path, script: Pat
 
 @asynccontextmanager
 async def one_partition(queue: Path) -> AsyncIterator[Connection]:
-    async with penstock.connect(f"sqlite:///{queue}") as mq:
+    async with postroom.connect(f"sqlite:///{queue}") as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send_many("orders", [Message(b"%d" % n) for n in range(4)])
         await mq.create_group("orders", "billing")
@@ -129,7 +129,7 @@ async def test_between_the_copies_messages_come_are_settled_and_die(tmp_path: Pa
         assert len(await drained(mq)) == 4
         copy(queue, folder)
     restore(folder, queue)
-    async with penstock.connect(f"sqlite:///{queue}") as mq:
+    async with postroom.connect(f"sqlite:///{queue}") as mq:
         assert sorted(await drained(mq)) == [b"0", b"1", b"2", b"3", b"late"]  # all of it again
         assert [letter.value for letter in await mq.dead_letters("orders", "billing")] == [dead]
 
@@ -143,7 +143,7 @@ async def test_the_wrong_order_is_refused_where_it_can_be_seen(tmp_path: Path) -
         copy(tmp_path / "q.db.progress", folder)
     restore(folder, queue)
     with pytest.raises(StoreCorrupt, match="the log is older than its progress"):
-        async with penstock.connect(f"sqlite:///{queue}"):
+        async with postroom.connect(f"sqlite:///{queue}"):
             pass
 
 
@@ -155,9 +155,9 @@ async def test_the_wrong_order_loses_what_cannot_be_seen(tmp_path: Path) -> None
         dead = await bury(mq)
         copy(tmp_path / "q.db.progress", folder)
     restore(folder, queue)
-    async with penstock.connect(f"sqlite:///{queue}") as mq:
+    async with postroom.connect(f"sqlite:///{queue}") as mq:
         assert dead not in await drained(mq)
-        with pytest.raises(penstock.UnknownTopic):  # nor is there a dead letter
+        with pytest.raises(postroom.UnknownTopic):  # nor is there a dead letter
             _ = [message async for message in mq.read("orders.billing.dead")]
 
 
@@ -167,11 +167,11 @@ async def test_the_wrong_order_loses_what_cannot_be_seen(tmp_path: Path) -> None
 async def test_clients_go_on_with_a_queue_that_went_back(tmp_path: Path, script: Path) -> None:
     """Sequences of producers and ids go back with the log; leases of what is gone are lost."""
     queue, url = tmp_path / "q.db", f"sqlite:///{tmp_path}/q.db"
-    async with penstock.connect(url) as host:
+    async with postroom.connect(url) as host:
         await host.create_topic("orders", partitions=1, dedup_window="1h")
         served = await host.serve("127.0.0.1", 0)
         port = int(served.url.rpartition(":")[2])
-        client = await penstock.connect(served.url)
+        client = await postroom.connect(served.url)
         await client.send("orders", b"kept", id="kept")
         copying = await asyncio.create_subprocess_exec(sys.executable, script, queue, tmp_path / "copy")
         assert await copying.wait() == 0
@@ -183,7 +183,7 @@ async def test_clients_go_on_with_a_queue_that_went_back(tmp_path: Path, script:
             held += await consumer.poll(wait=20)
         await served.close()
     restore(tmp_path / "copy", queue)
-    async with penstock.connect(url) as host:
+    async with postroom.connect(url) as host:
         served = await host.serve("127.0.0.1", port)
         again = await client.send("orders", b"again", id="lost-1", timeout=SECONDS)
         kept = await client.send("orders", b"kept", id="kept", timeout=SECONDS)
@@ -240,7 +240,7 @@ async def test_a_dump_of_a_database_in_use_is_one_moment(ground: Ground, tmp_pat
             if n == 50:
                 busy.set()
 
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing")
         await mq.send_many("orders", [Message(b"settled") for _ in range(3)])
@@ -252,6 +252,6 @@ async def test_a_dump_of_a_database_in_use_is_one_moment(ground: Ground, tmp_pat
             await asyncio.to_thread(dump_and_restore, ground, name, tmp_path / "dump")
             sending.cancel()
             await asyncio.gather(sending, return_exceptions=True)
-            async with penstock.connect(ground.server.url(name)) as copy:
+            async with postroom.connect(ground.server.url(name)) as copy:
                 found = await drained(copy)
     assert set(before) <= set(found) and b"settled" not in found

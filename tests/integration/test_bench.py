@@ -5,23 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import backlog, latency, throughput
-from bench.contenders import PenstockQueue, RowQueue
+from bench.contenders import PostroomQueue, RowQueue
 
 
 async def test_throughput_of_both_contenders() -> None:
     best: dict[tuple[str, str], float] = {}  # of three: other tests run beside this one
     for _ in range(3):
-        run = throughput.run([PenstockQueue, RowQueue], seconds=0.2, sizes=(100,), shapes=((1000, 1),))
+        run = throughput.run([PostroomQueue, RowQueue], seconds=0.2, sizes=(100,), shapes=((1000, 1),))
         async for r in run:
             assert r.messages >= 1000 and r.cpu_s > 0
             best[r.contender, r.what] = max(r.per_s, best.get((r.contender, r.what), 0))
     assert len(best) == 4
     for what in ("publish", "consume + ack"):  # twice as fast on a quiet machine
-        assert best["penstock", what] > 0.5 * best["one row per message", what]
+        assert best["postroom", what] > 0.5 * best["one row per message", what]
 
 
 async def test_latency_is_measured_from_call_to_confirmation(tmp_path: Path) -> None:
-    published = await latency.publish(PenstockQueue(), 0.5)
+    published = await latency.publish(PostroomQueue(), 0.5)
     received = await latency.end_to_end(0.5)
     assert published.samples == received.samples == 500
     assert 0 < published.p50_ms <= published.p99_ms <= published.max_ms

@@ -12,7 +12,7 @@ from rich.console import Console
 from bench.measure import Latency
 from bench.peers.contenders import PEERS
 from bench.peers.peer import NotInstalled, Peer
-from bench.peers.penstock_peers import PenstockEmbedded
+from bench.peers.postroom_peers import PostroomEmbedded
 from bench.peers.redis_streams import RedisStreams
 from bench.peers.run import Result, Speed, run
 from bench.peers.table import latency_table, speed_table
@@ -20,7 +20,7 @@ from bench.peers.table import latency_table, speed_table
 WHATS = ["publish", "consume + ack", "publish beside", "consume + ack beside"]
 
 
-class Missing(PenstockEmbedded):
+class Missing(PostroomEmbedded):
     name = "missing"
 
     @contextmanager
@@ -29,7 +29,7 @@ class Missing(PenstockEmbedded):
         yield
 
 
-class Broken(PenstockEmbedded):
+class Broken(PostroomEmbedded):
     name = "broken"
 
     async def create(self, address: str, queue: str) -> None:
@@ -37,12 +37,12 @@ class Broken(PenstockEmbedded):
 
 
 async def test_every_figure_of_a_contender_is_there_and_trouble_of_others_is_a_reason() -> None:
-    found = await run([Missing, Broken, PenstockEmbedded], seconds=0.3, sizes=(100,))
+    found = await run([Missing, Broken, PostroomEmbedded], seconds=0.3, sizes=(100,))
     missing, broken, ours = found.results
     assert ours.reason == ""
     assert [speed.what for speed in ours.speeds] == WHATS
     published, drained, _, beside = ours.speeds
-    assert published.messages % PenstockEmbedded.batch == 0 and published.seconds >= 0.3
+    assert published.messages % PostroomEmbedded.batch == 0 and published.seconds >= 0.3
     assert 0 < drained.messages < published.messages  # the first that were taken started the clock
     assert beside.messages > 0 and all(speed.cpu_s > 0 for speed in ours.speeds)
     assert ours.latency is not None and ours.latency.samples == 540  # 0.6 s without the first tenth
@@ -61,18 +61,18 @@ async def test_a_peer_that_is_installed_runs_in_the_same_harness() -> None:
     assert found.latency is not None and found.latency.samples == 360
 
 
-def test_ratios_are_of_penstock_to_each_and_a_reason_is_shown() -> None:
+def test_ratios_are_of_postroom_to_each_and_a_reason_is_shown() -> None:
     def result(name: str, rate: int, p99_ms: float) -> Result:
         speed = Speed(100, "publish", rate, 1.0, 0.5)
         return Result(name, "", "", [speed], Latency(name, "publish until received", 1.0, p99_ms, 9.0, 10))
 
     results = [
-        Result("penstock", "", "not available: [yet]"),
-        result("penstock embedded", 9000, 2.0),
+        Result("postroom", "", "not available: [yet]"),
+        result("postroom embedded", 9000, 2.0),
         result("redis", 3000, 5.0),
     ]
     speeds, latencies = _rows(speed_table(results)), _rows(latency_table(results, results[1].latency))  # type: ignore[arg-type]
-    assert any(row[0] == "penstock: not available: [yet]" for row in speeds)
+    assert any(row[0] == "postroom: not available: [yet]" for row in speeds)
     assert any(row[:4] == ["redis", "100", "3,000", "3.0"] for row in speeds)
     assert any(row[0] == "redis" and row[-2:] == ["2.5", "2.5"] for row in latencies)
 

@@ -1,4 +1,4 @@
-"""The row queues Penstock is compared with do what a queue has to: a contender that cheats proves nothing."""
+"""The row queues Postroom is compared with do what a queue has to: a contender that cheats proves nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock demo --fast` tells its story, and its figures are what the queue promises (R1, R14, R20, R23).
+"""`postroom demo --fast` tells its story, and its figures are what the queue promises (R1, R14, R20, R23).
 
 Without Spark; the act with Spark is in tests/integration/spark.
 """
@@ -15,20 +15,20 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.cli.demo import fresh
-from penstock.cli.demo.figures import Figures
-from penstock.cli.demo.ledger import Audit, out_of_order
-from penstock.cli.demo.pipeline import agrees, why_not
-from penstock.cli.root import run
-from penstock.errors import StoreUnavailable
-from penstock.spark.jobs.audit import Audited, Bad
+import postroom
+from postroom.cli.demo import fresh
+from postroom.cli.demo.figures import Figures
+from postroom.cli.demo.ledger import Audit, out_of_order
+from postroom.cli.demo.pipeline import agrees, why_not
+from postroom.cli.root import run
+from postroom.errors import StoreUnavailable
+from postroom.spark.jobs.audit import Audited, Bad
 
 SECONDS = 110
 
 
 def _demo(folder: Path, *words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "penstock", "demo", "--fast", *words]
+    line = [sys.executable, "-m", "postroom", "demo", "--fast", *words]
     env = {**os.environ, **environ}
     return subprocess.run(
         line, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -45,10 +45,10 @@ def test_the_story_and_its_figures(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout and max(len(line) for line in said if " -u " not in line) <= 100
     assert "0 messages lost" in done.stdout and "behind" in done.stdout
     assert "40 keys, 3 changes of the route, in order: yes" in done.stdout
-    assert done.stdout.count("penstock -u sqlite:///penstock-demo/demo.db") == 3
-    how = "were not shown. Spark is not installed here: pip install 'penstock[spark-local]', and run the demo"
+    assert done.stdout.count("postroom -u sqlite:///postroom-demo/demo.db") == 3
+    how = "were not shown. Spark is not installed here: pip install 'postroom[spark-local]', and run the demo"
     assert f"{how} again." in " ".join(done.stdout.split())
-    figures = json.loads((tmp_path / "penstock-demo" / "figures.json").read_text())
+    figures = json.loads((tmp_path / "postroom-demo" / "figures.json").read_text())
     assert figures["pipeline"] is None
     _assert_queue(figures)
     assert asyncio.run(_left(tmp_path)) == (figures["sent"], 0)
@@ -83,7 +83,7 @@ def test_on_a_database_server(
     """Only if it is asked for by option: an address in the environment may be anybody's."""
     monkeypatch.chdir(tmp_path)
     line = ["demo", "--fast", "--queue-only", "--url", postgres_url]
-    assert run(line) == 1 and "run `penstock migrate`" in capfd.readouterr().err
+    assert run(line) == 1 and "run `postroom migrate`" in capfd.readouterr().err
     assert run(["migrate", "--url", postgres_url]) == 0
     capfd.readouterr()
     assert run([*line, "--json"]) == 0
@@ -95,7 +95,7 @@ def test_on_a_database_server(
 
 async def _left(folder: Path) -> tuple[int, int]:
     """The queue is kept: its messages, and how many dead letters are left."""
-    async with penstock.connect(f"sqlite:///{folder / 'penstock-demo' / 'demo.db'}") as mq:
+    async with postroom.connect(f"sqlite:///{folder / 'postroom-demo' / 'demo.db'}") as mq:
         topic = await mq.topic("orders")
         return topic.messages, len(await mq.dead_letters("payments", "charge"))
 
@@ -114,10 +114,10 @@ def test_only_its_own_folder_is_emptied(tmp_path: Path) -> None:
 def test_without_java_it_says_how_to_see_the_pipeline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("penstock.spark.java._bundled", lambda: None)
+    monkeypatch.setattr("postroom.spark.java._bundled", lambda: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "pip install 'penstock[spark-local]'" in str(why_not())
+    assert "pip install 'postroom[spark-local]'" in str(why_not())
 
 
 @pytest.mark.parametrize(

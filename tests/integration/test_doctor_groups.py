@@ -1,21 +1,21 @@
-"""What `penstock doctor` says of groups: those that hold messages for nobody, and those nobody uses (R44)."""
+"""What `postroom doctor` says of groups: those that hold messages for nobody, and those nobody uses (R44)."""
 
 from __future__ import annotations
 
-import penstock
-from penstock.cli.checks.groups import check_groups
-from penstock.clock import ManualClock
+import postroom
+from postroom.cli.checks.groups import check_groups
+from postroom.clock import ManualClock
 
 DAY_S = 24 * 3600
 
 
-async def _found(mq: penstock.Connection) -> dict[str, str]:
+async def _found(mq: postroom.Connection) -> dict[str, str]:
     return {finding.check: finding.message for finding in await check_groups(mq)}
 
 
 async def test_a_group_that_was_not_used_for_a_day() -> None:
     clock = ManualClock()
-    async with penstock.connect("memory://", clock=clock) as mq:
+    async with postroom.connect("memory://", clock=clock) as mq:
         await mq.create_topic("orders")
         await mq.create_group("orders", "billing")
         assert (await _found(mq)).keys() == {"members"}
@@ -28,7 +28,7 @@ async def test_a_group_that_was_not_used_for_a_day() -> None:
 
 
 async def test_a_group_that_holds_messages() -> None:
-    async with penstock.connect("memory://") as mq:
+    async with postroom.connect("memory://") as mq:
         await mq.create_topic("orders")
         await mq.create_topic("clicks", keep="limits")
         for topic in ("orders", "clicks"):
@@ -40,11 +40,11 @@ async def test_a_group_that_holds_messages() -> None:
 
 async def test_of_a_broadcast_group_the_members_count() -> None:
     """R11: the group itself has no progress."""
-    async with penstock.connect("memory://") as mq:
+    async with postroom.connect("memory://") as mq:
         await mq.create_topic("prices")
         async with mq.consumer("prices", group="cache", mode="broadcast", member="ann"):
             pass
         await mq.send("prices", b"new")
         found = await check_groups(mq)
         assert [f.message.split()[1] for f in found if f.check == "idle group"] == ["cache@ann"]
-        assert "penstock group delete prices cache@ann" in found[-1].advice
+        assert "postroom group delete prices cache@ann" in found[-1].advice

@@ -1,4 +1,4 @@
-"""`penstock doctor` on MariaDB: a server that is well, and each thing that can be wrong, made so on purpose.
+"""`postroom doctor` on MariaDB: a server that is well, and each thing that can be wrong, made so on purpose.
 
 Cites R6 (what "confirmed" survives), I1 (isolation), I8 (flushing), I15 (locks end).
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.checks import mysql
+from postroom.cli.checks import mysql
 from tests.contract.cli_runner import Cli
 from tests.servers import MariaServer
 
@@ -37,7 +37,7 @@ class Doctor:
 
     @property
     def as_admin(self) -> str:
-        return self.cli.url.replace("//penstock:", f"//{self.server.admin}:")
+        return self.cli.url.replace("//postroom:", f"//{self.server.admin}:")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_what_may_not_be_looked_at_is_said(doctor: Doctor) -> None:
 
 def test_no_tables(mariadb_server: MariaServer, mysql_url: str, tmp_path: Path) -> None:
     found = Doctor(mariadb_server, mysql_url, tmp_path).finds()
-    assert found["schema"]["state"] == "fail" and "penstock migrate" in found["schema"]["advice"]
+    assert found["schema"]["state"] == "fail" and "postroom migrate" in found["schema"]["advice"]
     assert found["commit"]["state"] == "skip" and "members" not in found
 
 
@@ -75,10 +75,10 @@ def test_an_old_transaction(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(mysql, "OLD_TRANSACTION_MS", 500)
     with closing(doctor.server.connect(doctor.database)) as idle, idle.cursor() as cursor:
         cursor.execute("START TRANSACTION")
-        cursor.execute("UPDATE penstock_settings SET value = value")
+        cursor.execute("UPDATE postroom_settings SET value = value")
         _until(lambda: doctor.finds("--url", doctor.as_admin)["transactions"]["state"] == "warn")
         found = doctor.finds("--url", doctor.as_admin)["transactions"]
-        assert "of penstock has had one open for" in found["message"] and "KILL" in found["advice"]
+        assert "of postroom has had one open for" in found["message"] and "KILL" in found["advice"]
         idle.rollback()
     _until(lambda: doctor.finds("--url", doctor.as_admin)["transactions"]["state"] == "ok")
 

@@ -1,4 +1,4 @@
-"""`penstock doctor` on PostgreSQL: a server that is well, and what can be wrong with one, made so on purpose.
+"""`postroom doctor` on PostgreSQL: a server that is well, and what can be wrong with one, made so on purpose.
 
 Cites R6 (what "confirmed" survives), I1 (isolation), I8 (flushing), I19 (old snapshots).
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.checks import postgres, server
+from postroom.cli.checks import postgres, server
 from tests.contract.cli_runner import Cli
 from tests.servers import PostgresServer
 
@@ -48,7 +48,7 @@ def doctor(postgres_server: PostgresServer, postgres_url: str, tmp_path: Path) -
     found = Doctor(postgres_server, postgres_url, tmp_path)
     found.cli.ok("migrate")
     yield found
-    taken_back = ("ALTER ROLE penstock RESET ALL", "ALTER ROLE penstock CONNECTION LIMIT -1")
+    taken_back = ("ALTER ROLE postroom RESET ALL", "ALTER ROLE postroom CONNECTION LIMIT -1")
     found.admin(*taken_back, database="postgres")
 
 
@@ -77,7 +77,7 @@ def test_a_server_that_is_well(doctor: Doctor) -> None:
 
 def test_the_queue_is_as_it_was(doctor: Doctor) -> None:
     """What the doctor writes to measure a commit is taken back."""
-    rows = "SELECT COUNT(*) FROM penstock_duties"
+    rows = "SELECT COUNT(*) FROM postroom_duties"
     doctor.finds()
     with doctor.server.connect(doctor.database) as connection:
         assert connection.execute(rows).fetchone() == (0,)
@@ -85,29 +85,29 @@ def test_the_queue_is_as_it_was(doctor: Doctor) -> None:
 
 def test_no_tables(postgres_server: PostgresServer, postgres_url: str, tmp_path: Path) -> None:
     found = Doctor(postgres_server, postgres_url, tmp_path).finds()
-    assert found["schema"]["state"] == "fail" and "penstock migrate" in found["schema"]["advice"]
+    assert found["schema"]["state"] == "fail" and "postroom migrate" in found["schema"]["advice"]
     assert found["commit"]["state"] == "skip" and "members" not in found
 
 
 def test_a_newer_schema(doctor: Doctor) -> None:
-    doctor.admin("INSERT INTO penstock_schema (version, applied_at) VALUES (999, 0)")
+    doctor.admin("INSERT INTO postroom_schema (version, applied_at) VALUES (999, 0)")
     found = doctor.finds()
     assert found["schema"]["state"] == "fail" and "pip install -U" in found["schema"]["advice"]
 
 
 def test_a_role_that_does_not_wait_for_the_disk(doctor: Doctor) -> None:
     """I8: messages are flushed all the same; the role's own default is worth a look."""
-    doctor.admin("ALTER ROLE penstock SET synchronous_commit = off")
+    doctor.admin("ALTER ROLE postroom SET synchronous_commit = off")
     found = doctor.finds()["synchronous_commit"]
     assert found["state"] == "warn" and found["message"].startswith("on for messages")
 
 
 def test_a_role_with_another_isolation(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    """I1: Penstock sets it, whatever the default is; and the check would see it if it did not."""
-    doctor.admin("ALTER ROLE penstock SET default_transaction_isolation = 'repeatable read'")
+    """I1: Postroom sets it, whatever the default is; and the check would see it if it did not."""
+    doctor.admin("ALTER ROLE postroom SET default_transaction_isolation = 'repeatable read'")
     found = doctor.finds()["isolation"]
     assert found["state"] == "ok" and "the default here is repeatable read" in found["message"]
-    monkeypatch.setattr("penstock.store.postgres._BEGIN", "BEGIN")
+    monkeypatch.setattr("postroom.store.postgres._BEGIN", "BEGIN")
     found = doctor.finds()["isolation"]
     assert found["state"] == "fail" and found["message"].startswith("repeatable read")
 
@@ -128,9 +128,9 @@ def test_missing_rights(doctor: Doctor) -> None:
         doctor.admin("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO guest")
         found = guest.finds()["rights"]
         assert found["state"] == "warn" and "belong to another role" in found["message"]
-        doctor.admin("GRANT penstock TO guest")
+        doctor.admin("GRANT postroom TO guest")
         assert guest.finds()["rights"]["state"] == "ok"
-        doctor.admin("REVOKE penstock FROM guest", "REVOKE CREATE ON SCHEMA public FROM guest, public")
+        doctor.admin("REVOKE postroom FROM guest", "REVOKE CREATE ON SCHEMA public FROM guest, public")
         found = guest.finds()["rights"]
         assert found["state"] == "fail" and "GRANT USAGE, CREATE ON SCHEMA public TO guest" in found["advice"]
     finally:
@@ -142,7 +142,7 @@ def _as(url: str, user: str) -> str:
 
 
 def test_few_connections(doctor: Doctor) -> None:
-    doctor.admin("ALTER ROLE penstock CONNECTION LIMIT 20")
+    doctor.admin("ALTER ROLE postroom CONNECTION LIMIT 20")
     found = doctor.finds()["connections"]
     assert found["state"] == "warn" and "of 20 in use" in found["message"] and "max_conn" in found["advice"]
 
@@ -151,11 +151,11 @@ def test_an_old_transaction(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> 
     """I19: one that is idle keeps dead rows alive."""
     monkeypatch.setattr(postgres, "OLD_TRANSACTION_MS", 200)
     with doctor.server.connect(doctor.database) as idle:
-        idle.execute("SELECT COUNT(*) FROM penstock_topics")
+        idle.execute("SELECT COUNT(*) FROM postroom_topics")
         _until(lambda: doctor.finds()["transactions"]["state"] == "warn")
         found = doctor.finds()["transactions"]
         assert (
-            "of penstock has had one open for" in found["message"]
+            "of postroom has had one open for" in found["message"]
             and "idle in transaction" in found["message"]
         )
         idle.rollback()
@@ -170,12 +170,12 @@ def test_sessions_that_cannot_be_seen_are_counted(doctor: Doctor) -> None:
 def test_dead_rows(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(postgres, "_MANY_DEAD", 10)
     doctor.admin(
-        "ALTER TABLE penstock_settings SET (autovacuum_enabled = off)",
-        "INSERT INTO penstock_settings (name, value) SELECT 'x' || n, '' FROM generate_series(1, 50) n",
-        "DELETE FROM penstock_settings WHERE name LIKE 'x%'",
+        "ALTER TABLE postroom_settings SET (autovacuum_enabled = off)",
+        "INSERT INTO postroom_settings (name, value) SELECT 'x' || n, '' FROM generate_series(1, 50) n",
+        "DELETE FROM postroom_settings WHERE name LIKE 'x%'",
     )
     _until(lambda: doctor.finds()["autovacuum"]["state"] == "warn")
-    assert "penstock_settings has 50 dead rows" in doctor.finds()["autovacuum"]["message"]
+    assert "postroom_settings has 50 dead rows" in doctor.finds()["autovacuum"]["message"]
 
 
 def test_clocks_that_differ(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_groups_that_nobody_uses(doctor: Doctor) -> None:
     doctor.cli.ok("send", "orders", "hello")
     found = doctor.finds()["idle group"]
     assert found["state"] == "warn" and "keeps them from being dropped" in found["message"]
-    assert "penstock group delete orders billing" in found["advice"]
+    assert "postroom group delete orders billing" in found["advice"]
 
 
 # --- a pooler ----------------------------------------------------------------------------------------

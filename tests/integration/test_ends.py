@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import StoreCorrupt
+import postroom
+from postroom import StoreCorrupt
 from tests.ready import Ground
 
 LOST = (
-    "UPDATE penstock_partitions SET next_offset = 5",
-    "DELETE FROM penstock_log_{id} WHERE base_offset >= 5",
+    "UPDATE postroom_partitions SET next_offset = 5",
+    "DELETE FROM postroom_log_{id} WHERE base_offset >= 5",
 )
 
 
 async def _notices(url: str, lose: object) -> None:
-    async with penstock.connect(url, migrate=True) as mq, penstock.connect(url) as reader:
+    async with postroom.connect(url, migrate=True) as mq, postroom.connect(url) as reader:
         await mq.create_topic("orders", partitions=1)
         for number in range(10):
             await mq.send("orders", b"%d" % number)
@@ -34,7 +34,7 @@ async def _notices(url: str, lose: object) -> None:
             await consumer.ack(held)
             with pytest.raises(StoreCorrupt, match="older than it was"):
                 await consumer.poll(wait=20)
-    async with penstock.connect(url) as mq:  # somebody has decided
+    async with postroom.connect(url) as mq:  # somebody has decided
         assert (await mq.send("orders", b"more")).offset == 5
 
 
@@ -54,13 +54,13 @@ async def test_a_failover_that_lost_commits(ground: Ground) -> None:
 @pytest.mark.parametrize("left", [0, 3])
 async def test_of_a_volatile_topic_a_crash_may_forget_the_last_offsets(ground: Ground, left: int) -> None:
     """Nothing stops for that (R3), and none is given twice: whoever saw the last ones knows."""
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("ticks", partitions=1, storage="volatile")
         before = [await mq.send("ticks", b"old") for _ in range(5)]
         place = (await mq.route("ticks")).ranges[0].partition_id
         assert (await mq.topic("ticks")).messages == 5
-        ground.rows(f"UPDATE penstock_partitions SET next_offset = {left}")
-        ground.rows(f"DELETE FROM penstock_log_{place}")
+        ground.rows(f"UPDATE postroom_partitions SET next_offset = {left}")
+        ground.rows(f"DELETE FROM postroom_log_{place}")
         await mq.topic("ticks")
         async with mq.consumer("ticks", "charts", start="earliest") as consumer:
             await consumer.poll(wait=0)

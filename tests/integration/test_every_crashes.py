@@ -9,15 +9,15 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import penstock
+import postroom
 from tests.integration.children import child
 
 SECONDS = 60  # a child that has not died by then never does
 STEPS = ["before the mark", "after the mark", "before a run", "after a run", "in the handler"]
 
 
-def make(url: str, step: str | None, handled: list[int] | None = None) -> penstock.App:
-    app = penstock.App(url)
+def make(url: str, step: str | None, handled: list[int] | None = None) -> postroom.App:
+    app = postroom.App(url)
 
     @app.every("1s", missed="all", name="beat", max_attempts=50)
     async def beat() -> None:
@@ -31,9 +31,9 @@ def make(url: str, step: str | None, handled: list[int] | None = None) -> pensto
 
 def die_at(url: str, step: str, pipe: Any) -> None:
     """A worker that ends, as if killed, at that step."""
-    send = penstock.Connection.send
+    send = postroom.Connection.send
 
-    async def dying(self: penstock.Connection, *args: Any, **options: Any) -> Any:
+    async def dying(self: postroom.Connection, *args: Any, **options: Any) -> Any:
         what = "the mark" if "expires" in options else "a run"
         if step == f"before {what}":
             os._exit(9)
@@ -42,13 +42,13 @@ def die_at(url: str, step: str, pipe: Any) -> None:
             os._exit(9)
         return receipt
 
-    penstock.Connection.send = dying  # type: ignore[method-assign]
+    postroom.Connection.send = dying  # type: ignore[method-assign]
     make(url, step).run()
 
 
 async def moments(url: str) -> list[datetime]:
     """The ticks that are in the topic, in order."""
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         return [datetime.fromisoformat(m.value.decode()) async for m in mq.read("every.beat")]
 
 
@@ -72,5 +72,5 @@ async def test_a_worker_that_dies_at_any_step(tmp_path: Path) -> None:
     ticks = await moments(url)
     assert len(ticks) >= 3
     assert ticks == [ticks[0] + timedelta(seconds=n) for n in range(len(ticks))]
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         assert await mq.dead_letters("every.beat", "every") == []

@@ -20,17 +20,17 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.embedded import Broker
+from postroom.broker.embedded import Broker
 from tests.integration.children import child, received
 
 PATIENCE_S = 100
 START, CENTS = 10_000, 100
 BY_STATEMENT = {
     "debited": "cents = cents -",
-    "written": "INSERT INTO penstock_outbox ",
-    "stamped": "UPDATE penstock_outbox_relay SET stamped",
-    "deleted": "DELETE FROM penstock_outbox ",
-    "seen": "INTO penstock_guards_seen",
+    "written": "INSERT INTO postroom_outbox ",
+    "stamped": "UPDATE postroom_outbox_relay SET stamped",
+    "deleted": "DELETE FROM postroom_outbox ",
+    "seen": "INTO postroom_guards_seen",
     "booked": "cents = cents +",
 }
 STEPS = [
@@ -44,7 +44,7 @@ def lives(directory: str, bank: str, other: str, pipe: Any) -> None:
     os.environ |= {
         "BANK_DB": bank,
         "OTHER_BANK_DB": other,
-        "PENSTOCK_URL": f"sqlite:///{directory}/queue.db",
+        "POSTROOM_URL": f"sqlite:///{directory}/queue.db",
         "LEASE": "500ms",
     }
     example = importlib.import_module("examples.bank_transfer.bank")
@@ -75,7 +75,7 @@ def _books(example: Any) -> tuple[int, int, int, int]:
     """What alice and bob have, and how many transfers their banks know of."""
     with example.PAYS.connect() as bank, example.IS_PAID.connect() as other:
         paid = bank.exec_driver_sql("SELECT COUNT(*) FROM transfers").scalar_one()
-        seen = other.exec_driver_sql("SELECT COUNT(*) FROM penstock_guards_seen").scalar_one()
+        seen = other.exec_driver_sql("SELECT COUNT(*) FROM postroom_guards_seen").scalar_one()
     alice, bob = example.balance(example.PAYS, "alice"), example.balance(example.IS_PAID, "bob")
     for engine in (example.PAYS, example.IS_PAID):
         engine.dispose()

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-import penstock.sync
+import postroom.sync
 from tests.servers.places import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def until(found: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def places(tmp_path: Path) -> dict[str, str]:
-    return {"PENSTOCK_URL": f"sqlite:///{tmp_path}/queue.db", "SHOP_DB": f"{tmp_path}/shop.db"}
+    return {"POSTROOM_URL": f"sqlite:///{tmp_path}/queue.db", "SHOP_DB": f"{tmp_path}/shop.db"}
 
 
 def test_a_flash_sale_sells_what_is_there_and_no_more(places: dict[str, str]) -> None:
@@ -61,7 +61,7 @@ def test_a_flash_sale_sells_what_is_there_and_no_more(places: dict[str, str]) ->
 
         nobody = buy(0)  # the shop is not open yet
         assert nobody.status_code == 504 and nobody.json()["detail"]["next"] == "/purchases/r0"
-        with program("penstock", "worker", "examples.flash_sale.stock:app", **places):
+        with program("postroom", "worker", "examples.flash_sale.stock:app", **places):
             until(lambda: buy(0).status_code == 200)
             with ThreadPoolExecutor(8) as buyers:
                 answers = list(buyers.map(buy, range(40)))
@@ -84,12 +84,12 @@ def test_events_of_an_order_are_taken_when_they_fit(places: dict[str, str]) -> N
         [sys.executable, "-c", "from examples.order_status.orders import prepare; prepare()"],
         cwd=ROOT, env={**os.environ, **places}, check=True,
     )  # fmt: skip
-    with penstock.sync.connect(places["PENSTOCK_URL"]) as mq:
+    with postroom.sync.connect(places["POSTROOM_URL"]) as mq:
         mq.create_topic("order-events")
         for event in ("shipped", "paid", "created", "delivered"):
             mq.send("order-events", b"{}", key="42", headers={"event": event}, id=f"42-{event}")
         with (
-            program("penstock", "worker", "examples.order_status.orders:app", **places),
+            program("postroom", "worker", "examples.order_status.orders:app", **places),
             closing(sqlite3.connect(places["SHOP_DB"])) as shop,
         ):
             until(lambda: shop.execute("SELECT status FROM orders").fetchall() == [("delivered",)])

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-import penstock.sync
+import postroom.sync
 from tests.servers.places import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -77,7 +77,7 @@ def until(found: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def programs(tmp_path: Path) -> Iterator[Programs]:
-    places = {"PENSTOCK_URL": f"sqlite:///{tmp_path}/queue.db", "VIDEOS": str(tmp_path / "videos")}
+    places = {"POSTROOM_URL": f"sqlite:///{tmp_path}/queue.db", "VIDEOS": str(tmp_path / "videos")}
     places |= {"PRODUCTS_DB": str(tmp_path / "products.db"), "SHOP_DB": str(tmp_path / "shop.db")}
     places |= {"SECONDS_EACH": "0.2", "GATEWAY_RATE": "10", "PER_SECOND": "100"}
     with Programs(places) as programs:
@@ -94,11 +94,11 @@ def test_a_video_is_accepted_at_once_and_ready_later(programs: Programs) -> None
     assert web.post("/videos", content=content, headers={"Idempotency-Key": "cat"}).status_code == 202
     other = web.post("/videos", content=b"a shopping list").json()["status"]
     assert web.get("/videos/dog").status_code == web.get("/videos/..%2Fcat").status_code == 404
-    programs.start("penstock", "worker", "examples.video_upload.worker:app")
+    programs.start("postroom", "worker", "examples.video_upload.worker:app")
     until(lambda: web.get("/videos/cat").json()["state"] == "ready")
     assert web.get("/videos/cat").json()["checksum"] == hashlib.sha256(content).hexdigest()
     until(lambda: web.get(other).json()["state"] == "failed")
-    with penstock.sync.connect(programs.environment["PENSTOCK_URL"]) as mq:
+    with postroom.sync.connect(programs.environment["POSTROOM_URL"]) as mq:
         assert mq.topic("videos").messages == 2  # the cat was stored once
         until(
             lambda: [dead.reason for dead in mq.dead_letters("videos", "transcoding")] == ["this is no video"]
@@ -112,7 +112,7 @@ def test_every_shop_of_the_product_centre_forgets_what_changed(programs: Program
         programs.web("uvicorn", "examples.product_centre.shop:web", "--log-level", "warning")
         for _ in range(2)
     ]
-    programs.start("penstock", "worker", "examples.product_centre.centre:app")
+    programs.start("postroom", "worker", "examples.product_centre.centre:app")
     programs.all_answer()
     for price in (30, 20, 9):
         new = {"title": f"Tea for {price}", "price": price}
@@ -133,13 +133,13 @@ def test_all_sms_come_through_a_gateway_that_refuses_some(programs: Programs) ->
     gateway = programs.web("examples.sms_gateway.gateway", port="", path="/")
     programs.environment["GATEWAY"] = str(gateway.base_url)
     programs.run("examples.sms_gateway.sms", "prepare")
-    programs.start("penstock", "worker", "examples.sms_gateway.sms:app")
+    programs.start("postroom", "worker", "examples.sms_gateway.sms:app")
     numbers = [f"+49{n:03}" for n in range(25)]
     programs.run("examples.sms_gateway.sms", "send", *numbers, "not-a-number", "Hello")
     programs.all_answer()
     until(lambda: gateway.get("/").json()["sent"] == numbers)
     assert gateway.get("/").json()["refused"] > 0
-    with penstock.sync.connect(programs.environment["PENSTOCK_URL"]) as mq:
+    with postroom.sync.connect(programs.environment["POSTROOM_URL"]) as mq:
         until(lambda: mq.lag("sms", "gateway").total.messages == 0)
         assert [dead.reason for dead in mq.dead_letters("sms", "gateway")] == ["'not-a-number' is no number"]
         assert [rate.messages_per_s for rate in mq.rates()] == [100]
@@ -148,7 +148,7 @@ def test_all_sms_come_through_a_gateway_that_refuses_some(programs: Programs) ->
 def test_the_shop_on_flask_sends_from_a_request_and_bills_in_the_worker(programs: Programs) -> None:
     programs.run("flask", "--app", "examples.flask_app.shop", "prepare")
     web = programs.web("flask", "--app", "examples.flask_app.shop", "run", path="/")
-    programs.start("penstock", "worker", "examples.flask_app.shop:messages")
+    programs.start("postroom", "worker", "examples.flask_app.shop:messages")
     programs.all_answer()
     assert web.post("/orders/7", data={"total": 990}).json() == {"number": "7", "bill": "/orders/7/bill"}
     until(lambda: web.get("/orders/7/bill").status_code == 200)

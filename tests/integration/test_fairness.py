@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from penstock.address import Address
-from penstock.broker.embedded import Broker, open_endpoint
-from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
-from penstock.broker.workers import Workers
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.errors import ClosedError, PenstockError, StoreBusy
-from penstock.model.batch import BatchBuilder, read_header
-from penstock.model.settings import GroupWish, TopicSettings
-from penstock.store.contract import Append, Appended
-from penstock.store.values import WouldWaitError
+from postroom.address import Address
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.broker.workers import Workers
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.errors import ClosedError, PostroomError, StoreBusy
+from postroom.model.batch import BatchBuilder, read_header
+from postroom.model.settings import GroupWish, TopicSettings
+from postroom.store.contract import Append, Appended
+from postroom.store.values import WouldWaitError
 
 LIMITS = replace(DEFAULTS, commit_batches=16, writer_line_bytes=100_000)
 PATIENCE_S = 20.0
@@ -42,7 +42,7 @@ class Gated:
         self._append = broker.store.log.append
         monkeypatch.setattr(broker.store.log, "append", self._commit)
 
-    def _commit(self, appends: Sequence[Append]) -> list[Appended | PenstockError]:
+    def _commit(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
         self.commits.append([read_header(one.batch).producer_id for one in appends])
         self.begun.release()
         assert self._go.acquire(timeout=PATIENCE_S)

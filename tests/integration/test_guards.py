@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import Dead, DecodeError, InvalidSetting, RetryLater, SchemaMismatch, UsageError, guards
-from penstock.clock import ManualClock
+import postroom
+from postroom import Dead, DecodeError, InvalidSetting, RetryLater, SchemaMismatch, UsageError, guards
+from postroom.clock import ManualClock
 from tests.integration.guarding import SCOPE, Place, database_of, delivered, effects, empty, note, prepare
 
 WAIT_S = 60
@@ -50,7 +50,7 @@ def file(tmp_path: Path) -> Any:
     opened.close()
 
 
-def once(connection: Any, message: penstock.Received, **more: Any) -> bool:
+def once(connection: Any, message: postroom.Received, **more: Any) -> bool:
     with guards.once(connection, message, scope=SCOPE, **more) as fresh:
         if fresh:
             note(connection, message.offset)
@@ -86,7 +86,7 @@ def test_a_message_is_known_by_its_id_wherever_it_is_stored(file: Any) -> None:
 def test_a_queue_that_is_made_anew_has_other_messages(file: Any) -> None:
     first = delivered(1)
     again = delivered(1)
-    later = penstock.Received(b"", b"42", first.headers, "", None, None, 1, 1, None, first._delivery, 1)
+    later = postroom.Received(b"", b"42", first.headers, "", None, None, 1, 1, None, first._delivery, 1)
     assert once(file, first)
     assert not once(file, again)
     assert once(file, later)
@@ -185,7 +185,7 @@ def test_versions_are_counted_for_each_entity(file: Any) -> None:
     ],
 )
 def test_what_cannot_be_read_is_for_the_dead_letters(
-    file: Any, message: penstock.Received, says: str
+    file: Any, message: postroom.Received, says: str
 ) -> None:
     with pytest.raises(DecodeError, match=says), guards.newest(file, message, scope=SCOPE):
         raise AssertionError("the handler ran")
@@ -270,7 +270,7 @@ def test_a_failure_of_what_was_released_undoes_all_of_it(place: Place, connectio
 def test_a_transaction_that_began_before_knows_what_was_kept_since(place: Place, connection: Any) -> None:
     """At MySQL's default isolation plain reads are of the moment when it began (I1)."""
     cursor = connection.cursor()
-    cursor.execute("SELECT COUNT(*) FROM penstock_guards_waiting")
+    cursor.execute("SELECT COUNT(*) FROM postroom_guards_waiting")
     cursor.fetchall()
     other = place.connect()
     for version in (2, 3):
@@ -375,7 +375,7 @@ def test_many_deliveries_at_once_do_not_lock_each_other_out(place: Place, name: 
         for key in range(6)
     ]
 
-    def deliver(mine: list[penstock.Received]) -> None:
+    def deliver(mine: list[postroom.Received]) -> None:
         connection = place.connect()
         waiting = list(mine)
         try:
@@ -428,10 +428,10 @@ def test_without_a_transaction_nothing_is_handled(place: Place, connection: Any)
 
 def test_missing_tables_are_named_with_their_cure(place: Place, connection: Any) -> None:
     for name in (
-        "penstock_guards",
-        "penstock_guards_seen",
-        "penstock_guards_entities",
-        "penstock_guards_waiting",
+        "postroom_guards",
+        "postroom_guards_seen",
+        "postroom_guards_entities",
+        "postroom_guards_waiting",
     ):
         connection.cursor().execute(f"DROP TABLE {name}")
     connection.commit()
@@ -446,11 +446,11 @@ def test_missing_tables_are_named_with_their_cure(place: Place, connection: Any)
 
 
 def test_old_and_newer_tables_are_told_apart(file: Any) -> None:
-    file.execute("ALTER TABLE penstock_guards_entities DROP COLUMN waiting")
+    file.execute("ALTER TABLE postroom_guards_entities DROP COLUMN waiting")
     with pytest.raises(SchemaMismatch, match="are missing in this database, or old"):
         in_sequence(file, 1)
     file.rollback()
-    file.execute("UPDATE penstock_guards SET version = 2")
+    file.execute("UPDATE postroom_guards SET version = 2")
     with pytest.raises(SchemaMismatch, match="upgrade this program"):
         guards.create_tables(file)
 
@@ -478,13 +478,13 @@ def test_wrong_settings_are_refused(file: Any, wrong: Callable[[Any], Any]) -> N
 
 async def test_other_kinds_of_connections_are_refused() -> None:
     stranger = type("AsyncConnection", (), {"__module__": "psycopg"})()  # only SQLAlchemy's have a sync side
-    with pytest.raises(InvalidSetting, match="not a connection that Penstock knows"):
+    with pytest.raises(InvalidSetting, match="not a connection that Postroom knows"):
         await guards.once(stranger, delivered(1), scope=SCOPE).__aenter__()
 
 
 def test_alembic_does_not_see_the_tables(file: Any) -> None:
     names = [row[0] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
-    seen = [name for name in names if penstock.Outbox().include_name(name, "table", {})]
+    seen = [name for name in names if postroom.Outbox().include_name(name, "table", {})]
     assert (len(names), seen) == (5, ["effects"])
 
 

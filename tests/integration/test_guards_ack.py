@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import LeaseLost, UsageError
-from penstock.client.consuming.hands import ACKED
-from penstock.client.consuming.settling import delivery_of
+import postroom
+from postroom import LeaseLost, UsageError
+from postroom.client.consuming.hands import ACKED
+from postroom.client.consuming.settling import delivery_of
 from tests.integration.children import child, received
 from tests.integration.guarding import Place, effects, note
 
@@ -45,7 +45,7 @@ async def consuming(
     place: Place, mode: Any = "shared", count: int = 1, window: int = 100
 ) -> AsyncIterator[Any]:
     """A queue with that many messages, and a consumer of it."""
-    async with penstock.connect(place.url) as mq:
+    async with postroom.connect(place.url) as mq:
         await mq.create_topic("orders", partitions=1)
         for number in range(count):
             await mq.send("orders", b"%d" % number, key="42")
@@ -53,7 +53,7 @@ async def consuming(
             yield mq, consumer
 
 
-async def unsettled(mq: penstock.Connection) -> int:
+async def unsettled(mq: postroom.Connection) -> int:
     return (await mq.lag("orders", "billing")).total.messages
 
 
@@ -122,7 +122,7 @@ async def test_whoever_lost_the_lease_is_told_to_roll_back(place: Place, connect
         message = await anext(consumer)
         note(connection, 1)
         other = place.connect()
-        other.cursor().execute("UPDATE penstock_deliveries SET token = token + 1, holder = 'other'")
+        other.cursor().execute("UPDATE postroom_deliveries SET token = token + 1, holder = 'other'")
         other.commit()
         other.close()
         with pytest.raises(LeaseLost, match="roll this transaction back"):
@@ -144,8 +144,8 @@ async def test_a_group_that_was_reset_meanwhile_is_a_lost_lease(place: Place, co
 async def test_a_transaction_that_began_before_sees_what_is_held_now(place: Place, connection: Any) -> None:
     """At MySQL's default isolation its plain reads are of the moment when it began (I1)."""
     cursor = connection.cursor()
-    cursor.execute("SELECT COUNT(*) FROM penstock_deliveries")
-    cursor.execute("SELECT COUNT(*) FROM penstock_progress")
+    cursor.execute("SELECT COUNT(*) FROM postroom_deliveries")
+    cursor.execute("SELECT COUNT(*) FROM postroom_progress")
     async with consuming(place, count=3) as (mq, consumer):
         messages = [await anext(consumer) for _ in range(3)]
         await messages[0].ack()
@@ -171,13 +171,13 @@ async def test_polls_of_others_wait_for_the_commit_and_go_on(place: Place, conne
 
 async def test_an_app_needs_nothing_else(place: Place) -> None:
     """A plain function in a thread; the app acks when it returns, retries when it raises."""
-    app = penstock.App(place.url)
+    app = postroom.App(place.url)
     seen: list[int] = []
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
 
-    @app.subscribe("orders", group="billing", retry=penstock.Backoff(0.01, 1, 1))
-    def handle(body: bytes, message: penstock.sync.Received) -> None:
+    @app.subscribe("orders", group="billing", retry=postroom.Backoff(0.01, 1, 1))
+    def handle(body: bytes, message: postroom.sync.Received) -> None:
         connection = place.connect()
         try:
             note(connection, int(body))
@@ -190,7 +190,7 @@ async def test_an_app_needs_nothing_else(place: Place) -> None:
         finally:
             connection.close()
 
-    async with penstock.connect(place.url) as mq:
+    async with postroom.connect(place.url) as mq:
         await mq.create_topic("orders")
         await mq.send("orders", b"7")
         async with app.lifespan():
@@ -238,7 +238,7 @@ async def test_a_shard_that_is_in_the_users_database(tmp_path: Path, postgres_ur
     """What is on that shard joins; what is on another does not."""
     place, joined = Place("postgres", postgres_url), []
     url = f"sqlite:///{tmp_path}/queue.db"
-    async with penstock.connect(url, shards={"b": postgres_url}, migrate=True) as mq:
+    async with postroom.connect(url, shards={"b": postgres_url}, migrate=True) as mq:
         await mq.create_topic("orders", partitions=2)
         for slot in (0, 1023):
             await mq.send("orders", b"x", slot=slot)
@@ -262,15 +262,15 @@ async def test_a_shard_that_is_in_the_users_database(tmp_path: Path, postgres_ur
 
 
 async def test_sqlite_and_brokers_cannot_join(place: Place, connection: Any, tmp_path: Path) -> None:
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq, await mq.serve(port=0) as served:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq, await mq.serve(port=0) as served:
         await mq.create_topic("orders")
         for number in range(2):
             await mq.send("orders", b"%d" % number)
         async with mq.consumer("orders", group="embedded") as consumer:
-            with pytest.raises(UsageError, match=r"on SQLite .* penstock.guards.once"):
+            with pytest.raises(UsageError, match=r"on SQLite .* postroom.guards.once"):
                 await (await anext(consumer)).ack(connection=connection)
-        async with penstock.connect(served.url) as remote, remote.consumer("orders", group="far") as consumer:
-            with pytest.raises(UsageError, match=r"a broker cannot join .* penstock.guards.once"):
+        async with postroom.connect(served.url) as remote, remote.consumer("orders", group="far") as consumer:
+            with pytest.raises(UsageError, match=r"a broker cannot join .* postroom.guards.once"):
                 await (await anext(consumer)).ack(connection=connection)
 
 
@@ -311,7 +311,7 @@ def handle_and_die(url: str, step: str, pipe: Any) -> None:
     place = Place("", url)
 
     async def run() -> None:
-        async with penstock.connect(url) as mq, mq.consumer("orders", group="billing") as consumer:
+        async with postroom.connect(url) as mq, mq.consumer("orders", group="billing") as consumer:
             message = await anext(consumer)
             connection = place.connect()
             note(connection, 1)
@@ -326,7 +326,7 @@ def handle_and_die(url: str, step: str, pipe: Any) -> None:
 
 @pytest.mark.parametrize("step", ["acked", "committed"])
 async def test_a_process_that_dies_leaves_both_or_none(place: Place, step: str) -> None:
-    async with penstock.connect(place.url) as mq:
+    async with postroom.connect(place.url) as mq:
         await mq.create_topic("orders")
         await mq.create_group("orders", "billing", lease=1)
         await mq.send("orders", b"0")

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from penstock import RetryLater, guards
-from penstock.client import databases
-from penstock.client.message import Received
+from postroom import RetryLater, guards
+from postroom.client import databases
+from postroom.client.message import Received
 from tests.integration.children import child, received
 from tests.integration.guarding import SCOPE, Place, database_of, delivered
 
@@ -28,7 +28,7 @@ _SERIAL = {
     "postgres": "SERIAL PRIMARY KEY",
     "mysql": "INTEGER AUTO_INCREMENT PRIMARY KEY",
 }
-_TABLES = ("journal", "penstock_guards_seen", "penstock_guards_entities", "penstock_guards_waiting")
+_TABLES = ("journal", "postroom_guards_seen", "postroom_guards_entities", "postroom_guards_waiting")
 RULES = {"created": None, "paid": "created", "shipped": "paid"}
 
 

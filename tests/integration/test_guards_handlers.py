@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock import RetryLater, SchemaMismatch, guards
+import postroom
+from postroom import RetryLater, SchemaMismatch, guards
 from tests.integration.children import child, received
 from tests.integration.guarding import SCOPE, Place, delivered, effects, note, prepare
 
@@ -48,7 +48,7 @@ def test_it_commits_when_the_handler_returns_and_rolls_back_when_it_raises(
     place: Place, opens: Callable[[Place], Callable[[], Any]]
 ) -> None:
     @guards.once(opens(place), scope=SCOPE)
-    def handle(body: bytes, message: penstock.Received, connection: Any) -> str:
+    def handle(body: bytes, message: postroom.Received, connection: Any) -> str:
         note(connection, int(body))
         if message.attempt == 1:
             raise RuntimeError("not yet")
@@ -82,7 +82,7 @@ def test_a_handler_need_not_ask_for_the_message(place: Place) -> None:
 
 def test_what_waited_is_committed_with_the_message_that_released_it(place: Place) -> None:
     @guards.in_sequence(place.connect, scope=SCOPE)
-    def handle(body: bytes, message: penstock.Received, connection: Any) -> None:
+    def handle(body: bytes, message: postroom.Received, connection: Any) -> None:
         note(connection, int(message.headers["version"]))
         assert body == message.value
 
@@ -93,7 +93,7 @@ def test_what_waited_is_committed_with_the_message_that_released_it(place: Place
 
 def test_a_hand_back_leaves_nothing_behind(place: Place) -> None:
     @guards.transitions(place.connect, rules={"created": None, "paid": {"created"}}, scope=SCOPE)
-    def handle(message: penstock.Received, connection: Any) -> None:
+    def handle(message: postroom.Received, connection: Any) -> None:
         note(connection, message.offset)
 
     with pytest.raises(RetryLater):
@@ -105,7 +105,7 @@ def test_a_hand_back_leaves_nothing_behind(place: Place) -> None:
 
 def test_missing_tables_are_found_before_the_handler_runs(tmp_path: Path) -> None:
     @guards.newest(lambda: sqlite3.connect(tmp_path / "empty.db"), scope=SCOPE)
-    def handle(message: penstock.Received) -> None:
+    def handle(message: postroom.Received) -> None:
         raise AssertionError("the handler ran")
 
     with pytest.raises(SchemaMismatch, match="create_tables"):
@@ -120,7 +120,7 @@ async def test_an_async_handler_with_a_session_of_sqlalchemy(place: Place) -> No
     adds = text("INSERT INTO effects (number) VALUES (:number)")
 
     @guards.once(async_sessionmaker(engine), scope=SCOPE)
-    async def by_session(body: bytes, message: penstock.Received, session: AsyncSession) -> None:
+    async def by_session(body: bytes, message: postroom.Received, session: AsyncSession) -> None:
         await session.execute(adds, {"number": int(body)})
         if message.attempt == 1:
             raise RuntimeError("not yet")
@@ -155,16 +155,16 @@ def test_a_session_of_sqlalchemy(place: Place) -> None:
     engine = create_engine(place.url)
 
     @guards.once(sessionmaker(engine), scope=SCOPE)
-    def handle(message: penstock.Received, session: Session) -> None:
+    def handle(message: postroom.Received, session: Session) -> None:
         session.execute(text(f"INSERT INTO effects (number) VALUES ({message.offset})"))
 
     for offset in (1, 2, 1):
         handle(message=delivered(offset))
     at_once = engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-    with at_once, pytest.raises(penstock.UsageError, match="begin a transaction first"):
+    with at_once, pytest.raises(postroom.UsageError, match="begin a transaction first"):
         guards.once(at_once, delivered(3), scope=SCOPE).__enter__()
     for opens in (engine, sessionmaker(engine)):
-        with pytest.raises(penstock.InvalidSetting, match="give what it opens"):
+        with pytest.raises(postroom.InvalidSetting, match="give what it opens"):
             guards.once(opens, delivered(3), scope=SCOPE).__enter__()
     engine.dispose()
     assert effects(place) == [1, 2]
@@ -182,7 +182,7 @@ def in_django(path: str, pipe: Any) -> None:
     from django.db import connection, transaction
 
     @guards.once("default", scope=SCOPE)
-    def handle(message: penstock.Received) -> None:
+    def handle(message: postroom.Received) -> None:
         note(connection, message.offset)
         if message.attempt == 1:
             raise RuntimeError("not yet")
@@ -195,7 +195,7 @@ def in_django(path: str, pipe: Any) -> None:
     handle(message=delivered(1, attempt=3))
     try:
         guards.once(connection, delivered(2), scope=SCOPE).__enter__()
-    except penstock.UsageError as error:
+    except postroom.UsageError as error:
         pipe.send(str(error))
     with transaction.atomic(), guards.once("default", delivered(2), scope=SCOPE) as fresh:
         note(connection, 2)
@@ -214,7 +214,7 @@ async def test_a_message_that_was_moved_is_still_the_same(place: Place, tmp_path
     """It was handled, and yet ended in the dead letters: redriven, it comes from another topic."""
     connection = place.connect()
     fresh = []
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         await mq.create_topic("orders")
         await mq.send("orders", b"1", key="42")
         async with mq.consumer("orders", group="billing") as consumer:
@@ -232,7 +232,7 @@ async def test_a_message_that_was_moved_is_still_the_same(place: Place, tmp_path
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_an_app_runs_guarded_handlers(place: Place, tmp_path: Path, kind: str) -> None:
     """The queue delivers twice what is retried; known by topic and group, and by the id that was sent."""
-    app = penstock.App(f"sqlite:///{tmp_path}/queue.db")
+    app = postroom.App(f"sqlite:///{tmp_path}/queue.db")
     done, loop = asyncio.Event(), asyncio.get_running_loop()
     took: list[tuple[bytes, int]] = []
 
@@ -244,22 +244,22 @@ async def test_an_app_runs_guarded_handlers(place: Place, tmp_path: Path, kind: 
         if int(body) == 3:
             loop.call_soon_threadsafe(done.set)
 
-    how: dict[str, Any] = {"group": "billing", "mode": "ordered", "retry": penstock.Backoff(0.01, 1, 1)}
+    how: dict[str, Any] = {"group": "billing", "mode": "ordered", "retry": postroom.Backoff(0.01, 1, 1)}
     if kind == "plain":
 
         @app.subscribe("orders", **how)
         @guards.once(place.connect)
-        def handle(body: bytes, message: penstock.sync.Received, connection: Any) -> None:
+        def handle(body: bytes, message: postroom.sync.Received, connection: Any) -> None:
             work(body, message, connection)
 
     else:
 
         @app.subscribe("orders", **how)
         @guards.once(place.connect)
-        async def handle_async(body: bytes, message: penstock.Received, connection: Any) -> None:
+        async def handle_async(body: bytes, message: postroom.Received, connection: Any) -> None:
             work(body, message, connection)
 
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         await mq.create_topic("orders")
         for number, id in ((1, "o-1"), (2, "o-2"), (1, "o-1"), (3, "o-3")):
             await mq.send("orders", b"%d" % number, key="42", id=id)

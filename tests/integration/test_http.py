@@ -14,19 +14,19 @@ from typing import Any
 import httpx
 import pytest
 
-import penstock
-from penstock.address import parse
-from penstock.broker.embedded import Broker, open_endpoint
-from penstock.broker.gatekeeper import Gatekeeper
-from penstock.broker.measured import measured
-from penstock.clock import SystemClock
-from penstock.errors import UsageError
-from penstock.http import server as module
-from penstock.http.app import make_app
-from penstock.http.server import HttpServer, serve_http
-from penstock.model.access import Principal, parse_permissions
-from penstock.wire.listening import Listening
-from penstock.wire.server import WireServer
+import postroom
+from postroom.address import parse
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.gatekeeper import Gatekeeper
+from postroom.broker.measured import measured
+from postroom.clock import SystemClock
+from postroom.errors import UsageError
+from postroom.http import server as module
+from postroom.http.app import make_app
+from postroom.http.server import HttpServer, serve_http
+from postroom.model.access import Principal, parse_permissions
+from postroom.wire.listening import Listening
+from postroom.wire.server import WireServer
 from tests.certificates import Authority
 
 SECONDS = 20
@@ -36,7 +36,7 @@ SECONDS = 20
 async def served(
     *, dev: bool = True, tls: ssl.SSLContext | None = None
 ) -> AsyncIterator[tuple[Broker, WireServer, HttpServer]]:
-    """A broker with its two ports, as `penstock serve` has them."""
+    """A broker with its two ports, as `postroom serve` has them."""
     broker = measured(await open_endpoint(parse("memory://")))
     gatekeeper = Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=dev)
     wire = WireServer(broker, Listening("127.0.0.1", 0), gatekeeper)
@@ -71,7 +71,7 @@ async def say(port: int, data: bytes, *, end: bool = True) -> bytes:
 
 
 async def test_the_wire_and_http_are_one_broker_and_both_are_counted() -> None:
-    async with served() as (_, wire, http), client(http) as web, penstock.connect(wire.url) as mq:
+    async with served() as (_, wire, http), client(http) as web, postroom.connect(wire.url) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send("orders", b"by wire")
         sent = await web.post("/api/v1/topics/orders/messages", content=b"by http")
@@ -79,9 +79,9 @@ async def test_the_wire_and_http_are_one_broker_and_both_are_counted() -> None:
         found = (await web.post("/api/v1/topics/orders/groups/g/poll", json={"max_messages": 10})).json()
         assert [message["value"] for message in found["messages"]] == ["by wire", "by http"]
         text = (await web.get("/metrics")).text
-        assert 'penstock_messages_published_total{topic="orders"} 2.0' in text
-        assert "penstock_connections 1.0" in text and "penstock_connections_limit 10000.0" in text
-        assert "penstock_brokers 1.0" in text
+        assert 'postroom_messages_published_total{topic="orders"} 2.0' in text
+        assert "postroom_connections 1.0" in text and "postroom_connections_limit 10000.0" in text
+        assert "postroom_brokers 1.0" in text
         (broker,) = (await web.get("/api/v1/brokers")).json()
         assert broker["address"] == wire.address
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.http import health
+from postroom.http import health
 from tests.ready import Ground
 from tests.servers.proxy import Proxy
 from tests.unit.http_client import API, Stage, staged
@@ -37,8 +37,8 @@ async def test_the_life_of_a_message(ground: Ground) -> None:
         assert letter["value"] == "x"
         assert await stage.post(f"{base}/dead-letters/redrive", {"all": True}) == {"redriven": 1}
         text = (await stage.call("GET", "/metrics")).text
-        assert 'penstock_group_lag_messages{group="billing",topic="orders"} 2.0' in text
-        assert 'penstock_messages_dead_total{group="billing",topic="orders"} 1.0' in text
+        assert 'postroom_group_lag_messages{group="billing",topic="orders"} 2.0' in text
+        assert 'postroom_messages_dead_total{group="billing",topic="orders"} 1.0' in text
 
 
 async def test_a_database_that_is_away(

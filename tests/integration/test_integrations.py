@@ -23,12 +23,12 @@ import uvicorn
 from fastapi import FastAPI
 from starlette.requests import HTTPConnection
 
-import penstock
-import penstock.sync
-from penstock import UsageError
-from penstock.integrations.fastapi import Queue, queue
-from penstock.integrations.flask import Penstock
-from penstock.integrations.process import PerProcess
+import postroom
+import postroom.sync
+from postroom import UsageError
+from postroom.integrations.fastapi import Queue, queue
+from postroom.integrations.flask import Postroom
+from postroom.integrations.process import PerProcess
 
 LONG = 60
 
@@ -36,7 +36,7 @@ LONG = 60
 @pytest.fixture
 def url(tmp_path: Path) -> str:
     found = f"sqlite:///{tmp_path}/queue.db"
-    with penstock.sync.connect(found) as mq:
+    with postroom.sync.connect(found) as mq:
         mq.create_topic("orders", partitions=1)
     return found
 
@@ -72,7 +72,7 @@ def test_a_child_process_opens_its_own(url: str) -> None:
     """As a pre-fork server does: the program was loaded, and used, before."""
     program = """
         import os, sys
-        from penstock.integrations.process import PerProcess
+        from postroom.integrations.process import PerProcess
         connections = PerProcess(sys.argv[1])
         connections.get().send("orders", b"parent")
         if os.fork() == 0:
@@ -86,7 +86,7 @@ def test_a_child_process_opens_its_own(url: str) -> None:
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program), url], timeout=LONG, check=False
     )
     assert ran.returncode == 0
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         assert [m.value for m in mq.read("orders")] == [b"parent", b"child", b"parent again"]
 
 
@@ -108,7 +108,7 @@ def served(api: FastAPI) -> Iterator[str]:
 
 
 def test_fastapi_sends_from_a_request_and_handles_beside_it(url: str) -> None:
-    messages, handled = penstock.App(url), threading.Event()
+    messages, handled = postroom.App(url), threading.Event()
     api = FastAPI(lifespan=messages.lifespan)
 
     @messages.subscribe("orders", group="billing")
@@ -126,7 +126,7 @@ def test_fastapi_sends_from_a_request_and_handles_beside_it(url: str) -> None:
         assert (answer.status_code, answer.json()) == (202, {"offset": 0})
         assert handled.wait(LONG)
     assert not messages.running
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         assert mq.lag("orders", "billing").total.messages == 0
 
 
@@ -139,8 +139,8 @@ def test_fastapi_without_the_lifespan_says_what_is_missing() -> None:
 
 
 def test_flask_sends_from_a_request(url: str) -> None:
-    app, shop = flask.Flask("shop"), Penstock()
-    app.config["PENSTOCK_URL"] = url
+    app, shop = flask.Flask("shop"), Postroom()
+    app.config["POSTROOM_URL"] = url
     with pytest.raises(UsageError, match="init_app"):
         shop.mq  # noqa: B018
     shop.init_app(app)
@@ -150,15 +150,15 @@ def test_flask_sends_from_a_request(url: str) -> None:
         return {"offset": shop.mq.send("orders", b"1").offset}
 
     assert app.test_client().post("/orders").json == {"offset": 0}
-    assert app.extensions["penstock"] is shop
+    assert app.extensions["postroom"] is shop
     shop.close()
 
 
 async def test_handlers_have_the_application_of_flask(url: str) -> None:
-    web, shop = flask.Flask("shop"), Penstock()
-    web.config.update(PENSTOCK_URL=url, CURRENCY="EUR")
+    web, shop = flask.Flask("shop"), Postroom()
+    web.config.update(POSTROOM_URL=url, CURRENCY="EUR")
     shop.init_app(web)
-    app, seen = penstock.App(url), asyncio.Queue[str]()
+    app, seen = postroom.App(url), asyncio.Queue[str]()
     loop = asyncio.get_running_loop()
     app.middleware(shop.context)
 
@@ -172,24 +172,24 @@ async def test_handlers_have_the_application_of_flask(url: str) -> None:
 
 
 def test_flask_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PENSTOCK_URL", raising=False)
-    with pytest.raises(UsageError, match="PENSTOCK_URL"):
-        Penstock(flask.Flask("shop"))
+    monkeypatch.delenv("POSTROOM_URL", raising=False)
+    with pytest.raises(UsageError, match="POSTROOM_URL"):
+        Postroom(flask.Flask("shop"))
 
 
 # ---- Django ----
 
 SETTINGS = """
     SECRET_KEY = "x"
-    INSTALLED_APPS = ["penstock.integrations.django", "shop"]
+    INSTALLED_APPS = ["postroom.integrations.django", "shop"]
     DATABASES = {{"default": {{"ENGINE": "django.db.backends.sqlite3", "NAME": "{path}/shop.db",
                               "OPTIONS": {{"timeout": 30}}}}}}
     ROOT_URLCONF = "shop.urls"
     ALLOWED_HOSTS = ["*"]
     USE_TZ = True
     DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
-    PENSTOCK_URL = "{url}"
-    PENSTOCK_APP = "shop.messages:app"
+    POSTROOM_URL = "{url}"
+    POSTROOM_APP = "shop.messages:app"
 """
 MODELS = """
     from django.db import models
@@ -201,7 +201,7 @@ MODELS = """
 URLS = """
     from django.http import JsonResponse
     from django.urls import path
-    from penstock.integrations.django import queue
+    from postroom.integrations.django import queue
 
     def buy(request):
         receipt = queue().send("orders", request.GET["what"].encode())
@@ -212,7 +212,7 @@ URLS = """
 MESSAGES = """
     from asgiref.sync import sync_to_async
     from django.db import connection
-    from penstock.integrations.django import App
+    from postroom.integrations.django import App
     from shop.models import Bill
 
     app = App(grace=5)
@@ -270,7 +270,7 @@ def manage(project: Path, *args: str) -> subprocess.CompletedProcess[str]:
 @contextlib.contextmanager
 def worker(project: Path) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "django", "penstock_worker"], cwd=project, env=environment(project), text=True,
+        [sys.executable, "-m", "django", "postroom_worker"], cwd=project, env=environment(project), text=True,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
     )  # fmt: skip
     try:
@@ -307,7 +307,7 @@ def settings() -> Any:
     from django.conf import settings
 
     if not settings.configured:
-        settings.configure(PENSTOCK_URL="sqlite:///x.db")
+        settings.configure(POSTROOM_URL="sqlite:///x.db")
     return settings
 
 
@@ -315,18 +315,18 @@ def settings() -> Any:
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("PENSTOCK_URL", "", "penstock.E001"),
-        ("PENSTOCK_URL", "oracle://x", "penstock.E002"),
-        ("PENSTOCK_URL", "memory://", "penstock.W001"),
-        ("PENSTOCK_APP", "shop.messages", "penstock.E003"),
+        ("POSTROOM_URL", "", "postroom.E001"),
+        ("POSTROOM_URL", "oracle://x", "postroom.E002"),
+        ("POSTROOM_URL", "memory://", "postroom.W001"),
+        ("POSTROOM_APP", "shop.messages", "postroom.E003"),
     ],
 )
 def test_django_checks_the_settings(name: str, value: str, said: str) -> None:
     from django.test import override_settings
 
-    from penstock.integrations.django.checks import check_settings
+    from postroom.integrations.django.checks import check_settings
 
-    with override_settings(**{"PENSTOCK_URL": "sqlite:///x.db", name: value}):
+    with override_settings(**{"POSTROOM_URL": "sqlite:///x.db", name: value}):
         assert [found.id for found in check_settings(None)] == [said]
     assert check_settings(None) == []
 
@@ -334,12 +334,12 @@ def test_django_checks_the_settings(name: str, value: str, said: str) -> None:
 @pytest.mark.usefixtures("settings")
 @pytest.mark.parametrize(
     ("app", "said"),
-    [(None, "PENSTOCK_APP"), ("test_nothing:app", "no module"), ("json:app", "no App at all")],
+    [(None, "POSTROOM_APP"), ("test_nothing:app", "no module"), ("json:app", "no App at all")],
 )
 def test_the_worker_says_which_app_is_missing(app: str | None, said: str) -> None:
     from django.core.management.base import CommandError
 
-    from penstock.integrations.django.management.commands.penstock_worker import Command
+    from postroom.integrations.django.management.commands.postroom_worker import Command
 
     with pytest.raises(CommandError, match=said):
         Command().handle(app=app)

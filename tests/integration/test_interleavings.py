@@ -15,14 +15,14 @@ from unittest import mock
 
 import pytest
 
-import penstock
-from penstock.broker.embedded import Broker
-from penstock.errors import SequenceGap, StoreUnavailable
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import SqlStore
-from penstock.store.contract import Append
-from penstock.store.session import Lane, Transaction
-from penstock.testing.store_contract.harness import (
+import postroom
+from postroom.broker.embedded import Broker
+from postroom.errors import SequenceGap, StoreUnavailable
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore
+from postroom.store.contract import Append
+from postroom.store.session import Lane, Transaction
+from postroom.testing.store_contract.harness import (
     acks,
     append,
     ask,
@@ -34,7 +34,7 @@ from penstock.testing.store_contract.harness import (
     spans,
     values,
 )
-from penstock.testing.store_contract.ids import send
+from postroom.testing.store_contract.ids import send
 from tests.integration.interleaving import kill, lock_waits, run_all, soon, stopped_at_commit, until
 from tests.ready import Ground
 from tests.servers import Proxy
@@ -142,7 +142,7 @@ def test_a_batch_does_not_overtake_one_that_was_undone(
             first.result(30)
         early, innocent = second.result(30)
     assert refused(early, SequenceGap).retriable
-    assert not isinstance(innocent, penstock.PenstockError) and innocent.base_offset == 3
+    assert not isinstance(innocent, postroom.PostroomError) and innocent.base_offset == 3
     assert [d.base_offset for d in append(store, place, numbered(1), numbered(2))] == [6, 9]
 
 
@@ -199,7 +199,7 @@ async def test_a_send_whose_commit_was_lost_has_the_right_receipt(
     ground: Ground, place: int, other: SqlStore, proxy_to: Callable[[int], Proxy], fate: Fate
 ) -> None:
     proxy = proxy_to(ground.server.port)
-    async with penstock.connect(ground.server.url(ground.name, port=proxy.port)) as mq:
+    async with postroom.connect(ground.server.url(ground.name, port=proxy.port)) as mq:
         await mq.send("orders", b"first")
         broker = mq._endpoint
         assert isinstance(broker, Broker) and isinstance(broker.store, SqlStore)
@@ -218,7 +218,7 @@ async def test_batches_behind_a_lost_commit_stay_behind_it(
 ) -> None:
     """I3: also of a producer that the store has never heard of before that batch. Order and receipts hold."""
     proxy = proxy_to(ground.server.port)
-    async with penstock.connect(ground.server.url(ground.name, port=proxy.port)) as mq:
+    async with postroom.connect(ground.server.url(ground.name, port=proxy.port)) as mq:
         await mq.route("orders")
         assert isinstance(mq._endpoint, Broker) and isinstance(mq._endpoint.store, SqlStore)
         seen = lambda: other.log.bounds([place])[place].end > 0  # noqa: E731

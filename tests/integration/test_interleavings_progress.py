@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from penstock.errors import GenerationChanged
-from penstock.model.delivery import OrderedAsk
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore
-from penstock.store.contract import Group
-from penstock.testing.store_contract.harness import (
+from postroom.errors import GenerationChanged
+from postroom.model.delivery import OrderedAsk
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore
+from postroom.store.contract import Group
+from postroom.testing.store_contract.harness import (
     LEASE,
     MovableClock,
     acks,

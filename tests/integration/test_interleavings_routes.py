@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.errors import GateClosed, PartitionSealed, RouteConflict
-from penstock.model.delivery import OrderedAsk
-from penstock.model.route import Change, merge, split
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore
-from penstock.store.contract import Append, Group, Topic
-from penstock.testing.store_contract.harness import (
+from postroom.errors import GateClosed, PartitionSealed, RouteConflict
+from postroom.model.delivery import OrderedAsk
+from postroom.model.route import Change, merge, split
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore
+from postroom.store.contract import Append, Group, Topic
+from postroom.testing.store_contract.harness import (
     LEASE,
     acks,
     append,
@@ -27,7 +27,7 @@ from penstock.testing.store_contract.harness import (
     stored,
     values,
 )
-from penstock.testing.store_contract.routes import carried_out, control
+from postroom.testing.store_contract.routes import carried_out, control
 from tests.integration.interleaving import SECONDS, kill, lock_waits, soon, stopped_at_commit, until
 from tests.ready import Ground, both, ready
 from tests.servers.server import Server

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection, Message, SlowLane
-from penstock.clock import ManualClock
-from penstock.model.lanes import Seen
+import postroom
+from postroom import Connection, Message, SlowLane
+from postroom.clock import ManualClock
+from postroom.model.lanes import Seen
 from tests.contract.brokers import broker_of
 
 LANE = "orders.billing.slow"
@@ -22,12 +22,12 @@ BAD = [value for number, value in enumerate(VALUES) if number % 3]
 
 CHILD = """
 import asyncio, os, sys
-import penstock
+import postroom
 
 url, step = sys.argv[1:]
 
 async def main():
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         broker = mq._endpoint
         store, mover = broker.store, broker._mover
         append, settle = mover._append, store.progress.settle
@@ -71,14 +71,14 @@ async def _prepare(mq: Connection) -> None:
 @pytest.mark.parametrize("step", ["stamped", "appended", "settled"])
 async def test_whoever_comes_next_finishes_the_move_once(tmp_path: Path, step: str) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await _prepare(mq)
     command = [sys.executable, "-c", CHILD, url, step]
     ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, timeout=100)
     assert ended.returncode == 9, ended.stderr.decode()
     clock = ManualClock(int(time.time() * 1000) + 120_000)  # the leases of whoever was killed have ended
     found: list[tuple[bytes, str]] = []
-    async with penstock.connect(url, clock=clock) as mq:
+    async with postroom.connect(url, clock=clock) as mq:
         async with mq.consumer("orders", group="billing") as consumer, asyncio.timeout(60):
             while (await mq.lag("orders", "billing")).total.messages:
                 for message in await consumer.poll(wait=0.2):

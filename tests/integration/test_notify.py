@@ -13,14 +13,14 @@ from typing import Any
 import psycopg
 import pytest
 
-import penstock
-from penstock.broker import waiters
-from penstock.errors import StoreError
-from penstock.model.settings import TopicSettings
-from penstock.store import SqlStore
-from penstock.store.notify import Notifier
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import _failing_commits, append, batch, in_threads, partitions
+import postroom
+from postroom.broker import waiters
+from postroom.errors import StoreError
+from postroom.model.settings import TopicSettings
+from postroom.store import SqlStore
+from postroom.store.notify import Notifier
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import _failing_commits, append, batch, in_threads, partitions
 from tests.integration.children import Connection, child, received
 from tests.integration.interleaving import until
 from tests.ready import Ground, opened, ready
@@ -36,7 +36,7 @@ def send_when_told(url: str, pipe: Connection) -> None:
     """Each message holds the moment before it was sent, by the clock that all processes here share."""
 
     async def main() -> None:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             await mq.send("orders", b"0")
             pipe.send("ready")
             while await asyncio.to_thread(pipe.recv) == "send":
@@ -48,7 +48,7 @@ def send_when_told(url: str, pipe: Connection) -> None:
 async def test_latency_from_process_to_process(
     ground: Ground, record_property: Callable[[str, object], None]
 ) -> None:
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("orders", partitions=1)
         with child(send_when_told, ground.url) as (_, pipe):
             assert await asyncio.to_thread(received, pipe) == "ready"
@@ -60,7 +60,7 @@ async def test_latency_from_process_to_process(
     assert statistics.median(found) < 250  # 2 and 8 ms on a machine that has nothing else to do
 
 
-async def latencies(mq: penstock.Connection, pipe: Connection) -> list[float]:
+async def latencies(mq: postroom.Connection, pipe: Connection) -> list[float]:
     found = []
     async with mq.consumer("orders", "billing") as consumer:
         (first,) = await consumer.poll(wait=10)
@@ -133,7 +133,7 @@ def test_a_notifier_that_lost_its_connection_sends_on_a_new_one(postgres_ready: 
 
 def listening(url: str) -> psycopg.Connection[Any]:
     connection = psycopg.connect(url, autocommit=True)
-    connection.execute("LISTEN penstock")
+    connection.execute("LISTEN postroom")
     return connection
 
 
@@ -192,7 +192,7 @@ def test_what_is_to_be_told_while_one_is_on_its_way_is_told_once() -> None:
         notifier.notify(Lane.PROGRESS)
     slow.go_on.set()
     notifier.close()
-    assert sorted(slow.sent[1:]) == ["NOTIFY penstock, 'log'", "NOTIFY penstock, 'progress'"]
+    assert sorted(slow.sent[1:]) == ["NOTIFY postroom, 'log'", "NOTIFY postroom, 'progress'"]
 
 
 # ---- who listens ------------------------------------------------------------------------------------------
@@ -203,13 +203,13 @@ async def test_whoever_does_not_wait_does_not_listen(
 ) -> None:
     """Notifications nobody reads fill the connection, and then the server's own queue."""
     monkeypatch.setattr(waiters, "_LINGER_S", 0.3)
-    async with penstock.connect(postgres_ready) as mq:
+    async with postroom.connect(postgres_ready) as mq:
         await mq.create_topic("orders", partitions=1)
         async with mq.consumer("orders", "billing") as consumer:
             assert await consumer.poll(wait=0.2) == []
             assert listeners(postgres_ready) == 1
         await asyncio.to_thread(until, lambda: listeners(postgres_ready) == 0)
-        async with penstock.connect(postgres_ready) as other, mq.consumer("orders", "billing") as consumer:
+        async with postroom.connect(postgres_ready) as other, mq.consumer("orders", "billing") as consumer:
             polling = asyncio.ensure_future(consumer.poll(wait=20))
             await asyncio.sleep(0.3)
             await other.send("orders", b"hello")

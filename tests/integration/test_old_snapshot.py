@@ -16,11 +16,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import SqlStore
-from penstock.store.contract import Group
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import acks, append, ask, batch, partitions, spans
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore
+from postroom.store.contract import Group
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import acks, append, ask, batch, partitions, spans
 from tests.ready import opened
 
 CYCLES, WINDOW = 3000, 300
@@ -65,7 +65,7 @@ class Consuming:
 def old_snapshot(url: str) -> Iterator[None]:
     with closing(psycopg.connect(url)) as connection:
         connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        connection.execute("SELECT count(*) FROM penstock_progress")
+        connection.execute("SELECT count(*) FROM postroom_progress")
         yield
 
 

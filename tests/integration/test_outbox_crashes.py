@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.client.outbox.source import OutboxSource
-from penstock.store.log import SqlLog
-from penstock.store.outbox import Drawing
+import postroom
+from postroom.client.outbox.source import OutboxSource
+from postroom.store.log import SqlLog
+from postroom.store.outbox import Drawing
 from tests.integration.children import Connection, child
 from tests.integration.children import received as told
 from tests.integration.outbox_world import KINDS, Database, database_of, eventually, received
@@ -37,7 +37,7 @@ def die() -> None:
 
 
 def write(database: Database, first: int, point: str, pipe: Connection) -> None:
-    outbox, connection = penstock.Outbox(), database.connect()
+    outbox, connection = postroom.Outbox(), database.connect()
     for number in range(first, first + EACH):
         outbox.send(connection, "orders", b"%d" % number, key=f"k{number % 3}")
     if point == "written":
@@ -70,8 +70,8 @@ def stand_still(queue: str, database: Database, point: str, pipe: Connection) ->
 
 async def _relay(queue: str, database: Database, pipe: Connection | None = None) -> None:
     async with (
-        penstock.connect(queue) as mq,
-        penstock.Outbox().relay(mq, database.url, lease=LEASE_S) as running,
+        postroom.connect(queue) as mq,
+        postroom.Outbox().relay(mq, database.url, lease=LEASE_S) as running,
     ):
         await eventually(lambda: running.leading)
         await eventually(lambda: not running.leading)  # until another one leads
@@ -140,7 +140,7 @@ def break_into_drawing(point: str, reached: Callable[[], None]) -> None:
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
     found = database_of(request.param, request, tmp_path)
     connection = found.connect()
-    penstock.Outbox().create_table(connection)
+    postroom.Outbox().create_table(connection)
     connection.close()
     return found
 
@@ -149,7 +149,7 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
 async def queue(request: pytest.FixtureRequest, database: Database, tmp_path: Path) -> str:
     """The queue's address: its database is another one, or the outbox's."""
     url = f"sqlite:///{tmp_path}/queue.db" if request.param == "of its own" else database.url
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("orders", partitions=2)
     return url
 
@@ -161,7 +161,7 @@ def killed(work: Callable[..., None], *args: Any) -> None:
 
 
 def committed(database: Database, first: int) -> int:
-    connection, outbox = database.connect(), penstock.Outbox()
+    connection, outbox = database.connect(), postroom.Outbox()
     with outbox.transaction(connection):
         for number in range(first, first + EACH):
             outbox.send(connection, "orders", b"%d" % number, key=f"k{number % 3}")
@@ -171,8 +171,8 @@ def committed(database: Database, first: int) -> int:
 
 async def check_all(queue: str, database: Database, count: int) -> None:
     """Each once, and those of a key in their order."""
-    async with penstock.connect(queue) as mq:
-        async with penstock.Outbox().relay(mq, database.url):
+    async with postroom.connect(queue) as mq:
+        async with postroom.Outbox().relay(mq, database.url):
             await eventually(lambda: not database.values())
         found = await received(mq, "orders", count)
         async with mq.consumer("orders", group="all") as consumer:
@@ -197,7 +197,7 @@ async def test_a_caller_that_is_killed_before_and_after_its_commit(
     database: Database, tmp_path: Path
 ) -> None:
     queue = f"sqlite:///{tmp_path}/queue.db"
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders", partitions=2)
     await asyncio.to_thread(killed, write, database, 1000, "written")
     await asyncio.to_thread(killed, write, database, 0, "committed")
@@ -229,7 +229,7 @@ async def _stands_still(database: Database, queue: str, point: str) -> None:
     with child(stand_still, queue, database, point) as (process, pipe):
         assert await asyncio.to_thread(told, pipe, 60) == "here"
         os.kill(process.pid, signal.SIGSTOP)
-        async with penstock.connect(queue) as mq, penstock.Outbox().relay(mq, database.url) as relay:
+        async with postroom.connect(queue) as mq, postroom.Outbox().relay(mq, database.url) as relay:
             await eventually(lambda: relay.leading)
             await eventually(lambda: not database.values())
             os.kill(process.pid, signal.SIGCONT)

@@ -14,10 +14,10 @@ import pytest
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
-import penstock
-from penstock.client.outbox.connecting import opening
-from penstock.client.outbox.source import OutboxSource
-from penstock.errors import SchemaMismatch, UsageError
+import postroom
+from postroom.client.outbox.connecting import opening
+from postroom.client.outbox.source import OutboxSource
+from postroom.errors import SchemaMismatch, UsageError
 from tests.integration.outbox_world import KINDS, Database, database_of, eventually, received
 
 NEVER = 3600  # how often a relay looks that is to be woken
@@ -34,21 +34,21 @@ def shop(tmp_path: Path) -> Database:
 
 
 @pytest.fixture
-async def mq(tmp_path: Path) -> AsyncIterator[penstock.Connection]:
+async def mq(tmp_path: Path) -> AsyncIterator[postroom.Connection]:
     """A queue in a database of its own."""
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as connection:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as connection:
         await connection.create_topic("orders", partitions=2)
         yield connection
 
 
 def _with_tables(database: Database) -> Database:
     connection = database.connect()
-    penstock.Outbox().create_table(connection)
+    postroom.Outbox().create_table(connection)
     connection.close()
     return database
 
 
-def _write(outbox: penstock.Outbox, database: Database, numbers: range, topic: str = "orders") -> None:
+def _write(outbox: postroom.Outbox, database: Database, numbers: range, topic: str = "orders") -> None:
     connection = database.connect()
     with outbox.transaction(connection):
         for number in numbers:
@@ -56,7 +56,7 @@ def _write(outbox: penstock.Outbox, database: Database, numbers: range, topic: s
     connection.close()
 
 
-def _in_order(messages: list[penstock.Received], count: int) -> None:
+def _in_order(messages: list[postroom.Received], count: int) -> None:
     """Each once, and those of a key in their order."""
     numbers = [int(message.value) for message in messages]
     assert sorted(numbers) == list(range(count))
@@ -69,9 +69,9 @@ def _in_order(messages: list[penstock.Received], count: int) -> None:
 
 
 async def test_what_is_committed_arrives_once_and_in_order(
-    database: Database, mq: penstock.Connection
+    database: Database, mq: postroom.Connection
 ) -> None:
-    outbox = penstock.Outbox()
+    outbox = postroom.Outbox()
     _write(outbox, database, range(40))  # before there is a relay
     async with outbox.relay(mq, database.url) as relay:
         _write(outbox, database, range(40, 60))
@@ -87,9 +87,9 @@ async def test_what_is_committed_arrives_once_and_in_order(
 
 
 async def test_what_is_on_its_way_when_the_relay_stops_is_finished(
-    shop: Database, mq: penstock.Connection, monkeypatch: pytest.MonkeyPatch
+    shop: Database, mq: postroom.Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox, append = penstock.Outbox(), mq._endpoint.append
+    outbox, append = postroom.Outbox(), mq._endpoint.append
     begun, go = asyncio.Event(), asyncio.Event()
 
     async def slow(*args: Any, **options: Any) -> Any:
@@ -109,12 +109,12 @@ async def test_what_is_on_its_way_when_the_relay_stops_is_finished(
     assert relay.forwarded == 1 and shop.values() == []
 
 
-async def test_a_message_is_as_if_it_had_been_sent(shop: Database, mq: penstock.Connection) -> None:
+async def test_a_message_is_as_if_it_had_been_sent(shop: Database, mq: postroom.Connection) -> None:
     arguments: dict[str, Any] = {
         "key": b"\xff42", "headers": {"source": "web", "x": b"\x00"}, "id": "o-42", "source": "shop",
         "expires": datetime(2099, 1, 1, tzinfo=UTC), "slot": 7,
     }  # fmt: skip
-    outbox, connection = penstock.Outbox(), shop.connect()
+    outbox, connection = postroom.Outbox(), shop.connect()
     async with outbox.relay(mq, shop.url):
         with outbox.transaction(connection):
             outbox.send(connection, "orders", b"\x00\xff", **arguments)
@@ -125,8 +125,8 @@ async def test_a_message_is_as_if_it_had_been_sent(shop: Database, mq: penstock.
     connection.close()
 
 
-async def test_delayed_messages_wait_in_the_queue(shop: Database, mq: penstock.Connection) -> None:
-    outbox, connection = penstock.Outbox(), shop.connect()
+async def test_delayed_messages_wait_in_the_queue(shop: Database, mq: postroom.Connection) -> None:
+    outbox, connection = postroom.Outbox(), shop.connect()
     async with outbox.relay(mq, shop.url):
         with outbox.transaction(connection):
             outbox.send(connection, "orders", b"soon", delay=0.05, slot=3)
@@ -139,10 +139,10 @@ async def test_delayed_messages_wait_in_the_queue(shop: Database, mq: penstock.C
 
 @pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)  # SQLite has one writer at a time
 async def test_a_transaction_that_commits_late_is_not_passed_over(
-    database: Database, mq: penstock.Connection
+    database: Database, mq: postroom.Connection
 ) -> None:
     """The offset pitfall: its ids are lower than those of one that was sent already (I21)."""
-    outbox, early, late = penstock.Outbox(), database.connect(), database.connect()
+    outbox, early, late = postroom.Outbox(), database.connect(), database.connect()
     async with outbox.relay(mq, database.url, poll=0.05):
         outbox.send(early, "orders", b"first written")
         outbox.send(late, "orders", b"first committed")
@@ -157,10 +157,10 @@ async def test_a_transaction_that_commits_late_is_not_passed_over(
 
 @pytest.mark.parametrize("database", ["postgres", "mysql"], indirect=True)
 async def test_transactions_that_wait_for_each_other_keep_the_order_of_their_key(
-    database: Database, mq: penstock.Connection
+    database: Database, mq: postroom.Connection
 ) -> None:
     """Each locks the row that the key stands for before it sends, as the page says."""
-    outbox, threads, each = penstock.Outbox(), 3, 10
+    outbox, threads, each = postroom.Outbox(), 3, 10
     setup = database.connect(autocommit=True)
     setup.cursor().execute("CREATE TABLE accounts (id INTEGER PRIMARY KEY, changes INTEGER)")
     setup.cursor().execute("INSERT INTO accounts VALUES (1, 0)")
@@ -186,8 +186,8 @@ async def test_transactions_that_wait_for_each_other_keep_the_order_of_their_key
 # ---- when ----
 
 
-async def test_a_commit_wakes_the_relay(shop: Database, mq: penstock.Connection) -> None:
-    outbox, engine = penstock.Outbox(), shop.engine()
+async def test_a_commit_wakes_the_relay(shop: Database, mq: postroom.Connection) -> None:
+    outbox, engine = postroom.Outbox(), shop.engine()
     async with outbox.relay(mq, engine, poll=NEVER) as relay:
         await eventually(lambda: relay.leading)
         await _idle(relay)
@@ -200,18 +200,18 @@ async def test_a_commit_wakes_the_relay(shop: Database, mq: penstock.Connection)
     engine.dispose()
 
 
-async def test_what_another_process_commits_is_seen(shop: Database, mq: penstock.Connection) -> None:
-    async with penstock.Outbox().relay(mq, shop.url) as relay:
+async def test_what_another_process_commits_is_seen(shop: Database, mq: postroom.Connection) -> None:
+    async with postroom.Outbox().relay(mq, shop.url) as relay:
         await eventually(lambda: relay.leading)
-        _write(penstock.Outbox(), shop, range(3))  # wakes nobody
+        _write(postroom.Outbox(), shop, range(3))  # wakes nobody
         assert len(await received(mq, "orders", 3)) == 3
 
 
 async def test_an_async_engine_is_reached_by_its_plain_driver(
-    shop: Database, mq: penstock.Connection
+    shop: Database, mq: postroom.Connection
 ) -> None:
     engine = create_async_engine(shop.url.replace("sqlite", "sqlite+aiosqlite", 1))
-    outbox = penstock.Outbox()
+    outbox = postroom.Outbox()
     async with outbox.relay(mq, engine):
         async with engine.begin() as connection:
             await outbox.send(connection, "orders", b"one")
@@ -223,9 +223,9 @@ async def test_an_async_engine_is_reached_by_its_plain_driver(
 
 
 async def test_a_topic_that_is_missing_is_shown_and_holds_up_no_other(
-    database: Database, mq: penstock.Connection
+    database: Database, mq: postroom.Connection
 ) -> None:
-    outbox, connection = penstock.Outbox(), database.connect(autocommit=True)
+    outbox, connection = postroom.Outbox(), database.connect(autocommit=True)
     async with outbox.relay(mq, database.url):
         _write(outbox, database, range(2), "later")
         _write(outbox, database, range(5))
@@ -243,24 +243,24 @@ async def test_a_topic_that_is_missing_is_shown_and_holds_up_no_other(
     connection.close()
 
 
-async def test_a_relay_says_at_once_what_is_wrong(shop: Database, mq: penstock.Connection) -> None:
+async def test_a_relay_says_at_once_what_is_wrong(shop: Database, mq: postroom.Connection) -> None:
     with pytest.raises(SchemaMismatch, match=r"no outbox elsewhere .*create_table"):
-        await penstock.Outbox("elsewhere").relay(mq, shop.url).start()
+        await postroom.Outbox("elsewhere").relay(mq, shop.url).start()
     connection = shop.connect()
-    connection.execute("UPDATE penstock_outbox_relay SET version = 0")
+    connection.execute("UPDATE postroom_outbox_relay SET version = 0")
     connection.commit()
     with pytest.raises(SchemaMismatch, match="version 0"):
-        await penstock.Outbox().relay(mq, shop.url).start()
-    connection.execute("UPDATE penstock_outbox_relay SET version = 1")
+        await postroom.Outbox().relay(mq, shop.url).start()
+    connection.execute("UPDATE postroom_outbox_relay SET version = 1")
     connection.commit()
     connection.close()
-    async with penstock.Outbox().relay(mq, shop.url) as relay:
+    async with postroom.Outbox().relay(mq, shop.url) as relay:
         with pytest.raises(UsageError, match="already"):
             await relay.start()
 
 
 async def test_a_relay_goes_on_after_its_connection_was_lost(
-    database: Database, mq: penstock.Connection
+    database: Database, mq: postroom.Connection
 ) -> None:
     opened: list[Any] = []
 
@@ -272,7 +272,7 @@ async def test_a_relay_goes_on_after_its_connection_was_lost(
             opened.append(database.connect())
         return opened[-1]
 
-    outbox = penstock.Outbox()
+    outbox = postroom.Outbox()
     async with outbox.relay(mq, connect, lease=0.5) as relay:
         _write(outbox, database, range(5))
         await eventually(lambda: relay.forwarded == 5)
@@ -286,8 +286,8 @@ async def test_a_relay_goes_on_after_its_connection_was_lost(
 # ---- several ----
 
 
-async def test_of_two_relays_one_leads_until_it_stops(database: Database, mq: penstock.Connection) -> None:
-    outbox = penstock.Outbox()
+async def test_of_two_relays_one_leads_until_it_stops(database: Database, mq: postroom.Connection) -> None:
+    outbox = postroom.Outbox()
     relays = [outbox.relay(mq, database.url, poll=0.05) for _ in range(2)]
     for relay in relays:
         await relay.start()
@@ -309,7 +309,7 @@ def test_the_lease_is_locked_before_it_is_looked_at(shop: Database, way: str) ->
     """Of SQLite: some libraries begin a transaction with the first write only (I12)."""
     engine = shop.engine()
     connect = {"address": shop.url, "function": shop.connect, "engine": engine}[way]
-    source = OutboxSource(penstock.Outbox().table, opening(connect), 10_000, "me")
+    source = OutboxSource(postroom.Outbox().table, opening(connect), 10_000, "me")
     other = sqlite3.connect(shop.url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)
     assert source._leads()
     with source._leading(), pytest.raises(sqlite3.OperationalError, match="locked"):
@@ -323,15 +323,15 @@ def test_the_lease_is_locked_before_it_is_looked_at(shop: Database, way: str) ->
 
 
 async def test_an_app_relays_while_it_runs(shop: Database, tmp_path: Path) -> None:
-    outbox, handled = penstock.Outbox(), asyncio.Event()
-    app = penstock.App(f"sqlite:///{tmp_path}/queue.db")
+    outbox, handled = postroom.Outbox(), asyncio.Event()
+    app = postroom.App(f"sqlite:///{tmp_path}/queue.db")
     app.outbox(outbox, shop.url, poll=0.05)
 
     @app.subscribe("orders", group="billing")
     async def bill(body: bytes) -> None:
         handled.set()
 
-    async with penstock.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         await mq.create_topic("orders")
     async with app:
         _write(outbox, shop, range(1))
@@ -344,16 +344,16 @@ async def test_an_app_relays_while_it_runs(shop: Database, tmp_path: Path) -> No
 
 
 async def test_an_app_with_an_outbox_that_is_not_there_does_not_start(tmp_path: Path) -> None:
-    app = penstock.App(f"sqlite:///{tmp_path}/queue.db")
-    app.outbox(penstock.Outbox(), f"sqlite:///{tmp_path}/empty.db")
+    app = postroom.App(f"sqlite:///{tmp_path}/queue.db")
+    app.outbox(postroom.Outbox(), f"sqlite:///{tmp_path}/empty.db")
     with pytest.raises(SchemaMismatch, match="create_table"):
         await app.start()
     assert not app.running
 
 
 def test_without_asyncio(shop: Database, tmp_path: Path) -> None:
-    outbox = penstock.Outbox()
-    with penstock.sync.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
+    outbox = postroom.Outbox()
+    with postroom.sync.connect(f"sqlite:///{tmp_path}/queue.db") as mq:
         mq.create_topic("orders")
         with outbox.relay(mq, shop.connect) as relay:
             _write(outbox, shop, range(1))
@@ -386,8 +386,8 @@ def _stamps_of(relay: Any) -> list[int]:
 
 
 async def test_in_the_queues_own_database_rows_leave_with_the_append(one_database: Database) -> None:
-    outbox = penstock.Outbox()
-    async with penstock.connect(one_database.url, migrate=True) as mq:
+    outbox = postroom.Outbox()
+    async with postroom.connect(one_database.url, migrate=True) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_topic("fleeting", storage="volatile")
         async with outbox.relay(mq, one_database.url) as relay:
@@ -409,8 +409,8 @@ async def test_in_the_queues_own_database_rows_leave_with_the_append(one_databas
 
 
 async def test_a_split_while_rows_leave(tmp_path: Path) -> None:
-    shop, outbox = _with_tables(Database("sqlite", f"sqlite:///{tmp_path}/shop.db")), penstock.Outbox()
-    async with penstock.connect(shop.url) as mq:
+    shop, outbox = _with_tables(Database("sqlite", f"sqlite:///{tmp_path}/shop.db")), postroom.Outbox()
+    async with postroom.connect(shop.url) as mq:
         await mq.create_topic("orders", partitions=1)
         async with outbox.relay(mq, shop.url) as relay:
             for first in range(0, 200, 20):
@@ -437,6 +437,6 @@ async def _idle(relay: Any) -> None:
     await eventually(lambda: relay._forwarder is not None and relay._forwarder._look_s > 0.005)
 
 
-async def _more(mq: penstock.Connection) -> list[penstock.Received]:
+async def _more(mq: postroom.Connection) -> list[postroom.Received]:
     async with mq.consumer("orders", group="all") as consumer:
         return await consumer.poll(wait=0)

@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 from prometheus_client import REGISTRY
 
-import penstock
-from penstock.broker.embedded import Broker
-from penstock.http.metrics import Collector
-from penstock.http.sampling import Sampler
+import postroom
+from postroom.broker.embedded import Broker
+from postroom.http.metrics import Collector
+from postroom.http.sampling import Sampler
 from tests.contract.cli_runner import Cli
 from tests.integration.outbox_world import KINDS, Database, database_of, eventually
 
 FIGURES = ("messages", "oldest_age_seconds", "stuck_topics")
 
 
-def _write(database: Database, topic: str, table: str = "penstock_outbox") -> None:
-    outbox, connection = penstock.Outbox(table), database.connect()
+def _write(database: Database, topic: str, table: str = "postroom_outbox") -> None:
+    outbox, connection = postroom.Outbox(table), database.connect()
     outbox.create_table(connection)
     with outbox.transaction(connection):
-        outbox.send_many(connection, topic, [penstock.Message(b"x")] * 3)
+        outbox.send_many(connection, topic, [postroom.Message(b"x")] * 3)
     connection.close()
 
 
@@ -55,18 +55,18 @@ async def test_one_in_the_queues_own_database_is_found(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     database = database_of(kind, request, tmp_path)
-    async with penstock.connect(database.url, migrate=True) as mq:
+    async with postroom.connect(database.url, migrate=True) as mq:
         endpoint: Any = mq._endpoint
         assert isinstance(endpoint, Broker)
         assert not (await Sampler(endpoint).look()).outbox
         _write(database, "nowhere")
-        connection, outbox = database.connect(autocommit=True), penstock.Outbox()
+        connection, outbox = database.connect(autocommit=True), postroom.Outbox()
         async with outbox.relay(mq, database.url):
             await eventually(lambda: bool(outbox.status(connection).stuck))
             sampler = Sampler(endpoint)
             await sampler.look()
             families = {family.name: family for family in Collector(None, sampler)._outbox()}  # type: ignore[arg-type]
-            values = [families[f"penstock_outbox_{name}"].samples[0].value for name in FIGURES]
+            values = [families[f"postroom_outbox_{name}"].samples[0].value for name in FIGURES]
             assert values[0] == 3 and values[2] == 1
         connection.close()
     found = await _doctor(tmp_path, database.url)
@@ -84,8 +84,8 @@ async def test_the_process_of_the_relay_shows_it(tmp_path: Path) -> None:
     _write(shop, "orders", "seen")
 
     def shown(name: str) -> float | None:
-        return REGISTRY.get_sample_value(f"penstock_outbox_{name}", {"table": "seen"})
+        return REGISTRY.get_sample_value(f"postroom_outbox_{name}", {"table": "seen"})
 
-    async with penstock.connect("memory://") as mq, penstock.Outbox("seen").relay(mq, shop.url):
+    async with postroom.connect("memory://") as mq, postroom.Outbox("seen").relay(mq, shop.url):
         await eventually(lambda: shown("messages") == 3)
     assert shown("messages") is None

@@ -19,8 +19,8 @@ import sqlalchemy
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
-import penstock
-from penstock.errors import (
+import postroom
+from postroom.errors import (
     InvalidMessage,
     InvalidName,
     InvalidSetting,
@@ -44,11 +44,11 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def database(place: Database) -> Database:
     """With an outbox that is empty."""
     connection = place.connect()
-    for name in ("penstock_outbox", "letters", "old"):
+    for name in ("postroom_outbox", "letters", "old"):
         for table in (name, f"{name}_relay"):
             connection.cursor().execute(f"DROP TABLE IF EXISTS {table}")
     connection.commit()
-    penstock.Outbox().create_table(connection)
+    postroom.Outbox().create_table(connection)
     connection.close()  # it was committed
     return place
 
@@ -57,18 +57,18 @@ def database(place: Database) -> Database:
 def shop(tmp_path: Path) -> Database:
     found = Database("sqlite", f"sqlite:///{tmp_path}/shop.db")
     connection = found.connect()
-    penstock.Outbox().create_table(connection)
+    postroom.Outbox().create_table(connection)
     connection.close()
     return found
 
 
 @pytest.fixture
-def outbox() -> penstock.Outbox:
-    return penstock.Outbox()
+def outbox() -> postroom.Outbox:
+    return postroom.Outbox()
 
 
 @pytest.fixture
-def woken(outbox: penstock.Outbox) -> list[str]:
+def woken(outbox: postroom.Outbox) -> list[str]:
     """Grows whenever a relay would be woken."""
     found: list[str] = []
     outbox._wakers.append(lambda: found.append("woken"))
@@ -86,11 +86,11 @@ def connection(database: Database) -> Iterator[Any]:
 
 
 def test_a_commit_leaves_the_message_and_a_rollback_nothing(
-    database: Database, outbox: penstock.Outbox, connection: Any, woken: list[str]
+    database: Database, outbox: postroom.Outbox, connection: Any, woken: list[str]
 ) -> None:
     with outbox.transaction(connection):
         outbox.send(connection, "orders", b"one", key="42")
-        outbox.send_many(connection, "orders", [penstock.Message(b"two"), penstock.Message(b"three")])
+        outbox.send_many(connection, "orders", [postroom.Message(b"two"), postroom.Message(b"three")])
         assert database.kind == "sqlite" or database.values() == []  # not committed yet
     assert database.values() == [b"one", b"two", b"three"]
     assert woken
@@ -101,7 +101,7 @@ def test_a_commit_leaves_the_message_and_a_rollback_nothing(
 
 
 def test_it_joins_a_transaction_of_the_callers(
-    database: Database, outbox: penstock.Outbox, connection: Any
+    database: Database, outbox: postroom.Outbox, connection: Any
 ) -> None:
     outbox.send(connection, "orders", b"undone")
     connection.rollback()
@@ -111,7 +111,7 @@ def test_it_joins_a_transaction_of_the_callers(
 
 
 def test_a_savepoint_that_is_rolled_back_takes_its_own_messages_only(
-    database: Database, outbox: penstock.Outbox, connection: Any
+    database: Database, outbox: postroom.Outbox, connection: Any
 ) -> None:
     with outbox.transaction(connection):
         outbox.send(connection, "orders", b"before")
@@ -124,7 +124,7 @@ def test_a_savepoint_that_is_rolled_back_takes_its_own_messages_only(
 
 
 def test_a_released_savepoint_is_undone_with_the_transaction_around_it(
-    database: Database, outbox: penstock.Outbox, connection: Any
+    database: Database, outbox: postroom.Outbox, connection: Any
 ) -> None:
     with suppress(ZeroDivisionError), outbox.transaction(connection):
         with outbox.transaction(connection):
@@ -133,7 +133,7 @@ def test_a_released_savepoint_is_undone_with_the_transaction_around_it(
     assert database.values() == []
 
 
-def test_a_connection_that_commits_by_itself_is_refused(database: Database, outbox: penstock.Outbox) -> None:
+def test_a_connection_that_commits_by_itself_is_refused(database: Database, outbox: postroom.Outbox) -> None:
     connection = database.connect(autocommit=True)
     with pytest.raises(UsageError, match=r"outbox\.transaction"):
         outbox.send(connection, "orders", b"x")
@@ -147,7 +147,7 @@ def test_a_connection_that_commits_by_itself_is_refused(database: Database, outb
 
 
 def test_making_the_tables_again_changes_nothing_and_joins_a_transaction(tmp_path: Path) -> None:
-    outbox, path = penstock.Outbox("letters"), tmp_path / "a.db"
+    outbox, path = postroom.Outbox("letters"), tmp_path / "a.db"
     connection = sqlite3.connect(path)
     connection.execute("BEGIN")
     outbox.create_table(connection)
@@ -166,7 +166,7 @@ def test_making_the_tables_again_changes_nothing_and_joins_a_transaction(tmp_pat
 # ---- SQLAlchemy ----
 
 
-def test_sessions_of_sqlalchemy(database: Database, outbox: penstock.Outbox, woken: list[str]) -> None:
+def test_sessions_of_sqlalchemy(database: Database, outbox: postroom.Outbox, woken: list[str]) -> None:
     engine = database.engine()
     with Session(engine) as session, session.begin():
         outbox.send(session, "orders", b"one")
@@ -184,7 +184,7 @@ def test_sessions_of_sqlalchemy(database: Database, outbox: penstock.Outbox, wok
     engine.dispose()
 
 
-def test_connections_of_sqlalchemy(database: Database, outbox: penstock.Outbox, woken: list[str]) -> None:
+def test_connections_of_sqlalchemy(database: Database, outbox: postroom.Outbox, woken: list[str]) -> None:
     engine = database.engine()
     with engine.begin() as connection:
         outbox.send(connection, "orders", b"one")
@@ -203,7 +203,7 @@ def test_connections_of_sqlalchemy(database: Database, outbox: penstock.Outbox, 
 
 
 def test_a_released_savepoint_wakes_and_leaves_nothing_to_send(
-    shop: Database, outbox: penstock.Outbox, woken: list[str]
+    shop: Database, outbox: postroom.Outbox, woken: list[str]
 ) -> None:
     """I21: `after_commit` comes for it, though the transaction around it is rolled back."""
     engine = shop.engine()
@@ -218,7 +218,7 @@ def test_a_released_savepoint_wakes_and_leaves_nothing_to_send(
 
 
 def test_async_sessions_and_connections_of_sqlalchemy(
-    shop: Database, outbox: penstock.Outbox, woken: list[str]
+    shop: Database, outbox: postroom.Outbox, woken: list[str]
 ) -> None:
     async def work() -> None:
         engine = create_async_engine(shop.url.replace("sqlite", "sqlite+aiosqlite", 1))
@@ -237,7 +237,7 @@ def test_async_sessions_and_connections_of_sqlalchemy(
                         await outbox.send(session, "orders", b"inner")
                         raise ZeroDivisionError
         async with engine.begin() as connection:
-            await outbox.send_many(connection, "orders", [penstock.Message(b"three")])
+            await outbox.send_many(connection, "orders", [postroom.Message(b"three")])
             assert (await outbox.status(connection)).messages == 3
         with pytest.raises(UsageError, match="async with"), outbox.transaction(session):
             raise AssertionError("not entered")
@@ -250,7 +250,7 @@ def test_async_sessions_and_connections_of_sqlalchemy(
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 @pytest.mark.parametrize("what", ["session", "connection"])
 def test_a_send_that_was_not_awaited_stops_the_commit(
-    shop: Database, outbox: penstock.Outbox, what: str
+    shop: Database, outbox: postroom.Outbox, what: str
 ) -> None:
     async def work() -> None:
         engine = create_async_engine(shop.url.replace("sqlite", "sqlite+aiosqlite", 1))
@@ -277,14 +277,14 @@ _DJANGO = """
     settings.configure(DATABASES={"default": {"ENGINE": "django.db.backends.sqlite3", "NAME": sys.argv[1]}})
     import django; django.setup()
     from django.db import connection, transaction
-    import penstock
+    import postroom
 
-    outbox, woken = penstock.Outbox(), []
+    outbox, woken = postroom.Outbox(), []
     outbox._wakers.append(lambda: woken.append(1))
     outbox.create_table(connection)
     try:
         outbox.send(connection, "orders", b"outside")
-    except penstock.UsageError as error:
+    except postroom.UsageError as error:
         assert "outbox.transaction" in str(error), error
     else:
         raise AssertionError("an autocommit was not refused")
@@ -313,7 +313,7 @@ _DJANGO = """
         outbox.send(connection, "orders", value)
     place(b"three")
     assert outbox.status("default").messages == 3
-    with penstock.sync.connect(sys.argv[2]) as mq:
+    with postroom.sync.connect(sys.argv[2]) as mq:
         mq.create_topic("orders", partitions=1)
         with outbox.relay(mq, "default"), mq.consumer("orders", group="all") as consumer:
             for expected in (b"one", b"two", b"three"):
@@ -333,7 +333,7 @@ def test_django(tmp_path: Path) -> None:
 # ---- the decorator ----
 
 
-def test_a_function_is_a_transaction_in_one_line(shop: Database, outbox: penstock.Outbox) -> None:
+def test_a_function_is_a_transaction_in_one_line(shop: Database, outbox: postroom.Outbox) -> None:
     class Shop:
         @outbox.transactional
         def place(self, connection: Any, value: bytes, fail: bool = False) -> str:
@@ -361,7 +361,7 @@ def test_a_function_is_a_transaction_in_one_line(shop: Database, outbox: penstoc
     connection.close()
 
 
-def test_it_takes_sessions_and_coroutine_functions(shop: Database, outbox: penstock.Outbox) -> None:
+def test_it_takes_sessions_and_coroutine_functions(shop: Database, outbox: postroom.Outbox) -> None:
     engine = shop.engine()
 
     @outbox.transactional(connect=sessionmaker(engine))
@@ -400,7 +400,7 @@ def test_it_takes_sessions_and_coroutine_functions(shop: Database, outbox: penst
 
 
 def test_a_missing_table_says_what_to_do(database: Database) -> None:
-    outbox = penstock.Outbox("nowhere")
+    outbox = postroom.Outbox("nowhere")
     connection = database.connect()
     with pytest.raises(SchemaMismatch, match=r"no outbox nowhere .*create_table"):
         outbox.send(connection, "orders", b"x")
@@ -415,17 +415,17 @@ def test_a_missing_table_says_what_to_do(database: Database) -> None:
 
 
 def test_an_old_table_says_what_to_do(database: Database) -> None:
-    outbox, connection = penstock.Outbox("old"), database.connect()
+    outbox, connection = postroom.Outbox("old"), database.connect()
     cursor = connection.cursor()
     cursor.execute("CREATE TABLE old (id INTEGER PRIMARY KEY, topic VARCHAR(120))")
     connection.commit()
     with pytest.raises(SchemaMismatch, match="another version"):
         outbox.send(connection, "orders", b"x")
     connection.rollback()
-    for version, advice in ((0, "create_table"), (99, "update Penstock")):
-        cursor.execute(f"UPDATE penstock_outbox_relay SET version = {version}")
+    for version, advice in ((0, "create_table"), (99, "update Postroom")):
+        cursor.execute(f"UPDATE postroom_outbox_relay SET version = {version}")
         with pytest.raises(SchemaMismatch, match=advice):
-            penstock.Outbox().status(connection)
+            postroom.Outbox().status(connection)
         connection.rollback()
     connection.close()
 
@@ -436,14 +436,14 @@ def test_an_old_table_says_what_to_do(database: Database) -> None:
         ({"topic": "_mine"}, InvalidName),
         ({"value": "text"}, InvalidMessage),
         ({"key": 42}, InvalidMessage),
-        ({"headers": {"penstock-id": "x"}}, InvalidMessage),
+        ({"headers": {"postroom-id": "x"}}, InvalidMessage),
         ({"slot": 5000}, InvalidSetting),
         ({"delay": 5, "at": 6}, InvalidSetting),
         ({"value": bytes(5_000_000)}, MessageTooLarge),
     ],
 )
 def test_a_wrong_message_is_refused_when_it_is_written(
-    shop: Database, outbox: penstock.Outbox, wrong: dict[str, Any], error: type[Exception]
+    shop: Database, outbox: postroom.Outbox, wrong: dict[str, Any], error: type[Exception]
 ) -> None:
     connection = shop.connect()
     arguments: dict[str, Any] = {"topic": "orders", "value": b"x", **wrong}
@@ -452,11 +452,11 @@ def test_a_wrong_message_is_refused_when_it_is_written(
     connection.close()
 
 
-def test_what_is_no_connection_is_refused(outbox: penstock.Outbox) -> None:
+def test_what_is_no_connection_is_refused(outbox: postroom.Outbox) -> None:
     with pytest.raises(InvalidSetting, match="psycopg"):
         outbox.send(object(), "orders", b"x")
     with pytest.raises(InvalidSetting, match="letters, digits"):
-        penstock.Outbox("drop table; --")
+        postroom.Outbox("drop table; --")
     with pytest.raises(InvalidSetting, match="sqlite, postgres"):
         outbox.ddl("oracle")
     with pytest.raises(InvalidSetting, match="an address"):
@@ -466,7 +466,7 @@ def test_what_is_no_connection_is_refused(outbox: penstock.Outbox) -> None:
 # ---- Alembic ----
 
 
-def test_alembic_does_not_see_the_tables(database: Database, outbox: penstock.Outbox) -> None:
+def test_alembic_does_not_see_the_tables(database: Database, outbox: postroom.Outbox) -> None:
     from alembic.autogenerate import compare_metadata
     from alembic.migration import MigrationContext
 
@@ -477,13 +477,13 @@ def test_alembic_does_not_see_the_tables(database: Database, outbox: penstock.Ou
         assert {found[0] for found in compare_metadata(seen, metadata)} >= {"remove_table"}
         hidden = MigrationContext.configure(connection, opts={"include_name": outbox.include_name})
         assert compare_metadata(hidden, metadata) == []
-        chosen = penstock.Outbox("letters").include_name
+        chosen = postroom.Outbox("letters").include_name
         assert [chosen(name, "table", {}) for name in ("letters", "letters_relay", "mine")] == [0, 0, 1]
     engine.dispose()
 
 
 def test_the_statements_of_a_migration_make_the_tables(database: Database) -> None:
-    outbox, connection = penstock.Outbox("letters"), database.connect()
+    outbox, connection = postroom.Outbox("letters"), database.connect()
     for statement in outbox.ddl(database.kind):
         connection.cursor().execute(statement)
     connection.commit()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.errors import PenstockError
-from penstock.model.batch import BatchBuilder
-from penstock.wire import messages as m
-from penstock.wire.link import Link, LinkLost, connect
+import postroom
+from postroom.errors import PostroomError
+from postroom.model.batch import BatchBuilder
+from postroom.wire import messages as m
+from postroom.wire.link import Link, LinkLost, connect
 from tests.servers.places import free_port
 
 CLIENTS = 12
@@ -31,7 +31,7 @@ BOUND_MB = 650  # 256 MB of requests, the writer's and the reader's copies of so
 def broker(tmp_path: Path) -> Iterator[tuple[str, int]]:
     """Address and process id of a broker in a process of its own."""
     port = free_port()
-    command = [sys.executable, "-m", "penstock", "serve", f"sqlite:///{tmp_path / 'q.db'}", "--dev"]
+    command = [sys.executable, "-m", "postroom", "serve", f"sqlite:///{tmp_path / 'q.db'}", "--dev"]
     process = subprocess.Popen([*command, "--port", str(port), "--http-port", "0"], stderr=subprocess.DEVNULL)
     try:
         yield f"127.0.0.1:{port}", process.pid
@@ -45,12 +45,12 @@ def resident_mb(pid: int) -> float:
     return int(line.split()[1]) / 1024
 
 
-async def connected(address: str) -> penstock.Connection:
+async def connected(address: str) -> postroom.Connection:
     deadline = time.monotonic() + 30
     while True:
         try:
-            return await penstock.connect(f"penstock://{address}")
-        except PenstockError:
+            return await postroom.connect(f"postroom://{address}")
+        except PostroomError:
             assert time.monotonic() < deadline, "the broker did not come up"
             await asyncio.sleep(0.1)
 

@@ -10,12 +10,12 @@ from unittest import mock
 
 import pytest
 
-import penstock
-from penstock.errors import StoreError
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import SqlStore
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import acks, append, ask, batch, in_threads, partitions, read_all
+import postroom
+from postroom.errors import StoreError
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import acks, append, ask, batch, in_threads, partitions, read_all
 from tests.ready import Ground, opened
 from tests.servers import PgBouncer, PostgresServer
 
@@ -37,7 +37,7 @@ def url(fresh: Ground) -> str:
 
 
 async def test_everything_users_do(url: str) -> None:
-    async with penstock.connect(url) as mq, penstock.connect(url) as other:
+    async with postroom.connect(url) as mq, postroom.connect(url) as other:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing", lease=30)
         await asyncio.gather(*(mq.send("orders", b"%d" % i, key=str(i)) for i in range(50)))
@@ -45,7 +45,7 @@ async def test_everything_users_do(url: str) -> None:
         found: set[int] = set()
         async with mq.consumer("orders", "billing") as one, other.consumer("orders", "billing") as two:
 
-            async def take(consumer: penstock.Consumer) -> None:
+            async def take(consumer: postroom.Consumer) -> None:
                 while len(found) < 51:
                     for message in await consumer.poll(wait=0.2):
                         if message.value == b"7" and message.attempt == 1:
@@ -65,7 +65,7 @@ async def test_everything_users_do(url: str) -> None:
 
 async def test_a_waiting_consumer_hears_of_others_without_listening(url: str) -> None:
     """It looks: nothing can be listened to in a session that is nobody's."""
-    async with penstock.connect(url) as mq, penstock.connect(url) as other:
+    async with postroom.connect(url) as mq, postroom.connect(url) as other:
         await mq.create_topic("orders", partitions=1)
         async with mq.consumer("orders", "billing") as consumer:
             polling = asyncio.ensure_future(consumer.poll(wait=20))

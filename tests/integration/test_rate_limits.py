@@ -7,8 +7,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import penstock
-from penstock.errors import SendTimeout
+import postroom
+from postroom.errors import SendTimeout
 from tests.integration.children import Connection, child, received
 
 PER_S = 400
@@ -18,7 +18,7 @@ LATE = 0.7  # of what the rate gives passes at least, on a machine that is busy 
 
 def send_for_a_while(url: str, pipe: Connection) -> None:
     async def run() -> None:
-        async with penstock.connect(url) as mq, mq.producer("orders", batch_messages=10) as producer:
+        async with postroom.connect(url) as mq, mq.producer("orders", batch_messages=10) as producer:
             await producer.send(b"warm")
             pipe.send("ready")
             await asyncio.to_thread(pipe.recv)
@@ -39,7 +39,7 @@ def consume_for_a_while(url: str, pipe: Connection) -> None:
     async def run() -> None:
         count = 0
         async with (
-            penstock.connect(url) as mq,
+            postroom.connect(url) as mq,
             mq.consumer("orders", "billing", ack="on_delivery") as consumer,
         ):
             pipe.send("ready")
@@ -64,7 +64,7 @@ def run_two(work: Any, url: str) -> list[Any]:
 
 async def test_producers_in_two_processes_share_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.limit_rate(topic="orders", messages_per_s=PER_S)
         await asyncio.to_thread(run_two, send_for_a_while, url)
@@ -75,10 +75,10 @@ async def test_producers_in_two_processes_share_it(tmp_path: Path) -> None:
 
 async def test_members_in_two_processes_share_it(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("orders", partitions=4)
         await mq.create_group("orders", "billing")
-        await mq.send_many("orders", [penstock.Message(b"x") for _ in range(5000)])
+        await mq.send_many("orders", [postroom.Message(b"x") for _ in range(5000)])
         await mq.limit_rate(topic="orders", group="billing", messages_per_s=PER_S)
         counts = await asyncio.to_thread(run_two, consume_for_a_while, url)
     burst, slices = PER_S // 10, 3 * PER_S // 10

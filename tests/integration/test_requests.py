@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-import penstock
+import postroom
 from bench.requests import app_on, measure
-from penstock import App, Connection, NoReply, PermissionDenied
-from penstock.broker.gatekeeper import new_token
-from penstock.broker.replies import ForgetReplies
-from penstock.client.answering import Answers
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.model.access import Principal, hash_of, parse_permissions
-from penstock.model.names import is_reply
+from postroom import App, Connection, NoReply, PermissionDenied
+from postroom.broker.gatekeeper import new_token
+from postroom.broker.replies import ForgetReplies
+from postroom.client.answering import Answers
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.model.access import Principal, hash_of, parse_permissions
+from postroom.model.names import is_reply
 from tests.contract.brokers import run_duty
 
 from .brokers_threads import ThreadedBroker
@@ -75,13 +75,13 @@ async def test_a_broker_dies_under_a_request_and_the_reply_comes(
     """The requester came in by one broker and the worker by another; whichever goes, the rest is enough."""
     if store != "sqlite":
         url = request.getfixturevalue(store)
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("quote", partitions=2, exist_ok=True)
     one = stack.enter_context(ThreadedBroker(url))
     other = stack.enter_context(ThreadedBroker(url))
-    at_one, at_other = f"penstock://{one.address}", f"penstock://{other.address}"
+    at_one, at_other = f"postroom://{one.address}", f"postroom://{other.address}"
     worker = Waiting(f"{at_other},{one.address}")
-    async with worker.app, penstock.connect(f"{at_one},{other.address}") as mq:
+    async with worker.app, postroom.connect(f"{at_one},{other.address}") as mq:
         asked = asyncio.create_task(mq.request("quote", b"a", timeout=SECONDS))
         await worker.has_begun()
         await asyncio.to_thread(one.abort)
@@ -92,12 +92,12 @@ async def test_a_broker_dies_under_a_request_and_the_reply_comes(
 
 async def test_requester_and_worker_embedded_and_served(stack: ExitStack, url: str) -> None:
     """Two processes, as far as the store can tell: a broker, and a worker that has the store open itself."""
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("quote", partitions=1, storage="volatile")
     broker = stack.enter_context(ThreadedBroker(url))
     worker = Waiting(url)
     worker.go_on.set()
-    async with worker.app, penstock.connect(f"penstock://{broker.address}") as mq:
+    async with worker.app, postroom.connect(f"postroom://{broker.address}") as mq:
         replies = await asyncio.gather(*(mq.request("quote", b"a", timeout=SECONDS) for _ in range(50)))
     assert [reply.value for reply in replies] == [b"A"] * 50
 
@@ -107,7 +107,7 @@ async def test_requester_and_worker_embedded_and_served(stack: ExitStack, url: s
 
 async def test_a_reply_topic_that_is_moved_brings_its_replies(tmp_path: Path) -> None:
     url, shards = f"sqlite:///{tmp_path}/a.db", {"b": f"sqlite:///{tmp_path}/b.db"}
-    async with penstock.connect(url, shards=shards) as mq:
+    async with postroom.connect(url, shards=shards) as mq:
         await mq.create_topic("quote", partitions=1)
         worker = Waiting(mq)
         async with worker.app:
@@ -126,7 +126,7 @@ async def test_a_reply_topic_that_is_moved_brings_its_replies(tmp_path: Path) ->
 
 def ask_and_wait(url: str, pipe: Any) -> None:
     async def run() -> None:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             await mq.request("quote", b"1", timeout=SECONDS)
             pipe.send("answered")
             await mq.request("quote", b"never", timeout=SECONDS)
@@ -135,7 +135,7 @@ def ask_and_wait(url: str, pipe: Any) -> None:
 
 
 async def test_a_requester_that_was_killed_leaves_nothing_for_long(url: str) -> None:
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("quote", partitions=1)
         worker = Waiting(mq)
         worker.go_on.set()
@@ -148,7 +148,7 @@ async def test_a_requester_that_was_killed_leaves_nothing_for_long(url: str) -> 
             await run_duty(mq, ForgetReplies)
             assert len(await reply_topics(mq)) == 1  # it may only be slow
     later = ManualClock(time.time_ns() // 1_000_000 + DEFAULTS.reply_idle_ms + 1000)
-    async with penstock.connect(url, clock=later) as mq:
+    async with postroom.connect(url, clock=later) as mq:
         await run_duty(mq, ForgetReplies)
         assert await reply_topics(mq) == []
         assert [topic.name for topic in await mq.topics()] == ["quote"]
@@ -184,7 +184,7 @@ def serve_and_die(url: str, point: str, pipe: Any) -> None:
 async def test_a_worker_is_killed_and_another_goes_on(url: str, point: str, answer: bytes) -> None:
     """What was not acked comes again, once the lease is over: a request may be handled twice, and is answered
     once. The second reply is late."""
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.create_topic("quote", partitions=1)
         with child(serve_and_die, url, point) as (process, pipe):
             assert await asyncio.to_thread(received, pipe, SECONDS) == "ready"
@@ -220,8 +220,8 @@ async def test_who_may_send_asks_and_who_may_consume_answers_and_nobody_else_rea
         worker = Waiting(server.url, token=clerk)
         async with (
             worker.app,
-            penstock.connect(server.url, token=shop) as mq,
-            penstock.connect(server.url, token=spy) as other,
+            postroom.connect(server.url, token=shop) as mq,
+            postroom.connect(server.url, token=spy) as other,
         ):
             asked = asyncio.create_task(mq.request("quote", b"a", timeout=SECONDS))
             await worker.has_begun()
@@ -250,7 +250,7 @@ async def test_a_store_that_is_away_is_no_reply_and_the_next_request_works(
     stack: ExitStack, url: str
 ) -> None:
     broker = stack.enter_context(ThreadedBroker(url))
-    async with penstock.connect(f"penstock://{broker.address}") as mq:
+    async with postroom.connect(f"postroom://{broker.address}") as mq:
         await mq.create_topic("quote", partitions=1)
         worker = Waiting(mq)
         worker.go_on.set()
@@ -264,7 +264,7 @@ async def test_a_store_that_is_away_is_no_reply_and_the_next_request_works(
 
 
 async def test_the_benchmark_measures_round_trips() -> None:
-    async with penstock.connect("memory://") as mq:
+    async with postroom.connect("memory://") as mq:
         await mq.create_topic("volatile", partitions=1, storage="volatile")
         await mq.create_topic("durable", partitions=1)
         async with app_on(mq):

@@ -1,4 +1,4 @@
-"""`penstock serve` as a process: the first token, the log, signals, and what stops it from starting."""
+"""`postroom serve` as a process: the first token, the log, signals, and what stops it from starting."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from penstock.model.access import hash_of, is_token
-from penstock.store import open_sqlite
+from postroom.model.access import hash_of, is_token
+from postroom.store import open_sqlite
 from tests.contract.cli_runner import Answer, Cli
 
 SECONDS = 60
@@ -81,8 +81,8 @@ def test_the_first_start_shows_a_token_once(served: Served, tmp_path: Path) -> N
     process, line = served.start()
     assert process.stdout is not None
     text = b"".join(process.stdout.readline() for _ in range(5)).decode()
-    (token,) = re.findall(r"PENSTOCK_TOKEN=(\S+)", text)
-    assert is_token(token) and f"PENSTOCK_URL={line['url']}\n" in text
+    (token,) = re.findall(r"POSTROOM_TOKEN=(\S+)", text)
+    assert is_token(token) and f"POSTROOM_URL={line['url']}\n" in text
     answer = served.end(process)
     assert answer.code == 0 and "pst_" not in answer.err and answer.out.strip() == ""
     with closing(open_sqlite(tmp_path / "queue.db")) as store:
@@ -98,7 +98,7 @@ def test_a_first_token_that_nobody_can_read(served: Served) -> None:
     os.close(reader)
     process = served.begin(stdout=writer)
     os.close(writer)
-    told = logged(process, "the first token could not be shown: `penstock access rotate admin` makes another")
+    told = logged(process, "the first token could not be shown: `postroom access rotate admin` makes another")
     assert told["level"] == "error"
     answer = served.end(process)
     assert answer.code == 0 and "Traceback" not in answer.err
@@ -118,7 +118,7 @@ def test_on_a_database_server(tmp_path: Path, server: str, request: pytest.Fixtu
     url = request.getfixturevalue(server)
     served = Served(tmp_path, url)
     refused = served.cli.process("serve", "--port", "0", "--http-port", "0", "--json")
-    assert refused.code == 1 and "penstock migrate" in refused.error["message"]
+    assert refused.code == 1 and "postroom migrate" in refused.error["message"]
     process, line = served.start("--migrate", "--json")
     try:
         assert process.stdout is not None and b"pst_" in process.stdout.readline()
@@ -139,11 +139,11 @@ def test_dev_makes_no_principal(served: Served, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_and_it_leaves_the_list(served: Served, tmp_path: Path, number: int) -> None:
-    (tmp_path / "penstock.toml").write_text('url = "sqlite:///other.db"\nzone = "eu-1"\n')
-    process, line = served.start("--config", "penstock.toml")
+    (tmp_path / "postroom.toml").write_text('url = "sqlite:///other.db"\nzone = "eu-1"\n')
+    process, line = served.start("--config", "postroom.toml")
     assert line["zone"] == "eu-1"
-    assert line["store"].endswith("queue.db")  # PENSTOCK_URL beats the file
-    assert brokers(tmp_path) == [line["url"].removeprefix("penstock://")]
+    assert line["store"].endswith("queue.db")  # POSTROOM_URL beats the file
+    assert brokers(tmp_path) == [line["url"].removeprefix("postroom://")]
     answer = served.end(process, number)
     messages = [json.loads(text)["message"] for text in answer.err.splitlines()]
     assert answer.code == 0 and messages[-2:] == ["stopping", "stopped"] and "Traceback" not in answer.err
@@ -214,7 +214,7 @@ def test_a_port_that_is_taken(served: Served, tmp_path: Path) -> None:
         (["--tls-cert", "a.pem"], "tls_cert is nothing without tls_key"),
         (["--tls-cert", "bad.toml", "--tls-key", "bad.toml"], "tls_cert and tls_key cannot be used"),
         (["--grace", "soon"], "--grace must be a duration"),
-        (["--url", "penstock://127.0.0.1:7070"], "not on another broker"),
+        (["--url", "postroom://127.0.0.1:7070"], "not on another broker"),
         (["sqlite:///a.db", "--url", "sqlite:///b.db"], "named twice"),
         (["nonsense://x"], "there is no scheme"),
         (["--port", "x"], "--port"),
@@ -243,7 +243,7 @@ def test_no_password_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
     monkeypatch.chdir(tmp_path)
     url = "postgresql://ann:hunter2@127.0.0.1:1/q"
     (tmp_path / "secret.toml").write_text(f'url = "{url}"\n[shards]\nb = "{url}"\n')
-    monkeypatch.setenv("PENSTOCK_SHARDS", "")
+    monkeypatch.setenv("POSTROOM_SHARDS", "")
     cli = Cli(tmp_path, url if "--config" in words else None)
     answer = cli("serve", "--http-port", "0", "--port", "0", *words)
     assert answer.code in (1, 2) and answer.err.count("\n") == 1

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-import penstock
-import penstock.sync
-from penstock.tls import client_context
+import postroom
+import postroom.sync
+from postroom.tls import client_context
 from tests.certificates import Authority
 from tests.contract.cli_runner import Cli
 
@@ -59,83 +59,83 @@ class Queue:
 def queue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Queue]:
     made = Queue(tmp_path_factory.mktemp("queue"))
     yield made
-    with pytest.raises(penstock.NotAuthenticated):
-        penstock.sync.connect(made.url, token=WRONG)
+    with pytest.raises(postroom.NotAuthenticated):
+        postroom.sync.connect(made.url, token=WRONG)
     said = made.end()
     assert made.process.returncode == 0 and "was refused" in said
     assert not any(token in said for token in (*made.tokens, WRONG))
 
 
 @pytest.fixture
-async def admin(queue: Queue) -> AsyncIterator[penstock.Connection]:
-    async with penstock.connect(queue.url, token=queue.admin) as mq:
+async def admin(queue: Queue) -> AsyncIterator[postroom.Connection]:
+    async with postroom.connect(queue.url, token=queue.admin) as mq:
         for topic in ("orders", "secret"):
             await mq.create_topic(topic, partitions=1, exist_ok=True)
         yield mq
 
 
 async def test_nobody_comes_without_a_token(queue: Queue, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    monkeypatch.delenv("POSTROOM_TOKEN", raising=False)
     for token in (None, WRONG, "x"):
-        with pytest.raises(penstock.NotAuthenticated, match="token"):
-            await penstock.connect(queue.url, token=token)
+        with pytest.raises(postroom.NotAuthenticated, match="token"):
+            await postroom.connect(queue.url, token=token)
 
 
-async def test_each_does_what_it_may(queue: Queue, admin: penstock.Connection) -> None:
+async def test_each_does_what_it_may(queue: Queue, admin: postroom.Connection) -> None:
     sends, reads = queue.token("web", "send:orders"), queue.token("billing", "consume:ord*")
     async with (
-        penstock.connect(queue.url, token=sends) as web,
-        penstock.connect(queue.url, token=reads) as billing,
+        postroom.connect(queue.url, token=sends) as web,
+        postroom.connect(queue.url, token=reads) as billing,
     ):
         await web.send("orders", b"one")
         async with billing.consumer("orders", group="g") as consumer:
             (message,) = await consumer.poll(wait=20)
             await message.ack()
         assert [info.name for info in await web.topics()] == ["orders"]
-        with pytest.raises(penstock.PermissionDenied, match="access grant web consume:orders"):
+        with pytest.raises(postroom.PermissionDenied, match="access grant web consume:orders"):
             async with web.consumer("orders", group="g") as consumer:
                 await consumer.poll(wait=0)
-        with pytest.raises(penstock.PermissionDenied, match="access grant web send:secret"):
+        with pytest.raises(postroom.PermissionDenied, match="access grant web send:secret"):
             await web.send("secret", b"two")
-        with pytest.raises(penstock.PermissionDenied, match="access grant billing send:orders"):
+        with pytest.raises(postroom.PermissionDenied, match="access grant billing send:orders"):
             await billing.send("orders", b"three")
         for refused in (web.delete_topic("orders"), web.create_topic("new"), billing.shards()):
-            with pytest.raises(penstock.PermissionDenied, match="manage"):
+            with pytest.raises(postroom.PermissionDenied, match="manage"):
                 await refused
-    with pytest.raises(penstock.PermissionDenied):
+    with pytest.raises(postroom.PermissionDenied):
         await admin.send("orders", b"four")  # to manage is not to send
 
 
 async def test_a_topic_is_not_reached_by_the_id_of_its_partition(
-    queue: Queue, admin: penstock.Connection
+    queue: Queue, admin: postroom.Connection
 ) -> None:
     hidden = (await admin.route("secret")).ranges[0].partition_id
     token = queue.token("both", "send:orders", "consume:orders")
-    async with penstock.connect(queue.url, token=token) as mq:
+    async with postroom.connect(queue.url, token=token) as mq:
         endpoint: Any = mq._endpoint
-        with pytest.raises(penstock.UnknownPartition):
+        with pytest.raises(postroom.UnknownPartition):
             await endpoint.fetch("orders", hidden, 0, max_messages=1, max_bytes=1000, wait_ms=0)
 
 
-async def test_what_was_revoked_ends_soon(queue: Queue, admin: penstock.Connection) -> None:
+async def test_what_was_revoked_ends_soon(queue: Queue, admin: postroom.Connection) -> None:
     token = queue.token("shortly", "send:orders")
-    async with penstock.connect(queue.url, token=token) as mq:
+    async with postroom.connect(queue.url, token=token) as mq:
         await mq.send("orders", b"one")
         queue.cli.ok("access", "remove", "shortly", "--yes")
-        with pytest.raises(penstock.NotAuthenticated):
+        with pytest.raises(postroom.NotAuthenticated):
             await asyncio.wait_for(_send_on(mq), 20)  # two seconds, and what the machine takes
-        with pytest.raises(penstock.NotAuthenticated):
-            await penstock.connect(queue.url, token=token)
+        with pytest.raises(postroom.NotAuthenticated):
+            await postroom.connect(queue.url, token=token)
 
 
-async def _send_on(mq: penstock.Connection) -> None:
+async def _send_on(mq: postroom.Connection) -> None:
     while True:
         await mq.send("orders", b"more", timeout=5)
         await asyncio.sleep(0.1)
 
 
 async def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PENSTOCK_TOKEN", raising=False)
+    monkeypatch.delenv("POSTROOM_TOKEN", raising=False)
     authority = Authority(tmp_path / "tls")
     server, client = authority.issue("mq"), authority.issue("shop")
     words = ("--tls-cert", server.cert, "--tls-key", server.key, "--tls-client-ca", authority.ca)
@@ -143,15 +143,15 @@ async def test_certificates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     try:
         queue.cli.ok("access", "add", "shop", "--allow", "manage:*", "--allow", "send:*", "--no-token")
         shop = client_context(authority.ca, cert=client.cert, key=client.key)
-        async with penstock.connect(queue.url, tls=shop) as mq:
+        async with postroom.connect(queue.url, tls=shop) as mq:
             await mq.create_topic("orders")
             await mq.send("orders", b"one")
-        async with penstock.connect(queue.url, tls=authority.ca, token=queue.admin) as mq:
+        async with postroom.connect(queue.url, tls=authority.ca, token=queue.admin) as mq:
             assert (await mq.topics())[0].messages == 1
-        with pytest.raises(penstock.NotAuthenticated):
-            await penstock.connect(queue.url, tls=authority.ca)
+        with pytest.raises(postroom.NotAuthenticated):
+            await postroom.connect(queue.url, tls=authority.ca)
         for tls in (None, True):
-            with pytest.raises(penstock.BrokerUnavailable):
-                await penstock.connect(queue.url, tls=tls, token=queue.admin)
+            with pytest.raises(postroom.BrokerUnavailable):
+                await postroom.connect(queue.url, tls=tls, token=queue.admin)
     finally:
         queue.end()

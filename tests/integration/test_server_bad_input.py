@@ -15,12 +15,12 @@ from urllib.parse import quote
 
 import pytest
 
-import penstock
-from penstock.errors import AccessDenied, SchemaMismatch, StoreError, StoreUnavailable, UsageError
-from penstock.model.settings import TopicSettings
-from penstock.store.schema import VERSION
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import append, batch, partitions
+import postroom
+from postroom.errors import AccessDenied, SchemaMismatch, StoreError, StoreUnavailable, UsageError
+from postroom.model.settings import TopicSettings
+from postroom.store.schema import VERSION
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import append, batch, partitions
 from tests.integration.interleaving import until
 from tests.ready import Ground, both, ready
 from tests.servers import MariaServer, PostgresServer, Proxy
@@ -51,11 +51,11 @@ def own(server: Server) -> Iterator[Ground]:
     server.drop_database(ground.name)
 
 
-async def refused(url: str, kind: type[penstock.PenstockError], *words: str, **options: Any) -> str:
+async def refused(url: str, kind: type[postroom.PostroomError], *words: str, **options: Any) -> str:
     """Connecting is refused soon, with these words and without the password."""
     begin = time.monotonic()
     with pytest.raises(kind) as told:
-        async with penstock.connect(url, **options):
+        async with postroom.connect(url, **options):
             pass
     assert time.monotonic() - begin < 3
     return sentence(told.value, *words)
@@ -80,19 +80,19 @@ def sentence(error: BaseException, *words: str) -> str:
 @both
 async def test_a_wrong_password(fresh: Ground) -> None:
     await refused(
-        fresh.url.replace(SECRET, "guessed"), AccessDenied, "penstock@127.0.0.1", "check user", "password"
+        fresh.url.replace(SECRET, "guessed"), AccessDenied, "postroom@127.0.0.1", "check user", "password"
     )
 
 
 @both
 async def test_an_unknown_user(fresh: Ground) -> None:
-    await refused(fresh.url.replace("//penstock:", "//nobody:"), AccessDenied, "nobody", "check user")
+    await refused(fresh.url.replace("//postroom:", "//nobody:"), AccessDenied, "nobody", "check user")
 
 
 @both
 async def test_an_unknown_database(fresh: Ground) -> None:
-    url = fresh.server.url("penstock_nowhere")
-    await refused(url, AccessDenied, "penstock_nowhere", "create the database, or correct its name")
+    url = fresh.server.url("postroom_nowhere")
+    await refused(url, AccessDenied, "postroom_nowhere", "create the database, or correct its name")
 
 
 @both
@@ -114,7 +114,7 @@ async def test_a_host_that_does_not_answer(fresh: Ground, proxy_to: Callable[[in
     proxy.deaf()
     begin = time.monotonic()
     with pytest.raises(StoreUnavailable) as told:
-        await penstock.connect(fresh.server.url(fresh.name, port=proxy.port))
+        await postroom.connect(fresh.server.url(fresh.name, port=proxy.port))
     assert 4 < time.monotonic() - begin < 8
     sentence(told.value, f"127.0.0.1:{proxy.port}", "check host and port")
 
@@ -132,21 +132,21 @@ async def test_a_server_that_was_stopped(kind: str, request: pytest.FixtureReque
 
 @both
 async def test_a_database_without_tables(fresh: Ground) -> None:
-    await refused(fresh.url, SchemaMismatch, "no Penstock tables", "penstock migrate", "migrate=True")
-    async with penstock.connect(fresh.url, migrate=True) as mq:
+    await refused(fresh.url, SchemaMismatch, "no Postroom tables", "postroom migrate", "migrate=True")
+    async with postroom.connect(fresh.url, migrate=True) as mq:
         assert await mq.topics() == []
 
 
 @both
 async def test_a_database_of_an_earlier_version(own: Ground) -> None:
-    own.rows("DELETE FROM penstock_schema WHERE version = %s", VERSION)
-    await refused(own.url, SchemaMismatch, f"version {VERSION - 1}", f"needs {VERSION}", "penstock migrate")
+    own.rows("DELETE FROM postroom_schema WHERE version = %s", VERSION)
+    await refused(own.url, SchemaMismatch, f"version {VERSION - 1}", f"needs {VERSION}", "postroom migrate")
 
 
 @both
 async def test_a_database_of_a_newer_version(own: Ground) -> None:
-    own.rows("INSERT INTO penstock_schema (version, applied_at) VALUES (%s, 0)", VERSION + 1)
-    words = (f"version {VERSION + 1}", f"knows {VERSION}", "pip install -U penstock")
+    own.rows("INSERT INTO postroom_schema (version, applied_at) VALUES (%s, 0)", VERSION + 1)
+    words = (f"version {VERSION + 1}", f"knows {VERSION}", "pip install -U postroom")
     await refused(own.url, SchemaMismatch, *words)
     await refused(own.url, SchemaMismatch, *words, migrate=True)
 
@@ -223,7 +223,7 @@ def clerk(ground: Ground) -> Iterator[str]:
             cursor.execute(statement.format(**plain))
         connection.commit()
     try:
-        yield ground.url.replace("//penstock:", "//clerk:")
+        yield ground.url.replace("//postroom:", "//clerk:")
     finally:
         if ground.kind == "postgres":
             ground.rows("DROP OWNED BY clerk", admin=True)
@@ -242,7 +242,7 @@ async def test_no_right_to_make_a_topic(own: Ground) -> None:
     store = own.store()
     store.catalog.create_topic("orders", TopicSettings(), 1)
     with clerk(own) as url:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             with pytest.raises(AccessDenied) as told:
                 await mq.create_topic("more")
             sentence(told.value, "clerk", "grant the missing right", "CREATE")
@@ -258,7 +258,7 @@ async def test_no_right_to_read_the_tables(own: Ground) -> None:
     with clerk(own) as url:
         if own.kind == "postgres":
             own.rows("REVOKE ALL ON ALL TABLES IN SCHEMA public FROM clerk", admin=True)
-            words = ("penstock_schema", "grant the missing right")
+            words = ("postroom_schema", "grant the missing right")
         else:
             own.rows("REVOKE ALL PRIVILEGES, GRANT OPTION FROM clerk@'%%'", admin=True)
             words = (own.name, "check user, password and database")
@@ -272,7 +272,7 @@ async def test_no_right_to_read_the_tables(own: Ground) -> None:
 async def test_too_many_connections(own: Ground) -> None:
     with one_connection(own), closing(own.server.connect(own.name)):
         await refused(own.url, StoreUnavailable, "takes no more connections", "raise the server's limit")
-    async with penstock.connect(own.url) as mq:
+    async with postroom.connect(own.url) as mq:
         assert await mq.topics() == []
 
 
@@ -281,7 +281,7 @@ def one_connection(ground: Ground) -> Iterator[None]:
     change = (
         f"ALTER DATABASE {ground.name} CONNECTION LIMIT {{}}"
         if ground.kind == "postgres"
-        else "ALTER USER penstock@'%%' WITH MAX_USER_CONNECTIONS {}"
+        else "ALTER USER postroom@'%%' WITH MAX_USER_CONNECTIONS {}"
     )
     ground.rows(change.format(1), admin=True)
     try:
@@ -308,11 +308,11 @@ async def test_a_server_whose_packets_are_too_small_for_a_batch(mariadb_server: 
 @pytest.mark.parametrize("encoding", ["LATIN1", "SQL_ASCII"])
 async def test_a_database_that_cannot_hold_all_text(postgres_server: PostgresServer, encoding: str) -> None:
     """Names and reasons are text: it would fail at the first that does not fit, after months perhaps."""
-    name = f"penstock_{encoding.lower()}"
+    name = f"postroom_{encoding.lower()}"
     with closing(postgres_server.connect("postgres", admin=True)) as connection:
         connection.autocommit = True
         connection.execute(
-            f"CREATE DATABASE {name} OWNER penstock ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'"
+            f"CREATE DATABASE {name} OWNER postroom ENCODING '{encoding}' TEMPLATE template0 LOCALE 'C'"
         )
     try:
         for migrate in (False, True):
@@ -327,18 +327,18 @@ async def test_the_character_set_of_a_mysql_database_does_not_matter(mariadb_ser
     ground = Ground(mariadb_server, name)
     ground.rows(f"ALTER DATABASE {name} CHARACTER SET latin1 COLLATE latin1_swedish_ci", admin=True)
     try:
-        async with penstock.connect(ground.url, migrate=True) as mq:
+        async with postroom.connect(ground.url, migrate=True) as mq:
             await all_text(mq)
     finally:
         mariadb_server.drop_database(name)
 
 
 async def test_text_comes_back_as_it_was(ground: Ground) -> None:
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await all_text(mq)
 
 
-async def all_text(mq: penstock.Connection) -> None:
+async def all_text(mq: postroom.Connection) -> None:
     """Names differ by case; reasons may hold anything that an exception says."""
     for topic in ("orders", "Orders", "ORDERS"):
         await mq.create_topic(topic, partitions=1)
@@ -352,9 +352,9 @@ async def all_text(mq: penstock.Connection) -> None:
         "long " * 20_000,
         "\ud800",
     ]
-    await mq.send_many("orders", [penstock.Message(b"%d" % n) for n in range(len(reasons))])
+    await mq.send_many("orders", [postroom.Message(b"%d" % n) for n in range(len(reasons))])
     async with mq.consumer("orders", "billing", member="Zoë 🦊") as consumer:
-        found: list[penstock.Received] = []
+        found: list[postroom.Received] = []
         while len(found) < len(reasons):
             found += await consumer.poll(wait=10)
         for message, reason in zip(found, reasons, strict=True):
@@ -367,20 +367,20 @@ async def all_text(mq: penstock.Connection) -> None:
 
 @pytest.mark.parametrize("client_id", ["x" * 101, "a\0b", "a\nb"])
 async def test_a_client_id_that_no_server_could_keep(postgres_ready: str, client_id: str) -> None:
-    with pytest.raises(penstock.InvalidSetting, match="client_id"):
-        await penstock.connect(postgres_ready, client_id=client_id)
+    with pytest.raises(postroom.InvalidSetting, match="client_id"):
+        await postroom.connect(postgres_ready, client_id=client_id)
 
 
 @pytest.mark.parametrize("member", ["x" * 121, "a\0b", "a\nb"])
 async def test_a_member_that_no_server_could_keep(ground: Ground, member: str) -> None:
-    async with penstock.connect(ground.url) as mq:
-        with pytest.raises(penstock.InvalidSetting, match="member"):
+    async with postroom.connect(ground.url) as mq:
+        with pytest.raises(postroom.InvalidSetting, match="member"):
             mq.consumer("orders", "billing", member=member)
 
 
 async def test_the_longest_names_fit(ground: Ground) -> None:
     topic, group = "t" * 120, "g" * 60
-    async with penstock.connect(ground.url, client_id="c" * 100) as mq:
+    async with postroom.connect(ground.url, client_id="c" * 100) as mq:
         await mq.create_topic(topic, partitions=1)
         await mq.send(topic, b"x")
         async with mq.consumer(topic, group):
@@ -399,7 +399,7 @@ async def test_the_time_zone_of_the_server_does_not_matter(ground: Ground) -> No
     """Both servers of the tests run at +05:45."""
     zone = "SHOW timezone" if ground.kind == "postgres" else "SELECT @@global.time_zone"
     assert ground.rows(zone)[0][0] in ("Asia/Kathmandu", "+05:45")
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("orders", partitions=1)
         before = time.time() * 1000
         await mq.send("orders", b"now")
@@ -422,10 +422,10 @@ async def test_the_time_zone_of_the_server_does_not_matter(ground: Ground) -> No
 async def test_a_driver_that_is_not_installed(
     url: str, driver: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in [name for name in sys.modules if name.startswith("penstock.store.") or name == driver]:
-        if name in ("penstock.store.postgres", "penstock.store.mysql", driver):
+    for name in [name for name in sys.modules if name.startswith("postroom.store.") or name == driver]:
+        if name in ("postroom.store.postgres", "postroom.store.mysql", driver):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, driver, None)
-    with pytest.raises(UsageError, match=rf"needs a driver .*pip install 'penstock\[{extra}\]'") as told:
-        await penstock.connect(url)
+    with pytest.raises(UsageError, match=rf"needs a driver .*pip install 'postroom\[{extra}\]'") as told:
+        await postroom.connect(url)
     assert "secret" not in str(told.value)

@@ -13,13 +13,13 @@ from unittest import mock
 
 import pytest
 
-from penstock.errors import StoreUnavailable
-from penstock.model.delivery import Kind, OrderedAsk, Settlement, Stamp
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore
-from penstock.store.contract import Append
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import (
+from postroom.errors import StoreUnavailable
+from postroom.model.delivery import Kind, OrderedAsk, Settlement, Stamp
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore
+from postroom.store.contract import Append
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import (
     acks,
     append,
     ask,

@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.address import parse
-from penstock.broker.embedded import open_endpoint
-from penstock.config import DEFAULTS
+import postroom
+from postroom.address import parse
+from postroom.broker.embedded import open_endpoint
+from postroom.config import DEFAULTS
 from tests.integration.children import Connection, child, received
 from tests.integration.interleaving import kill
 from tests.ready import Ground, both, ready
@@ -39,14 +39,14 @@ def own(kind: str, request: pytest.FixtureRequest) -> Iterator[Ground]:
 
 
 @asynccontextmanager
-async def connected(url: str) -> AsyncIterator[penstock.Connection]:
+async def connected(url: str) -> AsyncIterator[postroom.Connection]:
     """With time-outs of seconds, so that a test does not take minutes."""
-    async with penstock.Connection(await open_endpoint(parse(url), limits=IMPATIENT)) as mq:
+    async with postroom.Connection(await open_endpoint(parse(url), limits=IMPATIENT)) as mq:
         yield mq
 
 
 async def drain(
-    mq: penstock.Connection, group: str, count: int, ready: asyncio.Event | None = None
+    mq: postroom.Connection, group: str, count: int, ready: asyncio.Event | None = None
 ) -> list[bytes]:
     """So many different messages of topic `orders`, each acked."""
     found: dict[bytes, None] = {}
@@ -56,7 +56,7 @@ async def drain(
         while len(found) < count:
             messages = await consumer.poll(wait=20)
             found |= dict.fromkeys(m.value for m in messages)
-            with contextlib.suppress(penstock.LeaseLost):
+            with contextlib.suppress(postroom.LeaseLost):
                 await consumer.ack(messages)
     return list(found)
 
@@ -66,12 +66,12 @@ async def drain(
 
 def produce(url: str, name: str, pipe: Connection) -> None:
     async def main() -> None:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             pipe.send("ready")
             number = 0
             while not pipe.poll():
                 values = [b"%s:%d" % (name.encode(), number + i) for i in range(5)]
-                await mq.send_many("orders", [penstock.Message(v, key=v) for v in values])
+                await mq.send_many("orders", [postroom.Message(v, key=v) for v in values])
                 number += len(values)
                 await asyncio.sleep(0.002)
         pipe.send(number)
@@ -81,12 +81,12 @@ def produce(url: str, name: str, pipe: Connection) -> None:
 
 def consume(url: str, pipe: Connection) -> None:
     async def main() -> None:
-        async with penstock.connect(url) as mq, mq.consumer("orders", "billing") as consumer:
+        async with postroom.connect(url) as mq, mq.consumer("orders", "billing") as consumer:
             pipe.send("ready")
             while not pipe.poll():
                 messages = await consumer.poll(wait=0.2)
                 pipe.send([m.value for m in messages])
-                with contextlib.suppress(penstock.LeaseLost):
+                with contextlib.suppress(postroom.LeaseLost):
                     await consumer.ack(messages)
 
     asyncio.run(main())
@@ -96,7 +96,7 @@ def consume(url: str, pipe: Connection) -> None:
 @pytest.mark.timeout(180)
 async def test_a_server_that_is_stopped_and_crashes_under_load(own: Ground) -> None:
     """In order, at once, and by kill -9; two processes send and two receive, and none is told anything."""
-    async with penstock.connect(own.url) as mq:
+    async with postroom.connect(own.url) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_group("orders", "billing", lease=15)  # acks wait so long for a server
     with ExitStack() as stack:
@@ -114,7 +114,7 @@ async def test_a_server_that_is_stopped_and_crashes_under_load(own: Ground) -> N
         sent = {b"p%d:%d" % (n, i) for n, count in enumerate(confirmed) for i in range(count)}
         await asyncio.to_thread(until_more, consumers, handled, len(sent))
     assert handled == sent
-    async with penstock.connect(own.url) as mq:
+    async with postroom.connect(own.url) as mq:
         stored = [m.value async for m in mq.read("orders")]
         assert len(stored) == len(set(stored)) == len(sent)
         assert await mq.dead_letters("orders", "billing") == []
@@ -138,7 +138,7 @@ def ended(producers: list[Connection]) -> list[int]:
 @both
 async def test_a_server_that_is_away_for_three_seconds(own: Ground, caplog: pytest.LogCaptureFixture) -> None:
     """Sends wait, a consumer goes on, and each part says once that it has to wait."""
-    async with penstock.connect(own.url) as mq:
+    async with postroom.connect(own.url) as mq:
         await mq.create_topic("orders", partitions=2)
         ready = asyncio.Event()
         draining = asyncio.create_task(drain(mq, "billing", 40, ready))
@@ -150,7 +150,7 @@ async def test_a_server_that_is_away_for_three_seconds(own: Ground, caplog: pyte
             sending = [asyncio.create_task(mq.send("orders", b"%d" % i, timeout=30)) for i in range(20, 40)]
             await asyncio.sleep(3)
             assert not any(task.done() for task in sending)
-            said = [record.getMessage() for record in caplog.records if record.name.startswith("penstock")]
+            said = [record.getMessage() for record in caplog.records if record.name.startswith("postroom")]
             await asyncio.to_thread(own.server.start)
             receipts = await asyncio.gather(*sending)
         assert len({(r.partition, r.offset) for r in receipts}) == 20
@@ -161,21 +161,21 @@ async def test_a_server_that_is_away_for_three_seconds(own: Ground, caplog: pyte
 
 @both
 async def test_a_send_that_runs_out_of_time_says_so(own: Ground) -> None:
-    async with penstock.connect(own.url) as mq:
+    async with postroom.connect(own.url) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send("orders", b"1")
         await asyncio.to_thread(own.server.stop)
         begin = time.monotonic()
-        with pytest.raises(penstock.SendTimeout, match="not known whether"):
+        with pytest.raises(postroom.SendTimeout, match="not known whether"):
             await mq.send("orders", b"2", timeout=1)
         assert time.monotonic() - begin < 3
-        with pytest.raises(penstock.StoreUnavailable, match="cannot be reached"):
+        with pytest.raises(postroom.StoreUnavailable, match="cannot be reached"):
             await mq.topics()
 
 
 @both
 async def test_closing_while_the_server_is_away_does_not_take_long(own: Ground) -> None:
-    mq = await penstock.connect(own.url)
+    mq = await postroom.connect(own.url)
     await mq.create_topic("orders", partitions=1)
     await mq.send("orders", b"1")
     async with mq.consumer("orders", "billing") as consumer:
@@ -195,7 +195,7 @@ async def test_connections_that_are_cut_again_and_again(
     """In whatever moment: everything is stored once, in order, with the right receipt, and handled."""
     proxy = proxy_to(ground.server.port)
     url = ground.server.url(ground.name, port=proxy.port)
-    async with penstock.connect(ground.url) as sound, connected(url) as mq:
+    async with postroom.connect(ground.url) as sound, connected(url) as mq:
         await sound.create_topic("orders", partitions=1)
         ready = asyncio.Event()
         draining = asyncio.create_task(drain(mq, "billing", 400, ready))
@@ -222,7 +222,7 @@ async def cut_for_ever(cut: Callable[[], object]) -> None:
 
 async def test_connections_that_an_operator_ends(ground: Ground) -> None:
     """pg_terminate_backend, KILL: of all connections, five times in a row."""
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("orders", partitions=1)
         async with mq.consumer("orders", "billing") as consumer:
             for number in range(5):
@@ -239,7 +239,7 @@ async def test_a_network_that_goes_deaf_and_comes_back(
 ) -> None:
     proxy = proxy_to(ground.server.port)
     async with (
-        penstock.connect(ground.url) as sound,
+        postroom.connect(ground.url) as sound,
         connected(ground.server.url(ground.name, port=proxy.port)) as mq,
     ):
         await sound.create_topic("orders", partitions=1)
@@ -261,17 +261,17 @@ async def test_a_network_that_goes_deaf_and_comes_back(
 
 async def test_no_connections_left_while_it_runs(ground: Ground) -> None:
     """What needs one waits; what has one goes on; when there are some again all is well."""
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send("orders", b"1")
         limit = "ALTER DATABASE {0} CONNECTION LIMIT {1}"
         if ground.kind == "mariadb":
-            limit = "ALTER USER penstock@'%%' WITH MAX_USER_CONNECTIONS {1}"
+            limit = "ALTER USER postroom@'%%' WITH MAX_USER_CONNECTIONS {1}"
         ground.rows(limit.format(ground.name, 1), admin=True)
         try:
             await asyncio.to_thread(kill, ground)
             hog = await asyncio.to_thread(take_the_last_connection, ground)
-            with pytest.raises(penstock.StoreUnavailable, match="takes no more connections"):
+            with pytest.raises(postroom.StoreUnavailable, match="takes no more connections"):
                 await mq.topics()
             sending = asyncio.create_task(mq.send("orders", b"2", timeout=30))
             await asyncio.sleep(0.3)

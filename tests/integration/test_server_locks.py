@@ -16,15 +16,15 @@ import psycopg
 import pymysql
 import pytest
 
-from penstock.address import parse
-from penstock.broker.embedded import open_endpoint
-from penstock.config import DEFAULTS, Limits
-from penstock.errors import StoreBusy, StoreError, StoreUnavailable
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import SqlStore, postgres
-from penstock.store.contract import Append, Appended
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import (
+from postroom.address import parse
+from postroom.broker.embedded import open_endpoint
+from postroom.config import DEFAULTS, Limits
+from postroom.errors import StoreBusy, StoreError, StoreUnavailable
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore, postgres
+from postroom.store.contract import Append, Appended
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import (
     append,
     ask,
     batch,
@@ -47,7 +47,7 @@ from tests.ready import Ground, opened
 from tests.servers import Proxy
 
 IMPATIENT = replace(DEFAULTS, lock_timeout_ms=1_000, idle_timeout_ms=2_000)
-LOCK = "SELECT id FROM penstock_partitions WHERE id = %s FOR UPDATE"
+LOCK = "SELECT id FROM postroom_partitions WHERE id = %s FOR UPDATE"
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def begun(ground: Ground) -> Any:
     cursor = ground.connect().cursor()
     cursor.execute("BEGIN")
     for number in range(50):
-        cursor.execute("INSERT INTO penstock_settings (name, value) VALUES (%s, '')", (f"stranger-{number}",))
+        cursor.execute("INSERT INTO postroom_settings (name, value) VALUES (%s, '')", (f"stranger-{number}",))
     return cursor
 
 
@@ -137,7 +137,7 @@ def test_a_transaction_that_failed_cannot_be_committed(postgres_ready: str) -> N
 
     def careless(store: SqlStore) -> None:
         with store.session.write(Lane.LOG) as tx:
-            tx.do("UPDATE penstock_settings SET value = 'lost' WHERE name = 'uuid'")
+            tx.do("UPDATE postroom_settings SET value = 'lost' WHERE name = 'uuid'")
             with pytest.raises(psycopg.Error, match="division by zero"):
                 tx.one("SELECT 1/0")
 
@@ -145,13 +145,13 @@ def test_a_transaction_that_failed_cannot_be_committed(postgres_ready: str) -> N
         with pytest.raises(StoreError):
             careless(store)
         with store.session.read(Lane.LOG) as tx:
-            assert tx.one("SELECT COUNT(*) FROM penstock_settings WHERE value = 'lost'") == (0,)
+            assert tx.one("SELECT COUNT(*) FROM postroom_settings WHERE value = 'lost'") == (0,)
 
 
 def test_a_connection_whose_statement_failed_is_as_good_as_new(ground: Ground, store: SqlStore) -> None:
     """psycopg takes statements for prepared that were sent behind the one that failed."""
-    insert = "INSERT INTO penstock_settings (name, value) VALUES (?, ?)"
-    change = "UPDATE penstock_settings SET value = ? WHERE name = ?"
+    insert = "INSERT INTO postroom_settings (name, value) VALUES (?, ?)"
+    change = "UPDATE postroom_settings SET value = ? WHERE name = ?"
     with store.session.write(Lane.LOG) as tx:
         tx.do(insert, "there", "already")
         tx.do(change, "0", "there")  # once: from the third time on it is prepared
@@ -170,7 +170,7 @@ def test_a_connection_whose_statement_failed_is_as_good_as_new(ground: Ground, s
     assert told.value.undone
     enter("new")
     with store.session.write(Lane.LOG) as tx:
-        assert tx.one("SELECT value FROM penstock_settings WHERE name = 'new'") == ("3",)
+        assert tx.one("SELECT value FROM postroom_settings WHERE name = 'new'") == ("3",)
         look = "SELECT pg_backend_pid()" if ground.kind == "postgres" else "SELECT CONNECTION_ID()"
         assert tx.one(look) == ours
 
@@ -199,7 +199,7 @@ def test_a_lock_that_is_not_given_back_is_an_error_after_a_stated_time(
 def test_a_catalog_held_by_a_stranger_is_an_error_too(ground: Ground, places: list[int]) -> None:
     store = ground.store(limits=IMPATIENT)
     stranger = begun(ground)
-    stranger.execute("SELECT value FROM penstock_settings WHERE name = 'catalog_version' FOR UPDATE")
+    stranger.execute("SELECT value FROM postroom_settings WHERE name = 'catalog_version' FOR UPDATE")
     with pytest.raises(StoreBusy):
         store.catalog.create_group("orders", "billing", GroupSettings())
     stranger.connection.rollback()
@@ -354,7 +354,7 @@ def test_connections_ended_by_the_server_cost_nothing(
 def test_a_connection_unused_for_long_is_replaced_before_the_server_ends_it(
     ground: Ground, store: SqlStore, places: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import penstock.store.session as session
+    import postroom.store.session as session
 
     append(store, places[0], batch())
     kill(ground)

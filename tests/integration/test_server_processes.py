@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store.contract import Store
-from penstock.testing.store_contract.harness import (
+import postroom
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store.contract import Store
+from postroom.testing.store_contract.harness import (
     acks,
     append,
     ask,
@@ -146,7 +146,7 @@ def compete(url: str, who: int, pipe: Connection) -> None:
     store = opened(url)
     pipe.send("ready")
     pipe.recv()
-    with contextlib.suppress(penstock.TopicExists):
+    with contextlib.suppress(postroom.TopicExists):
         store.catalog.create_topic("orders", TopicSettings(), 1)
     (place,) = partitions(store.catalog.topic("orders"))
     waits = []
@@ -186,10 +186,10 @@ def delay(url: str, name: str, pipe: Connection) -> None:
     """Send delayed messages, and take part in moving them."""
 
     async def main() -> None:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             pipe.send("ready")
             await asyncio.to_thread(pipe.recv)
-            messages = [penstock.Message(f"{name}:{n}".encode(), delay=0.05 * (n % 10)) for n in range(60)]
+            messages = [postroom.Message(f"{name}:{n}".encode(), delay=0.05 * (n % 10)) for n in range(60)]
             await mq.send_many("later", messages)
             pipe.send("sent")
             await asyncio.to_thread(pipe.recv)
@@ -199,7 +199,7 @@ def delay(url: str, name: str, pipe: Connection) -> None:
 
 async def test_delayed_messages_of_two_processes_come_once(ground: Ground) -> None:
     """I12: both have a mover; one of them is killed while it moves."""
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("later", partitions=2)
     with ExitStack() as stack:
         crew = [stack.enter_context(child(delay, ground.url, name)) for name in "ab"]
@@ -208,7 +208,7 @@ async def test_delayed_messages_of_two_processes_come_once(ground: Ground) -> No
             pipe.send("go")
         assert {await asyncio.to_thread(received, pipe) for _, pipe in crew} == {"sent"}
         crew[0][0].kill()
-        async with penstock.connect(ground.url) as mq, mq.consumer("later", "billing") as consumer:
+        async with postroom.connect(ground.url) as mq, mq.consumer("later", "billing") as consumer:
             found: list[bytes] = []
             while len(found) < 120:
                 messages = await consumer.poll(wait=20)
@@ -222,7 +222,7 @@ async def test_delayed_messages_of_two_processes_come_once(ground: Ground) -> No
 
 def send_ids(url: str, together: Any, pipe: Connection) -> None:
     async def main() -> None:
-        async with penstock.connect(url) as mq:
+        async with postroom.connect(url) as mq:
             fresh = []
             for number in range(25):
                 await asyncio.to_thread(together.wait, 60)
@@ -235,7 +235,7 @@ def send_ids(url: str, together: Any, pipe: Connection) -> None:
 
 async def test_an_id_sent_by_two_processes_at_once_is_stored_once(ground: Ground) -> None:
     """I13, R32: whoever comes second is told where the first one's is."""
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("unique", partitions=1, dedup_window="10m")
         together = CONTEXT.Barrier(2)
         with ExitStack() as stack:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-import penstock
+import postroom
 from tests.integration.children import Connection, child, received
 from tests.ready import Ground
 
@@ -30,7 +30,7 @@ def live_in_another_time(url: str, shift_s: float, topic: str, pipe: Connection)
 
 
 async def _live(url: str, topic: str, pipe: Connection) -> None:
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         await mq.send(topic, b"plain")
         receipt = await mq.send(topic, b"later", delay=DELAY_S)
         assert receipt.due is not None
@@ -54,7 +54,7 @@ async def _live(url: str, topic: str, pipe: Connection) -> None:
 @pytest.fixture
 async def topics(ground: Ground) -> dict[str, float]:
     shifts = {"early": -60.0, "late": 60.0}
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         for topic in shifts:
             await mq.create_topic(topic, partitions=1)
     return shifts
@@ -67,11 +67,11 @@ async def test_a_process_whose_clock_is_wrong_by_a_minute(ground: Ground, topics
             topic: stack.enter_context(child(live_in_another_time, ground.url, shift, topic))
             for topic, shift in topics.items()
         }
-        async with penstock.connect(ground.url) as mq:
+        async with postroom.connect(ground.url) as mq:
             await asyncio.gather(*(watch(mq, topic, *life) for topic, life in lives.items()))
 
 
-async def watch(mq: penstock.Connection, topic: str, process: Any, pipe: Connection) -> None:
+async def watch(mq: postroom.Connection, topic: str, process: Any, pipe: Connection) -> None:
     async with mq.consumer(topic, "watching") as consumer:
         began_ms = time.time() * 1000
         arrived = {}
@@ -90,7 +90,7 @@ async def watch(mq: penstock.Connection, topic: str, process: Any, pipe: Connect
 
 
 async def taken_over_after_one_lease(
-    mq: penstock.Connection, topic: str, process: Any, pipe: Connection
+    mq: postroom.Connection, topic: str, process: Any, pipe: Connection
 ) -> None:
     """Not before: its clock says that the lease is over, or that it lasts for a minute yet."""
     _, held = await told(pipe)
@@ -114,7 +114,7 @@ async def test_a_message_expires_by_the_server_s_clock(
     ground: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the consumer's clock is a minute late or early."""
-    async with penstock.connect(ground.url) as mq:
+    async with postroom.connect(ground.url) as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send("orders", b"a minute", expires=30)
         await mq.send("orders", b"a moment", expires=0.2)
@@ -122,7 +122,7 @@ async def test_a_message_expires_by_the_server_s_clock(
         for number, shift_s in enumerate((60, -60)):
             monkeypatch.setattr(time, "time_ns", lambda shift_s=shift_s: int((WALL() + shift_s) * 1e9))
             async with (
-                penstock.connect(ground.url) as other,
+                postroom.connect(ground.url) as other,
                 other.consumer("orders", f"group-{number}") as consumer,
             ):
                 assert [m.value for m in await consumer.poll(wait=10)] == [b"a minute"]

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Connection, InvalidSetting, Received, StoreUnavailable
+import postroom
+from postroom import Connection, InvalidSetting, Received, StoreUnavailable
 from tests.ready import opened
 from tests.servers import MariaServer, PostgresServer, Proxy
 from tests.servers.server import Server
@@ -33,8 +33,8 @@ class Queue:
         self.url, self.other = (there, here) if server_first else (here, there)
         self.down = "" if server_first else "b"  # the shard on the server
 
-    def connect(self) -> penstock.Connecting:
-        return penstock.connect(self.url, shards={"b": self.other})
+    def connect(self) -> postroom.Connecting:
+        return postroom.connect(self.url, shards={"b": self.other})
 
 
 @pytest.fixture(params=["mariadb", "postgres"])
@@ -143,7 +143,7 @@ async def test_ordered_members_keep_what_they_hold_elsewhere(queue: Queue, serve
                         seen.append(int(message.value))
                     try:
                         await message.ack()
-                    except (StoreUnavailable, penstock.LeaseLost):
+                    except (StoreUnavailable, postroom.LeaseLost):
                         pass  # it comes again
                     if sum(map(len, handled.values())) == 72:
                         done.set()
@@ -159,7 +159,7 @@ async def test_ordered_members_keep_what_they_hold_elsewhere(queue: Queue, serve
             server.stop()
             second = asyncio.gather(*send(2))
             route = await mq.route("orders")
-            from penstock.model.slot import slot_of
+            from postroom.model.slot import slot_of
 
             here = [key for key in keys if route.of_slot(slot_of(key.encode())).shard == ""]
             assert here
@@ -263,7 +263,7 @@ async def test_one_that_hangs_is_found_out_and_not_waited_for_again(
     name, proxy = server.create_database(), proxy_to(server.port)
     opened(server.url(name), make_tables=True).close()
     there = server.url(name, port=proxy.port)
-    async with penstock.connect(f"sqlite:///{tmp_path}/here.db", shards={"b": there}) as mq:
+    async with postroom.connect(f"sqlite:///{tmp_path}/here.db", shards={"b": there}) as mq:
         await mq.create_topic("orders", partitions=4)
         slots = {piece.shard: piece.first_slot for piece in (await mq.route("orders")).ranges}
         async with asyncio.timeout(LIMIT), mq.consumer("orders", "billing", mode="ordered") as consumer:

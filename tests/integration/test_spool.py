@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock.client.spool.file import look
+import postroom
+from postroom.client.spool.file import look
 from tests.integration.children import child, drained, received
 from tests.integration.spooling import STEPS, fill, fill_and_die, in_order, serve, stored
 
@@ -28,7 +28,7 @@ def queue(tmp_path: Path) -> str:
 
 
 async def _killed(url: str, spool: Path, step: str) -> None:
-    async with penstock.connect(url, migrate=True) as mq:
+    async with postroom.connect(url, migrate=True) as mq:
         await mq.create_topic("orders", partitions=2)
     with child(fill_and_die, url, spool, step, 3) as (process, pipe):
         reports = drained(pipe)
@@ -37,7 +37,7 @@ async def _killed(url: str, spool: Path, step: str) -> None:
     durable = max(reports, default=0)
     left = look(spool)  # as it was left
     assert left.owner is None and left.messages <= durable + 20
-    async with penstock.connect(url) as mq, mq.producer("orders", spool=spool) as producer:
+    async with postroom.connect(url) as mq, mq.producer("orders", spool=spool) as producer:
         await fill(producer, 1000, 20)
         assert await producer.forwarded(LONG)
         found = await stored(mq)
@@ -65,9 +65,9 @@ async def test_nor_does_it_with_a_database_server(
 
 async def test_a_broker_that_is_killed_and_comes_back(queue: str, tmp_path: Path) -> None:
     port = _free_port()
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders", partitions=2)
-    async with penstock.Spool(tmp_path / "orders.spool", f"penstock://127.0.0.1:{port}") as spool:
+    async with postroom.Spool(tmp_path / "orders.spool", f"postroom://127.0.0.1:{port}") as spool:
         producer = spool.producer("orders")
         await fill(producer, 0, 100)  # nobody is there yet
         assert spool.spooled.messages == 100
@@ -80,14 +80,14 @@ async def test_a_broker_that_is_killed_and_comes_back(queue: str, tmp_path: Path
         with child(serve, queue, port) as (_, pipe):
             received(pipe)
             assert await spool.forwarded(LONG)
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         found = await stored(mq)
     assert in_order(found)
     assert sorted(found) == [*range(100), *range(1000, 4100)]
 
 
 async def test_a_topic_that_is_split_and_merged_meanwhile(queue: str, tmp_path: Path) -> None:
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders", partitions=1)
         async with mq.producer("orders", spool=tmp_path / "orders.spool") as producer:
             await fill(producer, 0, 5000)
@@ -106,14 +106,14 @@ async def test_a_topic_that_is_split_and_merged_meanwhile(queue: str, tmp_path: 
     assert sorted(found) == list(range(10_000))
 
 
-async def _keep_filling(producer: penstock.Producer) -> None:
+async def _keep_filling(producer: postroom.Producer) -> None:
     for first in range(5000, 10_000, 250):
         await fill(producer, first, 250)
 
 
 async def test_a_queue_that_is_not_there_at_the_start(queue: str, tmp_path: Path) -> None:
     port = _free_port()
-    spool = penstock.Spool(tmp_path / "orders.spool", f"penstock://127.0.0.1:{port}")
+    spool = postroom.Spool(tmp_path / "orders.spool", f"postroom://127.0.0.1:{port}")
     async with spool:
         receipt = await spool.send("orders", b"1", key="1", id="o-1")
         assert (receipt.spooled, receipt.offset, receipt.id) == (True, -1, "o-1")
@@ -125,7 +125,7 @@ async def test_a_queue_that_is_not_there_at_the_start(queue: str, tmp_path: Path
         assert not waiting.stuck  # it may come at any time
         assert f"127.0.0.1:{port}" in waiting.troubles["orders"].reason
         assert look(tmp_path / "orders.spool").owner is not None
-        async with penstock.connect(queue) as mq:
+        async with postroom.connect(queue) as mq:
             await mq.create_topic("orders")
             await mq.serve("127.0.0.1", port)
             assert await spool.forwarded(LONG)
@@ -136,7 +136,7 @@ async def test_a_queue_that_is_not_there_at_the_start(queue: str, tmp_path: Path
 
 async def test_a_database_that_is_not_there_at_the_start(tmp_path: Path) -> None:
     folder = tmp_path / "mounted"
-    async with penstock.Spool(tmp_path / "orders.spool", f"sqlite:///{folder}/queue.db") as spool:
+    async with postroom.Spool(tmp_path / "orders.spool", f"sqlite:///{folder}/queue.db") as spool:
         await fill(spool.producer("orders"), 0, 10)
         async with asyncio.timeout(LONG):
             while not spool.spooled.troubles:  # noqa: ASYNC110
@@ -144,7 +144,7 @@ async def test_a_database_that_is_not_there_at_the_start(tmp_path: Path) -> None
         assert spool.connection is None
         assert str(folder) in spool.spooled.troubles[""].reason
         folder.mkdir()
-        async with penstock.connect(f"sqlite:///{folder}/queue.db") as mq:
+        async with postroom.connect(f"sqlite:///{folder}/queue.db") as mq:
             await mq.create_topic("orders")
             assert await spool.forwarded(LONG)
             assert in_order(await stored(mq))
@@ -153,10 +153,10 @@ async def test_a_database_that_is_not_there_at_the_start(tmp_path: Path) -> None
 
 async def test_what_is_left_is_forwarded_by_whoever_opens_the_file_next(queue: str, tmp_path: Path) -> None:
     path = tmp_path / "orders.spool"
-    async with penstock.Spool(path, f"penstock://127.0.0.1:{_free_port()}") as spool:
+    async with postroom.Spool(path, f"postroom://127.0.0.1:{_free_port()}") as spool:
         await fill(spool.producer("orders"), 0, 50)
     assert look(path).messages == 50
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders")
         async with mq.producer("other", spool=path) as producer:
             assert await producer.forwarded(LONG)
@@ -166,23 +166,23 @@ async def test_what_is_left_is_forwarded_by_whoever_opens_the_file_next(queue: s
 
 async def test_a_short_program_needs_not_wait(queue: str, tmp_path: Path) -> None:
     """What it sent last is forwarded while it closes, if the queue is there."""
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders")
         async with mq.producer("orders", spool=tmp_path / "orders.spool") as producer:
             await fill(producer, 0, 500)
     assert look(tmp_path / "orders.spool").messages == 0
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         assert (await mq.topic("orders")).messages == 500
 
 
 async def test_a_topic_that_was_deleted_and_made_anew_after_a_stamp(queue: str, tmp_path: Path) -> None:
     path = tmp_path / "orders.spool"
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders", partitions=2)
     with child(fill_and_die, queue, path, "rows are stamped", 1) as (process, pipe):
         drained(pipe)
         process.join(30)
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.delete_topic("orders")
         await mq.create_topic("orders", partitions=3)
         async with mq.producer("orders", spool=path) as producer:

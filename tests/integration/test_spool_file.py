@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import Message, sync
-from penstock.client.spool.file import SpoolFile, look
-from penstock.client.spool.owning import owner_of
+import postroom
+from postroom import Message, sync
+from postroom.client.spool.file import SpoolFile, look
+from postroom.client.spool.owning import owner_of
 from tests.contract.cli_runner import Cli
 from tests.integration.children import child, received
 from tests.integration.spooling import fill, in_order, stored
 
-NOBODY = "penstock://127.0.0.1:1"
+NOBODY = "postroom://127.0.0.1:1"
 LONG = 60
 
 
@@ -44,7 +44,7 @@ async def until(true: Callable[[], bool]) -> None:
 
 
 async def test_messages_come_out_as_they_were_sent(queue: str, path: Path) -> None:
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders", partitions=4, dedup_window="10m")
         async with mq.producer("orders", spool=path) as producer:
             await producer.send(b"1", key="k", headers={"a": "b"}, id="o-1", source="web", expires="1h")
@@ -55,7 +55,7 @@ async def test_messages_come_out_as_they_were_sent(queue: str, path: Path) -> No
             assert await producer.forwarded(LONG)
             assert late.due is not None and late.id and past.spooled
         async with mq.consumer("orders", group="check") as consumer:
-            got: list[penstock.Received] = []
+            got: list[postroom.Received] = []
             while len(got) < 3:
                 got += await consumer.poll(wait=20)
             await consumer.ack(got)
@@ -74,37 +74,37 @@ async def test_messages_come_out_as_they_were_sent(queue: str, path: Path) -> No
 
 
 async def test_posts_land_in_order_and_a_wrong_message_is_refused_at_once(queue: str, path: Path) -> None:
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders", partitions=2)
         async with mq.producer("orders", spool=path) as producer:
             posted = [await producer.post(b"%d" % n, key=str(n % 5)) for n in range(500)]
             assert all([(await one).spooled for one in posted])
-            with pytest.raises(penstock.MessageTooLarge):
+            with pytest.raises(postroom.MessageTooLarge):
                 await producer.send(b"x" * 5_000_000)
-            with pytest.raises(penstock.InvalidMessage):
+            with pytest.raises(postroom.InvalidMessage):
                 await producer.send_many([Message(b"ok"), Message("no")])  # type: ignore[arg-type]
             assert await producer.forwarded(LONG)
         found = await stored(mq)
     assert len(found) == 500 and in_order(found)
-    with pytest.raises(penstock.InvalidSetting, match="confirm"):
-        async with penstock.connect("memory://") as other:
+    with pytest.raises(postroom.InvalidSetting, match="confirm"):
+        async with postroom.connect("memory://") as other:
             other.producer("orders", spool=path, confirm=False)
 
 
 async def test_producers_of_a_connection_share_the_file(queue: str, path: Path) -> None:
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders")
         await mq.create_topic("mails")
         async with mq.producer("orders", spool=path) as orders, mq.producer("mails", spool=path) as mails:
             await asyncio.gather(fill(orders, 0, 20), fill(mails, 0, 30))
             assert await mails.forwarded(LONG)
         assert len(await stored(mq, "orders")) == 20 and len(await stored(mq, "mails")) == 30
-        with pytest.raises(penstock.InvalidSetting, match="spool_bytes"):
+        with pytest.raises(postroom.InvalidSetting, match="spool_bytes"):
             mq.producer("orders", spool=path, spool_bytes="1 MB")
         plain = mq.producer("orders")
-        with pytest.raises(penstock.UsageError, match="has no spool"):
+        with pytest.raises(postroom.UsageError, match="has no spool"):
             await plain.forwarded()
-        with pytest.raises(penstock.UsageError, match="has no spool"):
+        with pytest.raises(postroom.UsageError, match="has no spool"):
             plain.spooled  # noqa: B018
 
 
@@ -129,17 +129,17 @@ def test_without_await(queue: str, path: Path) -> None:
 
 
 async def test_a_full_one_makes_senders_wait_and_then_says_so(queue: str, path: Path) -> None:
-    async with penstock.Spool(path, NOBODY, spool_bytes="10 KB") as spool:
+    async with postroom.Spool(path, NOBODY, spool_bytes="10 KB") as spool:
         for _ in range(9):
             await spool.send("orders", b"x" * 1000, key="1")
-        with pytest.raises(penstock.StoreFull, match="spool_bytes") as full:
+        with pytest.raises(postroom.StoreFull, match="spool_bytes") as full:
             await spool.send("orders", b"x" * 1000, key="1", timeout=0.05)
         assert full.value.details["messages"] == 9
         assert spool.spooled.messages == 9
-    async with penstock.Spool(path, NOBODY, spool_bytes="10 KB") as spool:
-        with pytest.raises(penstock.StoreFull):  # what is there from before counts
+    async with postroom.Spool(path, NOBODY, spool_bytes="10 KB") as spool:
+        with pytest.raises(postroom.StoreFull):  # what is there from before counts
             await spool.send("orders", b"x" * 1000, key="1", timeout=0.05)
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         async with mq.producer("orders", spool=path, spool_bytes="10 KB") as producer:
             sending = asyncio.create_task(producer.send(b"x" * 1000, timeout=LONG))
             await mq.create_topic("orders")  # what is there leaves, and makes room
@@ -149,10 +149,10 @@ async def test_a_full_one_makes_senders_wait_and_then_says_so(queue: str, path: 
 
 
 async def test_a_file_that_was_emptied_becomes_small_again(queue: str, path: Path) -> None:
-    async with penstock.Spool(path, NOBODY) as spool:
+    async with postroom.Spool(path, NOBODY) as spool:
         await spool.send_many("orders", [Message(b"x" * 1_000_000) for _ in range(20)])
     assert path.stat().st_size > 20_000_000
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders")
         async with mq.producer("orders", spool=path) as producer:
             assert await producer.forwarded(LONG)
@@ -163,7 +163,7 @@ async def test_a_file_that_was_emptied_becomes_small_again(queue: str, path: Pat
 
 
 async def test_a_topic_that_is_not_there_is_shown_and_holds_up_nobody(queue: str, path: Path) -> None:
-    async with penstock.connect(queue) as mq:
+    async with postroom.connect(queue) as mq:
         await mq.create_topic("orders")
         async with mq.producer("missing", spool=path) as missing, mq.producer("orders", spool=path) as orders:
             await fill(missing, 0, 30)
@@ -196,11 +196,11 @@ def test_on_the_command_line(path: Path, tmp_path: Path) -> None:
 
 
 async def test_one_process_at_a_time_has_it(path: Path) -> None:
-    async with penstock.Spool(path, NOBODY):
-        with pytest.raises(penstock.StoreBusy, match=f"process {os.getpid()} .this one.") as taken:
-            await penstock.Spool(path, NOBODY).open()
+    async with postroom.Spool(path, NOBODY):
+        with pytest.raises(postroom.StoreBusy, match=f"process {os.getpid()} .this one.") as taken:
+            await postroom.Spool(path, NOBODY).open()
         assert taken.value.details["owner"] == os.getpid()
-    async with penstock.Spool(path, NOBODY):
+    async with postroom.Spool(path, NOBODY):
         pass
 
 
@@ -214,7 +214,7 @@ def _hold(path: Path, pipe: Pipe) -> None:
 async def test_one_that_was_killed_has_it_no_longer(path: Path) -> None:
     with child(_hold, path) as (process, pipe):
         pid = received(pipe)
-        with pytest.raises(penstock.StoreBusy, match=f"process {pid}:"):
+        with pytest.raises(postroom.StoreBusy, match=f"process {pid}:"):
             SpoolFile(path)
         process.kill()
         process.join(30)
@@ -276,44 +276,44 @@ def _left(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "error", "says"),
     [
-        (_text, penstock.StoreCorrupt, "not a spool"),
-        (_database, penstock.StoreCorrupt, "something else"),
-        (_newer, penstock.SchemaMismatch, "version 99"),
-        (_cut, penstock.StoreCorrupt, "not a spool"),
-        (_torn, penstock.StoreCorrupt, "damaged"),
-        (_left, penstock.StoreCorrupt, "orders.spool-wal"),
+        (_text, postroom.StoreCorrupt, "not a spool"),
+        (_database, postroom.StoreCorrupt, "something else"),
+        (_newer, postroom.SchemaMismatch, "version 99"),
+        (_cut, postroom.StoreCorrupt, "not a spool"),
+        (_torn, postroom.StoreCorrupt, "damaged"),
+        (_left, postroom.StoreCorrupt, "orders.spool-wal"),
     ],
 )
 async def test_a_file_that_is_no_sound_spool_is_left_as_it_is(
-    path: Path, spoil: Callable[[Path], None], error: type[penstock.PenstockError], says: str
+    path: Path, spoil: Callable[[Path], None], error: type[postroom.PostroomError], says: str
 ) -> None:
     spoil(path)
     before = path.read_bytes() if path.exists() else None
     for _ in range(2):  # nor does it keep the lock
         with pytest.raises(error, match=says):
-            await penstock.Spool(path, NOBODY).open()
+            await postroom.Spool(path, NOBODY).open()
     assert (path.read_bytes() if path.exists() else None) == before
 
 
 async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     for bad in (tmp_path, tmp_path / "none" / "orders.spool"):
-        with pytest.raises(penstock.StoreUnavailable, match=bad.name):
-            await penstock.Spool(bad, NOBODY).open()
+        with pytest.raises(postroom.StoreUnavailable, match=bad.name):
+            await postroom.Spool(bad, NOBODY).open()
     for wrong in ("", 5):
-        with pytest.raises(penstock.InvalidSetting, match="spool="):
-            penstock.Spool(wrong, NOBODY)  # type: ignore[arg-type]
-    with pytest.raises(penstock.InvalidURL):
-        penstock.Spool("orders.spool", "nonsense")
+        with pytest.raises(postroom.InvalidSetting, match="spool="):
+            postroom.Spool(wrong, NOBODY)  # type: ignore[arg-type]
+    with pytest.raises(postroom.InvalidURL):
+        postroom.Spool("orders.spool", "nonsense")
 
 
 async def test_a_disk_that_is_full_fails_the_send_and_nothing_else(path: Path) -> None:
-    async with penstock.Spool(path, NOBODY) as spool:
+    async with postroom.Spool(path, NOBODY) as spool:
         await spool.send("orders", b"1")
         assert spool._landing is not None and spool._landing._file is not None
         filling = spool._landing._file._filling
         pages = filling.execute("PRAGMA page_count").fetchone()[0]
         filling.execute(f"PRAGMA max_page_count = {pages}")
-        with pytest.raises(penstock.StoreFull, match="no space"):
+        with pytest.raises(postroom.StoreFull, match="no space"):
             await spool.send("orders", b"x" * 1_000_000)
         filling.execute("PRAGMA max_page_count = 1000000")
         await spool.send("orders", b"2")

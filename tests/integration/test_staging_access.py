@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-import penstock
-from penstock import Message
-from penstock.broker.gatekeeper import new_token
-from penstock.errors import PermissionDenied, StagingConflict, UnknownPartition
-from penstock.model.access import ALL, Principal, hash_of, parse_permissions
-from penstock.model.batch import BatchBuilder
-from penstock.model.staging import Wish
+import postroom
+from postroom import Message
+from postroom.broker.gatekeeper import new_token
+from postroom.errors import PermissionDenied, StagingConflict, UnknownPartition
+from postroom.model.access import ALL, Principal, hash_of, parse_permissions
+from postroom.model.batch import BatchBuilder
+from postroom.model.staging import Wish
 
 from .wire_raw import broker_of, served
 
@@ -26,8 +26,8 @@ async def test_every_topic_of_a_batch_has_to_be_permitted() -> None:
             await mq.create_topic(topic, partitions=1)
         secret = (await mq.route("secrets")).ranges[0].partition_id
         async with (
-            penstock.connect(server.url, token=BOSS) as boss,
-            penstock.connect(server.url, token=SHOP) as shop,
+            postroom.connect(server.url, token=BOSS) as boss,
+            postroom.connect(server.url, token=SHOP) as shop,
         ):
             segment = boss.staging("job").segment("both")
             for topic in ("orders", "secrets"):

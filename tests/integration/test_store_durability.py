@@ -20,12 +20,12 @@ from typing import Any
 
 import pytest
 
-from penstock.model.delivery import Kind, OrderedAsk, Settlement, Stamp
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore, open_sqlite, sqlite
-from penstock.store.contract import Append, Group
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import (
+from postroom.model.delivery import Kind, OrderedAsk, Settlement, Stamp
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore, open_sqlite, sqlite
+from postroom.store.contract import Append, Group
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import (
     LEASE,
     MovableClock,
     acks,
@@ -285,7 +285,7 @@ def file_of(store: SqlStore, lane: Lane) -> str:
 
 # ---- as the system sees it --------------------------------------------------------------------------------
 
-MARK = "penstock-verb:"
+MARK = "postroom-verb:"
 
 
 def traced(folder: Path) -> None:

@@ -21,13 +21,13 @@ from typing import Any
 
 import pytest
 
-from penstock.config import DEFAULTS
-from penstock.errors import CorruptBatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore, open_sqlite
-from penstock.store.contract import Append, Group, Peek, Store
-from penstock.store.session import Lane, Session
-from penstock.testing.store_contract.harness import (
+from postroom.config import DEFAULTS
+from postroom.errors import CorruptBatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.contract import Append, Group, Peek, Store
+from postroom.store.session import Lane, Session
+from postroom.testing.store_contract.harness import (
     acks,
     append,
     ask,
@@ -85,7 +85,7 @@ def remove(path: Path) -> None:
 def mounted(folder: Path, size: str) -> Iterator[Path]:
     """A small disk of its own."""
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "penstock-test", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "postroom-test", str(folder)]
     if os.name != "posix" or os.geteuid() != 0 or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("needs root, to mount a small disk")
     try:
@@ -180,7 +180,7 @@ def test_a_volatile_file_of_before_the_machine_was_started_is_thrown_away(
 ) -> None:
     path = tmp_path / "orders.db"
     place = make(path)
-    monkeypatch.setattr("penstock.store.volatile.boot_id", lambda: "another start")
+    monkeypatch.setattr("postroom.store.volatile.boot_id", lambda: "another start")
     check_volatile_began_anew(path, place)
 
 
@@ -190,7 +190,7 @@ def test_of_two_that_start_after_it_only_the_first_throws_it_away(
     """The second found the file old, and comes to it when the first has stored something in it."""
     path = tmp_path / "orders.db"
     place = make_volatile(path)
-    monkeypatch.setattr("penstock.store.volatile.boot_id", lambda: "another start")
+    monkeypatch.setattr("postroom.store.volatile.boot_id", lambda: "another start")
     write, first = Session.write, []
 
     def write_after_the_other(session: Session, lane: Lane, *, flush: bool = True) -> Any:
@@ -259,9 +259,9 @@ AS_NOBODY = """
 import os, sys
 from pathlib import Path
 from typing import Any
-from penstock.errors import StoreUnavailable
-from penstock.store import open_sqlite
-from penstock.testing.store_contract.harness import append, batch
+from postroom.errors import StoreUnavailable
+from postroom.store import open_sqlite
+from postroom.testing.store_contract.harness import append, batch
 os.setgid(65534); os.setuid(65534)
 try:
     store = open_sqlite(Path(sys.argv[1]))
@@ -500,8 +500,8 @@ def test_a_store_can_be_opened_while_somebody_writes(tmp_path: Path) -> None:
 
 def test_sqlites_lock_alone_keeps_the_data_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns are for fairness: without them nothing is lost or doubled (I19)."""
-    monkeypatch.setattr("penstock.store.turn.Turn.acquire", lambda self, at_once=False: True)
-    monkeypatch.setattr("penstock.store.turn.Turn.release", lambda self: None)
+    monkeypatch.setattr("postroom.store.turn.Turn.acquire", lambda self, at_once=False: True)
+    monkeypatch.setattr("postroom.store.turn.Turn.release", lambda self: None)
     path = tmp_path / "orders.db"
     place = make(path)
     with closing(open_sqlite(path)) as one, closing(open_sqlite(path)) as two:

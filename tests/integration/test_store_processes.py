@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from penstock.config import DEFAULTS
-from penstock.errors import StoreBusy, TopicExists, UnknownTopic
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import SqlStore, open_sqlite
-from penstock.store.contract import Store
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import (
+from postroom.config import DEFAULTS
+from postroom.errors import StoreBusy, TopicExists, UnknownTopic
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.contract import Store
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,
     append,
@@ -169,9 +169,9 @@ def test_a_topic_half_made_is_not_there_and_its_logs_are_cleared_away(
             store.catalog.drop_log(left)
         assert isinstance(store, SqlStore)
         with store.session.read(Lane.LOG) as tx:
-            tables = tx.all("SELECT name FROM sqlite_master WHERE name LIKE 'penstock!_log!_%' ESCAPE '!'")
-            assert tables == [(f"penstock_log_{place}",)]
-            assert tx.all("SELECT id FROM penstock_partitions") == [(place,)]
+            tables = tx.all("SELECT name FROM sqlite_master WHERE name LIKE 'postroom!_log!_%' ESCAPE '!'")
+            assert tables == [(f"postroom_log_{place}",)]
+            assert tx.all("SELECT id FROM postroom_partitions") == [(place,)]
 
 
 def finish_topic(store: Store) -> bool:
@@ -257,7 +257,7 @@ def hold(path: Path, place: int, pipe: Connection) -> None:
     store = open_sqlite(path)
     assert isinstance(store, SqlStore)
     with store.session.write(Lane.LOG) as tx:
-        tx.run("INSERT INTO penstock_settings (name, value) VALUES ('held', 'yes')")
+        tx.run("INSERT INTO postroom_settings (name, value) VALUES ('held', 'yes')")
         pipe.send("holding")
         pipe.recv()
     pipe.send("committed")
@@ -292,7 +292,7 @@ def test_a_stopped_writer_holds_others_up_for_a_bounded_time_only(
         assert append(store, place, batch())[0].base_offset == 0
         assert isinstance(store, SqlStore)
         with store.session.read(Lane.LOG) as tx:
-            held = tx.one("SELECT value FROM penstock_settings WHERE name = 'held'")
+            held = tx.one("SELECT value FROM postroom_settings WHERE name = 'held'")
         assert held == (None if ending == "killed" else ("yes",))
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import UnknownPartition, UnknownTopic
-from penstock.model.delivery import OrderedAsk
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore, open_sqlite
-from penstock.store.contract import Append, Group, Store, Topic
-from penstock.store.schema import log_table
-from penstock.store.session import Lane
-from penstock.testing.store_contract.harness import (
+from postroom.errors import UnknownPartition, UnknownTopic
+from postroom.model.delivery import OrderedAsk
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.contract import Append, Group, Store, Topic
+from postroom.store.schema import log_table
+from postroom.store.session import Lane
+from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,
     append,
@@ -95,7 +95,7 @@ def test_a_read_goes_on_behind_what_was_swept_meanwhile(scene: Scene) -> None:
     assert [piece.base_offset for piece in found] == [4]
 
 
-@pytest.mark.parametrize("statement", ["FROM penstock_ranges", "SELECT name FROM penstock_topics"])
+@pytest.mark.parametrize("statement", ["FROM postroom_ranges", "SELECT name FROM postroom_topics"])
 def test_a_topic_deleted_while_it_is_read_is_unknown(scene: Scene, statement: str) -> None:
     name = "orders" if "ranges" in statement else "nothing"
     with (
@@ -107,7 +107,7 @@ def test_a_topic_deleted_while_it_is_read_is_unknown(scene: Scene, statement: st
 
 def test_topics_are_listed_while_one_is_deleted(scene: Scene) -> None:
     scene.store.catalog.create_topic("stays", TopicSettings(), 1)
-    with scene.before("FROM penstock_topics ORDER", lambda other: other.catalog.delete_topic("orders")):
+    with scene.before("FROM postroom_topics ORDER", lambda other: other.catalog.delete_topic("orders")):
         assert [topic.name for topic in scene.store.catalog.topics()] == ["stays"]
 
 
@@ -144,7 +144,7 @@ def test_a_backlog_is_measured_while_the_log_is_swept(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("statement", "lane", "expected"),
-    [("FROM penstock_progress", Lane.PROGRESS, 10), ("FROM penstock_groups g", Lane.LOG, 0)],
+    [("FROM postroom_progress", Lane.PROGRESS, 10), ("FROM postroom_groups g", Lane.LOG, 0)],
 )
 def test_committed_is_never_ahead_of_what_is_settled(
     scene: Scene, statement: str, lane: Lane, expected: int
@@ -164,7 +164,7 @@ def test_committed_is_never_ahead_of_what_is_settled(
 
 @pytest.mark.parametrize(
     ("statement", "lane", "expected"),
-    [("FROM penstock_progress", Lane.PROGRESS, 4), ("FROM penstock_starts", Lane.LOG, 10)],
+    [("FROM postroom_progress", Lane.PROGRESS, 4), ("FROM postroom_starts", Lane.LOG, 10)],
 )
 def test_of_all_groups_too(scene: Scene, statement: str, lane: Lane, expected: int) -> None:
     """A reset before the first look counts; one that comes later finds what is kept by then (I19)."""
@@ -231,8 +231,8 @@ def test_an_append_locks_its_partitions_first_and_in_order(scene: Scene) -> None
     said = statements(scene, Lane.LOG, lambda: scene.store.log.append(calls))
     locks = [int(sql.rsplit("=", 1)[1]) for sql in said[:5]]
     assert locks == sorted(places)
-    assert all("FROM penstock_partitions" in sql for sql in said[:5])
-    assert not any("FROM penstock_partitions" in sql for sql in said[5:])
+    assert all("FROM postroom_partitions" in sql for sql in said[:5])
+    assert not any("FROM postroom_partitions" in sql for sql in said[5:])
 
 
 @pytest.mark.parametrize("verb", ["touch", "retire"])
@@ -240,7 +240,7 @@ def test_activity_is_locked_first(scene: Scene, verb: str) -> None:
     usage, group = scene.store.usage, scene.group
     usage.touch(group.id)
     calls = {"touch": lambda: usage.touch(group.id), "retire": lambda: usage.retire(group.id, 0)}
-    assert "FROM penstock_activity WHERE group_id" in statements(scene, Lane.PROGRESS, calls[verb])[0]
+    assert "FROM postroom_activity WHERE group_id" in statements(scene, Lane.PROGRESS, calls[verb])[0]
 
 
 ORDERED = OrderedAsk("ann", token=9, messages=5, end=5)
@@ -270,4 +270,4 @@ def test_a_verb_on_progress_locks_its_row_first(scene: Scene, verb: str) -> None
         "rewind": lambda: progress.rewind(group, [place]),
     }
     said = statements(scene, Lane.PROGRESS, verbs[verb])
-    assert "FROM penstock_progress WHERE group_id" in said[0]
+    assert "FROM postroom_progress WHERE group_id" in said[0]

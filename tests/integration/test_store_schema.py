@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.clock import SystemClock
-from penstock.errors import SchemaMismatch, StoreError
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import open_sqlite, schema
-from penstock.store.contract import Bounds
-from penstock.store.schema import MIGRATIONS, VERSION, migrate, version_of
-from penstock.store.session import Lane, Session
-from penstock.store.sqlite import SqliteDialect
-from penstock.testing.store_contract.harness import (
+from postroom.clock import SystemClock
+from postroom.errors import SchemaMismatch, StoreError
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import open_sqlite, schema
+from postroom.store.contract import Bounds
+from postroom.store.schema import MIGRATIONS, VERSION, migrate, version_of
+from postroom.store.session import Lane, Session
+from postroom.store.sqlite import SqliteDialect
+from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,
     append,
@@ -38,7 +38,7 @@ def session_at(path: Path) -> Session:
 
 
 def build(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store as a penstock of that version made it."""
+    """A store as a postroom of that version made it."""
     with monkeypatch.context() as patch, closing(session_at(path)) as session:
         patch.setattr(schema, "VERSION", version)
         patch.setattr(session.dialect, "places", FIRST_FILES.get(version, session.dialect.places))
@@ -95,7 +95,7 @@ def test_every_version_there_was_becomes_this_one(
 
 
 def load(path: Path, version: int) -> None:
-    """A store as it was left by a penstock of that version: its own files, written down as SQL."""
+    """A store as it was left by a postroom of that version: its own files, written down as SQL."""
     for lane in FIRST_FILES.get(version, tuple(Lane)):
         with closing(sqlite3.connect(files(path)[lane])) as connection:
             connection.executescript((STORES / f"version-{version}.{lane.value}.sql").read_text())
@@ -149,9 +149,9 @@ def test_a_new_store_has_this_version_in_all_files(tmp_path: Path) -> None:
 def add_version(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
     """A version of tomorrow, so that the way upwards is walked even while there is only one."""
     lanes = {
-        Lane.LOG: ("ALTER TABLE penstock_topics ADD COLUMN colour TEXT", *statements),
-        Lane.PROGRESS: ("CREATE TABLE penstock_extra (id {serial}, data {blob})",),
-        Lane.VOLATILE: ("ALTER TABLE penstock_trims ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",),
+        Lane.LOG: ("ALTER TABLE postroom_topics ADD COLUMN colour TEXT", *statements),
+        Lane.PROGRESS: ("CREATE TABLE postroom_extra (id {serial}, data {blob})",),
+        Lane.VOLATILE: ("ALTER TABLE postroom_trims ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",),
     }
     monkeypatch.setitem(MIGRATIONS, VERSION + 1, lanes)
     monkeypatch.setattr(schema, "VERSION", VERSION + 1)
@@ -190,7 +190,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
     open_sqlite(path).close()
     before = dump(path)
     with monkeypatch.context() as patch:
-        add_version(patch, "CREATE TABLE penstock_topics (id INTEGER)")
+        add_version(patch, "CREATE TABLE postroom_topics (id INTEGER)")
         with pytest.raises(StoreError, match="already exists"):
             open_sqlite(path)
     assert dump(path) == before
@@ -202,7 +202,7 @@ def test_a_migration_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pyt
 
 def write_version(file: Path, version: int) -> None:
     with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("INSERT INTO penstock_schema (version, applied_at) VALUES (?, 0)", (version,))
+        connection.execute("INSERT INTO postroom_schema (version, applied_at) VALUES (?, 0)", (version,))
 
 
 @pytest.mark.parametrize("lane", list(Lane))

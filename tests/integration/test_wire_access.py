@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-import penstock
-from penstock.broker.gatekeeper import new_token
-from penstock.errors import NotAuthenticated, PermissionDenied, UnknownPartition
-from penstock.model.access import ALL, Principal, hash_of, parse_permissions
-from penstock.wire.server import WireServer
+import postroom
+from postroom.broker.gatekeeper import new_token
+from postroom.errors import NotAuthenticated, PermissionDenied, UnknownPartition
+from postroom.model.access import ALL, Principal, hash_of, parse_permissions
+from postroom.wire.server import WireServer
 
 from .wire_raw import HELLO, Raw, broker_of, served
 
@@ -41,13 +41,13 @@ async def test_whoever_has_no_token_is_told_so(server: WireServer, token: str) -
 
 async def test_the_sdk_raises_what_the_broker_says(server: WireServer) -> None:
     with pytest.raises(NotAuthenticated, match="asks for a token"):
-        await penstock.connect(server.url)
+        await postroom.connect(server.url)
     with pytest.raises(NotAuthenticated, match="nobody has this token"):
-        await penstock.connect(server.url, token=new_token())
-    async with penstock.connect(server.url, token=SHOP) as mq:
+        await postroom.connect(server.url, token=new_token())
+    async with postroom.connect(server.url, token=SHOP) as mq:
         await mq.send("orders", b"1")
         assert [topic.name for topic in await mq.topics()] == ["orders"]
-        with pytest.raises(PermissionDenied, match="penstock access grant shop send:secrets"):
+        with pytest.raises(PermissionDenied, match="postroom access grant shop send:secrets"):
             await mq.send("secrets", b"1")
         with pytest.raises(PermissionDenied, match="may not manage"):
             await mq.delete_topic("orders")
@@ -76,11 +76,11 @@ async def test_what_is_not_permitted_is_answered_and_the_connection_lives(server
 
 
 async def test_a_permission_on_a_topic_is_none_on_partitions_of_another(server: WireServer) -> None:
-    async with penstock.connect(server.url, token=BOSS) as boss:
+    async with postroom.connect(server.url, token=BOSS) as boss:
         secret = (await boss.route("secrets")).ranges[0].partition_id
-    async with penstock.connect(server.url, token=SHOP) as shop:
+    async with postroom.connect(server.url, token=SHOP) as shop:
         with pytest.raises(UnknownPartition):
             await shop._endpoint.append("orders", secret, b"")
-    async with penstock.connect(server.url, token=BOSS) as boss:
+    async with postroom.connect(server.url, token=BOSS) as boss:
         with pytest.raises(UnknownPartition):  # nor is it a slip that anybody may make
             await boss._endpoint.append("orders", secret, b"")

@@ -7,10 +7,10 @@ import struct
 
 import pytest
 
-import penstock
-from penstock.model.batch import BatchBuilder
-from penstock.wire.listening import Listening
-from penstock.wire.server import WireServer
+import postroom
+from postroom.model.batch import BatchBuilder
+from postroom.wire.listening import Listening
+from postroom.wire.server import WireServer
 
 from .wire_raw import ASK, CANCEL, HELLO, REPLY, Raw, frame, healthy, served
 
@@ -59,7 +59,7 @@ async def test_strangers_are_told_why_and_let_go() -> None:
     ("said", "told"),
     [
         ("a frame of 4 GB", "4,294,967,295 bytes was announced, and 65,536 is the most"),
-        ("TLS", "speaks Penstock's own protocol, and not TLS"),
+        ("TLS", "speaks Postroom's own protocol, and not TLS"),
         ("a version to come", "speaks versions 2 to 9 of the protocol, and this broker 1 to 1"),
         ("a request without Hello", "begins with Hello"),
     ],
@@ -75,7 +75,7 @@ async def test_a_browser_is_answered_in_its_own_words() -> None:
         raw.writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
         answer = await raw.ended()
         assert answer.startswith(b"HTTP/1.1 400 ")
-        assert b"Penstock's own protocol" in answer
+        assert b"Postroom's own protocol" in answer
 
 
 async def test_time_is_up_for_those_who_say_nothing() -> None:
@@ -106,7 +106,7 @@ async def test_more_connections_than_allowed_are_told_so() -> None:
 async def server() -> object:
     async with served() as (mq, server):
         await mq.create_topic("orders", partitions=1)
-        await mq.send_many("orders", [penstock.Message(b"1"), penstock.Message(b"2")])
+        await mq.send_many("orders", [postroom.Message(b"1"), postroom.Message(b"2")])
         yield server
         await healthy(server)
 

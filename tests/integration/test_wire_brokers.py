@@ -14,9 +14,9 @@ from typing import Any, Literal
 
 import pytest
 
-import penstock
-from penstock.errors import BrokerUnavailable
-from penstock.wire.remote import RemoteEndpoint
+import postroom
+from postroom.errors import BrokerUnavailable
+from postroom.wire.remote import RemoteEndpoint
 from tests.servers.proxy import Proxy
 
 from .brokers_threads import ThreadedBroker
@@ -41,7 +41,7 @@ def two(stack: ExitStack, url: str) -> tuple[ThreadedBroker, ThreadedBroker]:
     return one, stack.enter_context(ThreadedBroker(url))
 
 
-def pool_of(mq: penstock.Connection) -> set[str]:
+def pool_of(mq: postroom.Connection) -> set[str]:
     endpoint = mq._endpoint
     assert isinstance(endpoint, RemoteEndpoint)
     return {link.address for link in endpoint.pool._links.values() if not link.gone}
@@ -49,7 +49,7 @@ def pool_of(mq: penstock.Connection) -> set[str]:
 
 async def test_one_address_is_enough_to_find_the_others(stack: ExitStack, url: str) -> None:
     one, other = two(stack, url)
-    async with penstock.connect(f"penstock://{other.address}") as mq:  # it came last, and knows both
+    async with postroom.connect(f"postroom://{other.address}") as mq:  # it came last, and knows both
         await mq.create_topic("orders", partitions=16)
         for i in range(64):
             await mq.send("orders", b"%d" % i, key=str(i))
@@ -59,10 +59,10 @@ async def test_one_address_is_enough_to_find_the_others(stack: ExitStack, url: s
 async def test_a_busy_client_learns_of_a_broker_that_came_later(
     stack: ExitStack, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.wire.link._LIST_S", 0.2)
-    monkeypatch.setattr("penstock.wire.server._ENTER_S", 0.1)
+    monkeypatch.setattr("postroom.wire.link._LIST_S", 0.2)
+    monkeypatch.setattr("postroom.wire.server._ENTER_S", 0.1)
     one = stack.enter_context(ThreadedBroker(url))
-    async with penstock.connect(f"penstock://{one.address}") as mq:
+    async with postroom.connect(f"postroom://{one.address}") as mq:
         await mq.create_topic("orders", partitions=16)
         other = await asyncio.to_thread(ThreadedBroker, url)
         stack.enter_context(other)
@@ -80,7 +80,7 @@ KEYS = 12
 class Traffic:
     """Sends numbers and consumes them, without a pause; any error is the test's."""
 
-    def __init__(self, mq: penstock.Connection, mode: Literal["shared", "ordered"] = "shared") -> None:
+    def __init__(self, mq: postroom.Connection, mode: Literal["shared", "ordered"] = "shared") -> None:
         self.mq, self.mode, self.sent = mq, mode, 0
         self.got = Counter[int]()  # in the order in which they first came
         self.going = True
@@ -92,7 +92,7 @@ class Traffic:
                 mine = [number for number in self.got if number % KEYS == key]
                 assert mine == sorted(mine)
 
-    async def consume(self, consumer: penstock.Consumer) -> None:
+    async def consume(self, consumer: postroom.Consumer) -> None:
         async for message in consumer:
             self.got[int(message.value)] += 1
             await message.ack()
@@ -134,13 +134,13 @@ async def test_a_broker_goes_away_and_nobody_notices(
     stack: ExitStack, url: str, ending: Ending, mode: Literal["shared", "ordered"]
 ) -> None:
     one, other = two(stack, url)
-    async with penstock.connect(f"penstock://{one.address},{other.address}", client_id="user") as mq:
+    async with postroom.connect(f"postroom://{one.address},{other.address}", client_id="user") as mq:
         await mq.create_topic("orders", partitions=8)
         traffic = Traffic(mq, mode)
         await traffic.run(lambda: ending(one))
         assert pool_of(mq) == {other.address}
     traffic.check()
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         stored = [int(message.value) async for message in mq.read("orders")]
     assert sorted(stored) == list(range(traffic.sent))  # nothing lost, and nothing stored twice
     again = sum(traffic.got.values()) - len(traffic.got)
@@ -163,19 +163,19 @@ async def test_connections_that_break_all_the_time_lose_nothing(
             time.sleep(random.uniform(0.01, 0.1))
             proxy.cut()
 
-    async with penstock.connect(f"penstock://127.0.0.1:{proxy.port}") as mq:
+    async with postroom.connect(f"postroom://127.0.0.1:{proxy.port}") as mq:
         await mq.create_topic("orders", partitions=4)
         traffic = Traffic(mq, mode)
         await traffic.run(cut_often)
     traffic.check()
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         stored = [int(message.value) async for message in mq.read("orders")]
     assert sorted(stored) == list(range(traffic.sent))
 
 
 async def test_the_only_broker_comes_back_on_the_same_port(stack: ExitStack, url: str) -> None:
     broker = stack.enter_context(ThreadedBroker(url))
-    async with penstock.connect(f"penstock://{broker.address}") as mq:
+    async with postroom.connect(f"postroom://{broker.address}") as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.send("orders", b"0")
         await asyncio.to_thread(broker.abort)
@@ -196,12 +196,12 @@ async def test_another_queue_on_a_known_address_is_refused(
     stack: ExitStack, url: str, tmp_path: Path
 ) -> None:
     broker = stack.enter_context(ThreadedBroker(url))
-    async with penstock.connect(f"penstock://{broker.address}") as mq:
+    async with postroom.connect(f"postroom://{broker.address}") as mq:
         await mq.create_topic("orders", partitions=1)
         await asyncio.to_thread(broker.stop)
         another = f"sqlite:///{tmp_path / 'another.db'}"
         stack.enter_context(await asyncio.to_thread(ThreadedBroker, another, port=broker.port))
-        with pytest.raises(penstock.ProtocolError, match="serves another queue"):
+        with pytest.raises(postroom.ProtocolError, match="serves another queue"):
             await mq.topics()
 
 
@@ -211,7 +211,7 @@ async def test_a_broken_connection_to_the_only_broker_is_made_again(stack: ExitS
     await asyncio.to_thread(broker.stop)
     broker._advertise = f"127.0.0.1:{proxy.port}"
     await asyncio.to_thread(broker.start)
-    async with penstock.connect(f"penstock://127.0.0.1:{proxy.port}") as mq:
+    async with postroom.connect(f"postroom://127.0.0.1:{proxy.port}") as mq:
         await mq.create_topic("orders", partitions=1)
         for _ in range(3):
             await asyncio.to_thread(proxy.cut)
@@ -234,7 +234,7 @@ async def test_a_verdict_whose_answer_is_lost_counts(stack: ExitStack, url: str,
     broker._advertise = f"127.0.0.1:{proxy.port}"
     await asyncio.to_thread(broker.start)
     done = _told_when_settled(broker)
-    async with penstock.connect(f"penstock://127.0.0.1:{proxy.port}") as mq:
+    async with postroom.connect(f"postroom://127.0.0.1:{proxy.port}") as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send("orders", b"1")
         async with mq.consumer("orders", group="g") as consumer:
@@ -272,14 +272,14 @@ def _told_when_settled(broker: ThreadedBroker) -> threading.Event:
 async def test_a_deaf_broker_is_noticed_and_the_other_is_used(
     stack: ExitStack, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.wire.link._SILENCE_S", 1.0)
+    monkeypatch.setattr("postroom.wire.link._SILENCE_S", 1.0)
     one = stack.enter_context(ThreadedBroker(url))
     proxy = stack.enter_context(Proxy(one.port))
     one.stop()
     one._advertise = f"127.0.0.1:{proxy.port}"
     one.start()
     other = stack.enter_context(ThreadedBroker(url))
-    async with penstock.connect(f"penstock://{other.address},127.0.0.1:{proxy.port}") as mq:
+    async with postroom.connect(f"postroom://{other.address},127.0.0.1:{proxy.port}") as mq:
         await mq.create_topic("orders", partitions=16)
         await asyncio.gather(*(mq.send("orders", b"", key=str(i)) for i in range(64)))
         assert pool_of(mq) == {f"127.0.0.1:{proxy.port}", other.address}
@@ -296,7 +296,7 @@ async def test_a_deaf_broker_is_noticed_and_the_other_is_used(
 
 async def test_a_handler_that_blocks_the_loop_keeps_its_leases(stack: ExitStack, url: str) -> None:
     broker = stack.enter_context(ThreadedBroker(url))
-    async with penstock.connect(f"penstock://{broker.address}") as mq:
+    async with postroom.connect(f"postroom://{broker.address}") as mq:
         await mq.create_topic("orders", partitions=1)
         await mq.send("orders", b"1")
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.model.batch import BatchBuilder, records
-from penstock.model.slot import slot_of
+from postroom.model.batch import BatchBuilder, records
+from postroom.model.slot import slot_of
 
 from . import mini_client
 from .mini_client import MiniClient, MiniError
@@ -80,4 +80,4 @@ def test_it_uses_nothing_of_ours() -> None:
             else []
         )
     }  # fmt: skip
-    assert not [name for name in imported if "penstock" in name]
+    assert not [name for name in imported if "postroom" in name]

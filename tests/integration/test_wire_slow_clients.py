@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.broker.deliveries import Deliveries
-from penstock.broker.endpoint import PollReply, PollRequest, Settle, Verdict
-from penstock.model.settings import GroupWish
-from penstock.wire.listening import Listening
-from penstock.wire.session import Session
+import postroom
+from postroom.broker.deliveries import Deliveries
+from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.model.settings import GroupWish
+from postroom.wire.listening import Listening
+from postroom.wire.session import Session
 
 from .wire_raw import ASK, BROKERS, ERROR, REPLY, Raw, broker_of, eventually, frame, healthy, served, settled
 
@@ -87,7 +87,7 @@ async def test_answers_that_are_not_read_are_bounded() -> None:
 
 
 async def test_whoever_is_refused_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.wire.connection._CLOSING_S", 0.2)
+    monkeypatch.setattr("postroom.wire.connection._CLOSING_S", 0.2)
     async with served() as (mq, server):
         await mq.create_topic("orders", partitions=1)
         for _ in range(24):
@@ -99,7 +99,7 @@ async def test_whoever_is_refused_and_does_not_read_is_let_go(monkeypatch: pytes
             transport = connection._transport
             assert transport is not None
             await eventually(lambda: transport.get_write_buffer_size() > 0)
-            connection.refuse(penstock.PenstockError("a fault of the peer"))
+            connection.refuse(postroom.PostroomError("a fault of the peer"))
             await eventually(lambda: connection not in server.connections)
 
 
@@ -146,7 +146,7 @@ async def test_frames_that_are_begun_hold_so_much_and_no_more() -> None:
 # ---- gone at the wrong moment ----
 
 
-async def subscribed(mq: penstock.Connection) -> None:
+async def subscribed(mq: postroom.Connection) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq._endpoint.subscribe("orders", "g", GroupWish(lease_ms=30_000), "other", "test")
 
@@ -215,7 +215,7 @@ async def test_a_verdict_counts_if_its_sender_goes_at_once(monkeypatch: pytest.M
 
 
 async def test_a_poll_cancelled_at_any_moment_loses_nothing() -> None:
-    async with served() as (mq, server), penstock.connect(server.url) as remote:
+    async with served() as (mq, server), postroom.connect(server.url) as remote:
         await subscribed(mq)
         local, endpoint = mq._endpoint, remote._endpoint
         partition_id = (await mq.route("orders")).ranges[0].partition_id
@@ -302,7 +302,7 @@ async def test_a_repeated_poll_keeps_what_it_is_handed(monkeypatch: pytest.Monke
 
 async def test_a_broker_that_stopped_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was about to say that it lives."""
-    monkeypatch.setattr("penstock.wire.server._ENTER_S", 0.01)
+    monkeypatch.setattr("postroom.wire.server._ENTER_S", 0.01)
     entering, go_on = threading.Event(), threading.Event()
     async with served() as (mq, server):
         brokers = broker_of(mq).store.brokers
@@ -333,7 +333,7 @@ async def asked(raw: Raw) -> Any:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.wire.server._TICK_S", 0.02)
+    monkeypatch.setattr("postroom.wire.server._TICK_S", 0.02)
 
 
 @pytest.mark.usefixtures("soon")
@@ -342,7 +342,7 @@ async def test_a_holder_is_asked_before_its_lease_ends() -> None:
         await mq.create_topic("orders", partitions=1)
         local = mq._endpoint
         await local.subscribe("orders", "g", GroupWish(lease_ms=1000), "other", "test")
-        await mq.send_many("orders", [penstock.Message(b"1"), penstock.Message(b"2")])
+        await mq.send_many("orders", [postroom.Message(b"1"), postroom.Message(b"2")])
         async with Raw.open(server.port) as raw:
             assert (await raw.ask(POLL, [request("holder", token=77)])).header[0]
             for _ in range(2):  # held for longer than its lease
@@ -362,7 +362,7 @@ async def test_a_holder_is_asked_before_its_lease_ends() -> None:
 async def test_a_client_that_never_answers_is_not_remembered_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("penstock.wire.connection._ASKED_AT_ONCE", 2)
+    monkeypatch.setattr("postroom.wire.connection._ASKED_AT_ONCE", 2)
     async with served() as (mq, server):
         await mq.create_topic("orders", partitions=1)
         await mq._endpoint.subscribe("orders", "g", GroupWish(lease_ms=200), "other", "test")

@@ -7,14 +7,14 @@ import ssl
 
 import pytest
 
-import penstock
-from penstock.broker.endpoint import Beat
-from penstock.errors import BrokerUnavailable
-from penstock.serve_settings import ServeSettings
-from penstock.tls import server_context
-from penstock.wire.beats import _BlockingLink
-from penstock.wire.listening import Listening
-from penstock.wire.messages import Beats, Hello
+import postroom
+from postroom.broker.endpoint import Beat
+from postroom.errors import BrokerUnavailable
+from postroom.serve_settings import ServeSettings
+from postroom.tls import server_context
+from postroom.wire.beats import _BlockingLink
+from postroom.wire.listening import Listening
+from postroom.wire.messages import Beats, Hello
 from tests.certificates import Authority
 
 from .wire_raw import Raw, healthy, served
@@ -35,7 +35,7 @@ def tls(authority: Authority) -> ssl.SSLContext:
 
 async def test_messages_and_heartbeats_go_through(authority: Authority, tls: ssl.SSLContext) -> None:
     listening = Listening(port=0, tls=tls)
-    async with served(listening) as (_, server), penstock.connect(server.url, tls=authority.ca) as client:
+    async with served(listening) as (_, server), postroom.connect(server.url, tls=authority.ca) as client:
         await client.create_topic("orders", partitions=1)
         large = b"x" * 3_000_000
         await client.send("orders", large)
@@ -60,22 +60,22 @@ async def test_a_handshake_that_does_not_end_is_ended(tls: ssl.SSLContext) -> No
 async def test_a_client_without_tls_is_let_go(authority: Authority, tls: ssl.SSLContext) -> None:
     async with served(Listening(port=0, tls=tls)) as (_, server):
         with pytest.raises(BrokerUnavailable):
-            await penstock.connect(server.url)
+            await postroom.connect(server.url)
         async with Raw.open(server.port, hello=False) as raw:
             raw.writer.write(b"anything but TLS")
             await raw.ended()
-        async with penstock.connect(server.url, tls=authority.ca) as mq:
+        async with postroom.connect(server.url, tls=authority.ca) as mq:
             assert await mq.topics() == []
 
 
 async def test_a_client_that_wants_tls_is_told_that_there_is_none(authority: Authority) -> None:
     async with served() as (_, server):
         with pytest.raises(BrokerUnavailable, match=r"no TLS with 127.0.0.1:\d+: .*tls= of connect"):
-            await penstock.connect(server.url, tls=authority.ca)
+            await postroom.connect(server.url, tls=authority.ca)
         await healthy(server)
 
 
 async def test_a_certificate_that_nobody_vouches_for_is_told(tls: ssl.SSLContext) -> None:
     async with served(Listening(port=0, tls=tls)) as (_, server):
         with pytest.raises(BrokerUnavailable, match="check its certificate"):
-            await penstock.connect(server.url, tls=True)
+            await postroom.connect(server.url, tls=True)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-import penstock
-from penstock.broker.embedded import Broker
-from penstock.broker.gatekeeper import Gatekeeper
-from penstock.clock import SystemClock
-from penstock.wire.listening import Listening
-from penstock.wire.server import WireServer
+import postroom
+from postroom.broker.embedded import Broker
+from postroom.broker.gatekeeper import Gatekeeper
+from postroom.clock import SystemClock
+from postroom.wire.listening import Listening
+from postroom.wire.server import WireServer
 
 __all__ = ["Came", "Raw", "broker_of", "eventually", "frame", "healthy", "served", "settled"]
 
@@ -94,7 +94,7 @@ class Raw:
         return (await self.ask(BROKERS, [], id=999)).flags == REPLY
 
 
-def broker_of(mq: penstock.Connection) -> Broker:
+def broker_of(mq: postroom.Connection) -> Broker:
     endpoint = mq._endpoint
     assert isinstance(endpoint, Broker)
     return endpoint
@@ -103,9 +103,9 @@ def broker_of(mq: penstock.Connection) -> Broker:
 @asynccontextmanager
 async def served(
     listening: Listening | None = None, *, dev: bool = True, url: str = "memory://"
-) -> AsyncIterator[tuple[penstock.Connection, WireServer]]:
+) -> AsyncIterator[tuple[postroom.Connection, WireServer]]:
     """The queue, embedded, and its server; at the end nothing of any client may be left."""
-    async with penstock.connect(url) as mq:
+    async with postroom.connect(url) as mq:
         broker = broker_of(mq)
         gatekeeper = Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=dev)
         server = WireServer(broker, listening or Listening(port=0), gatekeeper)
@@ -137,7 +137,7 @@ def _name(task: asyncio.Task[Any]) -> str:
 
 async def healthy(server: WireServer, topic: str = "health", values: Sequence[bytes] = (b"1", b"2")) -> None:
     """Another client is served at once."""
-    async with asyncio.timeout(SECONDS), penstock.connect(server.url) as mq:
+    async with asyncio.timeout(SECONDS), postroom.connect(server.url) as mq:
         await mq.create_topic(topic, partitions=1, exist_ok=True)
         for value in values:
             await mq.send(topic, value)

@@ -16,9 +16,9 @@ from typing import ClassVar, Protocol
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
-from penstock.errors import GenerationChanged
-from penstock.model.delivery import NOBODY, Ask, Delivery, Kind, Settlement, Span, Stamp
-from penstock.store.contract import Granted, Settled
+from postroom.errors import GenerationChanged
+from postroom.model.delivery import NOBODY, Ask, Delivery, Kind, Settlement, Span, Stamp
+from postroom.store.contract import Granted, Settled
 from tests.model.naive_progress import LEASE_MS, MOVER_MS, Naive, State, offsets
 from tests.model.steps import Mover, guarded, step
 

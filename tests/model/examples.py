@@ -1,4 +1,4 @@
-"""How many examples a machine tries: few in `make test`, PENSTOCK_EXAMPLES times as many in a soak."""
+"""How many examples a machine tries: few in `make test`, POSTROOM_EXAMPLES times as many in a soak."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 
 __all__ = ["examples"]
 
-_TIMES = int(os.environ.get("PENSTOCK_EXAMPLES", "1"))
+_TIMES = int(os.environ.get("POSTROOM_EXAMPLES", "1"))
 
 
 def examples(count: int) -> int:

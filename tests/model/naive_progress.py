@@ -1,6 +1,6 @@
 """A naive model of one group's progress in one partition: one record per message, no ranges.
 
-Written without looking at `penstock.model.delivery`, from the rules alone. It does not predict what a poll
+Written without looking at `postroom.model.delivery`, from the rules alone. It does not predict what a poll
 hands out. It says whether what was handed out was allowed, and what every message has gone through since.
 """
 
@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from penstock.model.delivery import Ask, Delivery, Kind, Settlement, Span
-from penstock.store.contract import Granted, Settled
+from postroom.model.delivery import Ask, Delivery, Kind, Settlement, Span
+from postroom.store.contract import Granted, Settled
 
 LEASE_MS = 1000
 MOVER_MS = 10_000

@@ -17,9 +17,9 @@ from typing import ClassVar, Protocol
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
-from penstock.errors import GenerationChanged
-from penstock.model.delivery import NOBODY, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
-from penstock.store.contract import Granted, Settled
+from postroom.errors import GenerationChanged
+from postroom.model.delivery import NOBODY, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
+from postroom.store.contract import Granted, Settled
 from tests.model.ordered_ledger import Ledger
 from tests.model.ordered_member import Item, Member
 from tests.model.ordered_rules import (

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from penstock.model.delivery import Delivery, OrderedAsk
+from postroom.model.delivery import Delivery, OrderedAsk
 
 __all__ = ["Item", "Member"]
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from penstock.model.delivery import NOBODY, Delivery, Holder, Kind, OrderedAsk, Settlement, Span
-from penstock.store.contract import Granted, Settled
+from postroom.model.delivery import NOBODY, Delivery, Holder, Kind, OrderedAsk, Settlement, Span
+from postroom.store.contract import Granted, Settled
 
 __all__ = ["FAR", "LEASE_MS", "MAX_HOLD_MS", "MOVER_MS", "Limits", "Picture", "check_poll", "check_settle"]
 

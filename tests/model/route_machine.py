@@ -17,14 +17,14 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
-from penstock.broker.unread import Unread
-from penstock.clock import ManualClock
-from penstock.errors import GateClosed, GenerationChanged, RouteConflict
-from penstock.model.batch import records
-from penstock.model.route import Route, renew
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore, open_sqlite
-from penstock.store.contract import Group
+from postroom.broker.unread import Unread
+from postroom.clock import ManualClock
+from postroom.errors import GateClosed, GenerationChanged, RouteConflict
+from postroom.model.batch import records
+from postroom.model.route import Route, renew
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.contract import Group
 from tests.model.route_member import LEASE_MS, Member
 from tests.model.route_producer import Producer, slot
 from tests.model.route_truth import Book, Message, Truth

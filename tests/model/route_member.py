@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from penstock.broker.unread import Unread
-from penstock.errors import GateClosed, GenerationChanged, UnknownPartition
-from penstock.model.delivery import Kind, OrderedAsk, Settlement
-from penstock.store.contract import Bounds, Granted, Group, Store
+from postroom.broker.unread import Unread
+from postroom.errors import GateClosed, GenerationChanged, UnknownPartition
+from postroom.model.delivery import Kind, OrderedAsk, Settlement
+from postroom.store.contract import Bounds, Granted, Group, Store
 from tests.model.route_truth import Book, Message, Truth
 
 __all__ = ["LEASE_MS", "Member"]

@@ -1,19 +1,19 @@
 """A producer that follows I4: it repeats what is unresolved to the old partition, and only then goes on.
 
 Several batches are on their way at once; each request, and each answer, may be lost. The real one is
-`penstock.client.producing`; this one has no event loop, so that a machine can stop it between any two steps.
+`postroom.client.producing`; this one has no event loop, so that a machine can stop it between any two steps.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from penstock.config import DEFAULTS
-from penstock.errors import AppendError, PartitionSealed, PenstockError, UnknownPartition
-from penstock.model.batch import BatchBuilder
-from penstock.model.route import Route
-from penstock.model.slot import slot_of
-from penstock.store.contract import Append, Appended, Store
+from postroom.config import DEFAULTS
+from postroom.errors import AppendError, PartitionSealed, PostroomError, UnknownPartition
+from postroom.model.batch import BatchBuilder
+from postroom.model.route import Route
+from postroom.model.slot import slot_of
+from postroom.store.contract import Append, Appended, Store
 from tests.model.route_truth import Message, Truth
 
 __all__ = ["Parcel", "Producer", "slot"]
@@ -105,7 +105,7 @@ class Producer:
             if answered:
                 self._answered(parcel, result)
 
-    def _append(self, parcel: Parcel) -> Appended | PenstockError:
+    def _append(self, parcel: Parcel) -> Appended | PostroomError:
         (result,) = self._store.log.append([Append(parcel.partition_id, parcel.batch)])
         if isinstance(result, Appended):
             if result.duplicate:
@@ -115,7 +115,7 @@ class Producer:
                 self._truth.store(parcel.partition_id, result.base_offset, parcel.messages)
         return result
 
-    def _answered(self, parcel: Parcel, result: Appended | PenstockError) -> None:
+    def _answered(self, parcel: Parcel, result: Appended | PostroomError) -> None:
         if isinstance(result, Appended):
             self.parcels.remove(parcel)
             self._past.append(parcel)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from penstock.model.route import Route
+from postroom.model.route import Route
 
 __all__ = ["Book", "Message", "Place", "Truth"]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from penstock.broker.routes import RouteChanges
-from penstock.errors import PenstockError, RouteConflict, StoreError, UnknownPartition
-from penstock.model import route as routes
-from penstock.model.batch import build_control
-from penstock.model.route import Change, Draft, Route
-from penstock.store.contract import Store
+from postroom.broker.routes import RouteChanges
+from postroom.errors import PostroomError, RouteConflict, StoreError, UnknownPartition
+from postroom.model import route as routes
+from postroom.model.batch import build_control
+from postroom.model.route import Change, Draft, Route
+from postroom.store.contract import Store
 
 __all__ = ["IDLE_MS", "Away", "Cut", "Died", "Worker", "drafted", "procedure"]
 
@@ -123,5 +123,5 @@ def procedure(store: Any, topic: str, kind: str, a: int, b: int) -> None:
             real.merge(topic, *(piece.partition for piece in draft.seals))
         else:
             real.split(topic, draft.seals[0].partition, draft.opens[1].first_slot)
-    except (PenstockError, Died):
+    except (PostroomError, Died):
         pass

@@ -6,20 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from penstock.clock import ManualClock
-from penstock.model.batch import BatchBuilder
-from penstock.model.delivery import Delivery, Settlement, Span, Stamp
-from penstock.model.settings import GroupSettings, Start, TopicSettings
-from penstock.store import SqlStore, open_sqlite
-from penstock.store.contract import Append, Appended, Backlog, Group, Settled
-from penstock.store.session import Lane
+from postroom.clock import ManualClock
+from postroom.model.batch import BatchBuilder
+from postroom.model.delivery import Delivery, Settlement, Span, Stamp
+from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.contract import Append, Appended, Backlog, Group, Settled
+from postroom.store.session import Lane
 
 __all__ = ["GroupOnSqlite"]
 
 TOPIC, GROUP = "orders", "billing"
 ROWS = """SELECT first_offset, last_offset, visible_at, token, holder, spent, failures, suspect, alone,
           stamp_producer, stamp_partition, reason, failing_since
-          FROM penstock_deliveries ORDER BY first_offset"""
+          FROM postroom_deliveries ORDER BY first_offset"""
 
 
 class GroupOnSqlite:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from hypothesis.stateful import rule
 
-from penstock.model.delivery import Delivery
+from postroom.model.delivery import Delivery
 
 __all__ = ["Mover", "Rule", "guarded", "step"]
 

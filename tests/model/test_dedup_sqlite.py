@@ -10,14 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.config import Limits
-from penstock.errors import StoreError
-from penstock.model.batch import records
-from penstock.model.dedup import digests
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import open_sqlite
-from penstock.store.contract import Appended, Store
-from penstock.testing.store_contract.harness import (
+from postroom.config import Limits
+from postroom.errors import StoreError
+from postroom.model.batch import records
+from postroom.model.dedup import digests
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import open_sqlite
+from postroom.store.contract import Appended, Store
+from postroom.testing.store_contract.harness import (
     MovableClock,
     StoreHarness,
     acks,
@@ -26,8 +26,8 @@ from penstock.testing.store_contract.harness import (
     stored,
     values,
 )
-from penstock.testing.store_contract.ids import Ids, named
-from penstock.testing.store_contract.schedule import all_due, gone, lead
+from postroom.testing.store_contract.ids import Ids, named
+from postroom.testing.store_contract.schedule import all_due, gone, lead
 from tests.model.examples import examples
 
 WINDOW, LIMIT = 1_000, 50
@@ -72,7 +72,7 @@ class Naive:
 class DedupMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-dedup-"))
+        self.folder = Path(tempfile.mkdtemp(prefix="postroom-dedup-"))
         self.clock, self.naive, self.producers = MovableClock(), Naive(), 0
         self.stores: list[Store] = [self._open(), self._open()]
         topic = self.stores[0].catalog.create_topic("orders", TopicSettings(), 1)

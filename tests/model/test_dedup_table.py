@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.model import idtable
-from penstock.model.dedup import NO_ID, digest, digests, split
-from penstock.model.idtable import IdTable
-from penstock.model.window import NO_FLOOR, Window
+from postroom.model import idtable
+from postroom.model.dedup import NO_ID, digest, digests, split
+from postroom.model.idtable import IdTable
+from postroom.model.window import NO_FLOOR, Window
 
 IDS = [None, *(f"id-{number}" for number in range(60))]
 some_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=12)

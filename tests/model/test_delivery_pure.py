@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 
-from penstock.errors import GenerationChanged
-from penstock.model.delivery import Ask, Change, Delivery, Kind, Settlement, Span, Terms, poll
-from penstock.model.settlement import covered, extend, seize, settle
-from penstock.store.contract import Granted, Settled
+from postroom.errors import GenerationChanged
+from postroom.model.delivery import Ask, Change, Delivery, Kind, Settlement, Span, Terms, poll
+from postroom.model.settlement import covered, extend, seize, settle
+from postroom.store.contract import Granted, Settled
 from tests.model.delivery_machine import Backend, DeliveryMachine, Picture
 from tests.model.examples import examples
 from tests.model.naive_progress import LEASE_MS, MOVER_MS

@@ -8,9 +8,9 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 
-from penstock.model.delivery import Ask, Delivery, Kind, Settlement, Span
-from penstock.model.settings import GroupSettings
-from penstock.store.contract import Granted
+from postroom.model.delivery import Ask, Delivery, Kind, Settlement, Span
+from postroom.model.settings import GroupSettings
+from postroom.store.contract import Granted
 from tests.model.delivery_machine import Backend, DeliveryMachine, Picture
 from tests.model.examples import examples
 from tests.model.naive_progress import LEASE_MS

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidSetting
-from penstock.model.guards import Fit, Machine, digest_of, fit, is_newer, take_turn
+from postroom.errors import InvalidSetting
+from postroom.model.guards import Fit, Machine, digest_of, fit, is_newer, take_turn
 
 versions = st.lists(st.integers(-2, 12), max_size=60)
 

@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 
-from penstock.errors import GenerationChanged
-from penstock.model import ordered
-from penstock.model.delivery import Change, Delivery, Holder, OrderedAsk, Settlement, Span, Terms
-from penstock.model.ordered import FAR, Claim
-from penstock.model.settlement import covered
-from penstock.store.contract import Granted, Settled
+from postroom.errors import GenerationChanged
+from postroom.model import ordered
+from postroom.model.delivery import Change, Delivery, Holder, OrderedAsk, Settlement, Span, Terms
+from postroom.model.ordered import FAR, Claim
+from postroom.model.settlement import covered
+from postroom.store.contract import Granted, Settled
 from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine
 from tests.model.ordered_rules import LEASE_MS, MAX_HOLD_MS, MOVER_MS, Picture

@@ -8,17 +8,17 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 
-from penstock.model.delivery import Holder, OrderedAsk
-from penstock.model.settings import GroupSettings
-from penstock.store.contract import Granted
-from penstock.store.session import Lane
+from postroom.model.delivery import Holder, OrderedAsk
+from postroom.model.settings import GroupSettings
+from postroom.store.contract import Granted
+from postroom.store.session import Lane
 from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine
 from tests.model.ordered_rules import FAR, LEASE_MS, MAX_HOLD_MS, Picture
 from tests.model.sqlite_backend import GroupOnSqlite
 
 PROGRESS = """SELECT next_new, lowest, next_due, deliveries, settled, holder_token, holder, holder_until
-              FROM penstock_progress"""
+              FROM postroom_progress"""
 
 
 class SqliteBackend(GroupOnSqlite):

@@ -13,17 +13,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.broker.schedule import ScheduleMover
-from penstock.model.batch import BatchBuilder, records
-from penstock.model.dedup import digest
-from penstock.model.settings import TopicSettings
-from penstock.model.slot import slot_of
-from penstock.store import SqlStore, open_sqlite
-from penstock.store.contract import Append, Appended
-from penstock.store.session import Lane
-from penstock.testing.store_contract import MovableClock
-from penstock.testing.store_contract.moving import STEPS, Cut, CutError, mover
-from penstock.testing.store_contract.sealing import SealedMoveContract
+from postroom.broker.schedule import ScheduleMover
+from postroom.model.batch import BatchBuilder, records
+from postroom.model.dedup import digest
+from postroom.model.settings import TopicSettings
+from postroom.model.slot import slot_of
+from postroom.store import SqlStore, open_sqlite
+from postroom.store.contract import Append, Appended
+from postroom.store.session import Lane
+from postroom.testing.store_contract import MovableClock
+from postroom.testing.store_contract.moving import STEPS, Cut, CutError, mover
+from postroom.testing.store_contract.sealing import SealedMoveContract
 from tests.model.examples import examples
 
 LEASE_MS = 1_000  # of `mover`
@@ -158,7 +158,7 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def logs(self) -> dict[int, list[str]]:
         with self.store.session.read(Lane.LOG) as tx:
-            places = [row[0] for row in tx.all("SELECT id FROM penstock_partitions ORDER BY id")]
+            places = [row[0] for row in tx.all("SELECT id FROM postroom_partitions ORDER BY id")]
         found = {}
         for place in places:
             batches = self.store.log.read(place, 0, max_messages=10**6, max_bytes=10**9)
@@ -199,7 +199,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         with self.store.session.read(Lane.LOG) as tx:
-            (rows,) = tx.one("SELECT COALESCE(SUM(records), 0) FROM penstock_schedule") or (0,)
+            (rows,) = tx.one("SELECT COALESCE(SUM(records), 0) FROM postroom_schedule") or (0,)
         assert sum(self.store.schedule.delayed().values()) == rows
 
     def teardown(self) -> None:

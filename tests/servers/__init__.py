@@ -1,6 +1,6 @@
 """Real database servers for tests and benchmarks, and a proxy that can break the way to them.
 
-Nothing here knows Penstock or pytest, except `fixtures`, which pytest loads as a plug-in.
+Nothing here knows Postroom or pytest, except `fixtures`, which pytest loads as a plug-in.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class MariaServer(Server):
 
     def _create_user(self) -> None:
         """A new server lets in anybody without a password: replace those users by two of ours."""
-        everything = r"`penstock\_%`.*"  # all databases of that name, and no right beyond them
+        everything = r"`postroom\_%`.*"  # all databases of that name, and no right beyond them
         root = pymysql.connect(unix_socket=self._socket, user="root", autocommit=True)
         with closing(root), root.cursor() as cursor:
             for user, rights in ((self.admin, "*.*"), (self.user, everything)):

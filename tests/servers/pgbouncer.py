@@ -43,7 +43,7 @@ class PgBouncer:
         self._program = find_pgbouncer()
         self._server = server
         self.port = free_port()
-        self.folder = Path(tempfile.mkdtemp(prefix="penstock-pgbouncer-", dir=base_folder()))
+        self.folder = Path(tempfile.mkdtemp(prefix="postroom-pgbouncer-", dir=base_folder()))
         self._watchdog = Watchdog(self.folder, "INT")
         self._process: subprocess.Popen[bytes] | None = None
         try:

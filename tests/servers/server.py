@@ -44,7 +44,7 @@ class Server(ABC):
     scheme: ClassVar[str]
     accounts: ClassVar[Sequence[str]]  # who runs it when we are root: the first that exists
     signals: ClassVar[dict[Mode, signal.Signals]]
-    user: ClassVar[str] = "penstock"  # owns its databases and may do nothing else
+    user: ClassVar[str] = "postroom"  # owns its databases and may do nothing else
     admin: ClassVar[str]
     password: ClassVar[str] = "p@ss:w/rd%"  # has to be quoted in a URL, as real ones have to
 
@@ -89,7 +89,7 @@ class Server(ABC):
 
     @abstractmethod
     def connect(self, database: str, *, port: int | None = None, admin: bool = False) -> Any:
-        """With the driver, no Penstock in between. Arguments as for `url`."""
+        """With the driver, no Postroom in between. Arguments as for `url`."""
 
     @abstractmethod
     def _free_memory(self) -> None:
@@ -180,12 +180,12 @@ class Server(ABC):
             raise RuntimeError(f"{' '.join(map(str, done.args))} failed:\n{done.stdout}{done.stderr}")
 
     def _new_name(self) -> str:
-        return f"penstock_{next(self._names)}"
+        return f"postroom_{next(self._names)}"
 
     # --- inside ---------------------------------------------------------------------------------------
 
     def _new_folder(self) -> Path:
-        return Path(tempfile.mkdtemp(prefix=f"penstock-{self.kind}-", dir=base_folder()))
+        return Path(tempfile.mkdtemp(prefix=f"postroom-{self.kind}-", dir=base_folder()))
 
     def _hand_over(self, folder: Path) -> None:
         if self._account is not None:

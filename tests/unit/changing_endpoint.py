@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from penstock import StoreUnavailable
-from penstock.model.batch import records
-from penstock.model.route import Range, Route
-from penstock.model.slot import slot_of
-from penstock.store.contract import Appended
+from postroom import StoreUnavailable
+from postroom.model.batch import records
+from postroom.model.route import Range, Route
+from postroom.model.slot import slot_of
+from postroom.store.contract import Appended
 from tests.unit.client_endpoint import FakeEndpoint, Partition
 
 AWAY = StoreUnavailable("the database is away")

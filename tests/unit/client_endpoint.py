@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.broker.endpoint import (
+from postroom.broker.endpoint import (
     Beat,
     DeadLetters,
     Fetched,
@@ -26,15 +26,15 @@ from penstock.broker.endpoint import (
     SettleReply,
     TopicInfo,
 )
-from penstock.clock import ManualClock
-from penstock.errors import PartitionSealed, UnknownPartition, UnknownTopic
-from penstock.model import delivery, settlement
-from penstock.model.batch import BatchHeader, read_header, records, verify, with_base_offset
-from penstock.model.delivery import Ask, Delivery, Kind, Settlement, Span, Terms
-from penstock.model.route import Range, Route, even_ranges
-from penstock.model.sequence import SequenceState, check, remember
-from penstock.model.settings import GroupSettings, GroupWish, Start, TopicSettings
-from penstock.store.contract import Appended, StoredBatch
+from postroom.clock import ManualClock
+from postroom.errors import PartitionSealed, UnknownPartition, UnknownTopic
+from postroom.model import delivery, settlement
+from postroom.model.batch import BatchHeader, read_header, records, verify, with_base_offset
+from postroom.model.delivery import Ask, Delivery, Kind, Settlement, Span, Terms
+from postroom.model.route import Range, Route, even_ranges
+from postroom.model.sequence import SequenceState, check, remember
+from postroom.model.settings import GroupSettings, GroupWish, Start, TopicSettings
+from postroom.store.contract import Appended, StoredBatch
 
 Fault = Callable[[], Awaitable[None]]
 KINDS = {"ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE}

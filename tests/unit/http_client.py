@@ -10,14 +10,14 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
-from penstock.address import parse
-from penstock.broker.embedded import Broker, open_endpoint
-from penstock.broker.gatekeeper import Gatekeeper, new_token
-from penstock.clock import Clock, SystemClock
-from penstock.http.app import make_app
-from penstock.http.limits import HttpLimits
-from penstock.http.service import Service
-from penstock.model.access import Principal, hash_of, parse_permissions
+from postroom.address import parse
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.gatekeeper import Gatekeeper, new_token
+from postroom.clock import Clock, SystemClock
+from postroom.http.app import make_app
+from postroom.http.limits import HttpLimits
+from postroom.http.service import Service
+from postroom.model.access import Principal, hash_of, parse_permissions
 
 __all__ = ["API", "Stage", "staged"]
 

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from penstock.broker.endpoint import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, SettleReply
-from penstock.model.delivery import Span
+from postroom.broker.endpoint import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, SettleReply
+from postroom.model.delivery import Span
 from tests.unit.client_endpoint import FakeEndpoint
 
 STOPPED = 2**62

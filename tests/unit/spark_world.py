@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.model.settings import Start
-from penstock.spark.options import ReadOptions, Topics
-from penstock.spark.planning import Partition, Snapshot, Span
-from penstock.spark.streaming import Stream
+from postroom.model.settings import Start
+from postroom.spark.options import ReadOptions, Topics
+from postroom.spark.planning import Partition, Snapshot, Span
+from postroom.spark.streaming import Stream
 
 SLOTS = 8
 SEAL = None

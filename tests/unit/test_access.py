@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidName, InvalidSetting
-from penstock.model.access import (
+from postroom.errors import InvalidName, InvalidSetting
+from postroom.model.access import (
     ALL,
     ANONYMOUS,
     Permission,

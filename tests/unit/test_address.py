@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock import InvalidURL, connect
-from penstock.address import Address, parse
+from postroom import InvalidURL, connect
+from postroom.address import Address, parse
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,11 @@ def test_addresses(url: str, address: Address) -> None:
         ("memory:", "did you mean memory://?"),
         ("memory:///tests", "did you mean memory://tests?"),
         ("memory://a b", "letters, digits"),
-        ("penstock:localhost:7070", "use penstock://host:7070"),
-        ("penstock://", "use penstock://host:7070"),
-        ("penstock://a:70700", "use penstock://host:7070"),
-        ("penstock://a:7070;b:7070", "use penstock://host:7070"),
-        ("penstock://secret@a:7070", "a token is not a part of the address"),
+        ("postroom:localhost:7070", "use postroom://host:7070"),
+        ("postroom://", "use postroom://host:7070"),
+        ("postroom://a:70700", "use postroom://host:7070"),
+        ("postroom://a:7070;b:7070", "use postroom://host:7070"),
+        ("postroom://secret@a:7070", "a token is not a part of the address"),
         ("postgresq://localhost/db", "did you mean postgresql://localhost/db?"),
         ("postgresql://", "names no server"),
         ("postgresql://localhost", "names no database: add it, such as postgresql://localhost/orders"),

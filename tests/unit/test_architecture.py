@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-import penstock
-from penstock import errors
+import postroom
+from postroom import errors
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
@@ -30,7 +30,7 @@ LAYERS = (
     ("store",),
     ("broker",),
     ("wire",),
-    ("client", "sync", "tracing", "types", ""),  # "" is penstock/__init__.py
+    ("client", "sync", "tracing", "types", ""),  # "" is postroom/__init__.py
     ("testing",),
     ("integrations",),
     ("http",),
@@ -43,7 +43,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 IMPURE = frozenset({"time", "random", "os", "socket", "asyncio", "threading", "sqlite3"})
 
 CODEC = "aiokafka"
-CODEC_HOME = "penstock.model.batch"
+CODEC_HOME = "postroom.model.batch"
 
 
 # --- reading a tree of source ------------------------------------------------------------------------
@@ -63,7 +63,7 @@ class Module:
 
     @property
     def part(self) -> str:
-        """The name directly under `penstock` that decides the layer."""
+        """The name directly under `postroom` that decides the layer."""
         return part_of(self.name)
 
 
@@ -73,7 +73,7 @@ def part_of(module_name: str) -> str:
 
 def load(source: Path) -> dict[str, Module]:
     modules = {}
-    for path in sorted((source / "penstock").rglob("*.py")):
+    for path in sorted((source / "postroom").rglob("*.py")):
         parts = path.relative_to(source).with_suffix("").parts
         name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
         text = path.read_text(encoding="utf-8")
@@ -91,7 +91,7 @@ def imports(module: Module, known: dict[str, Module]) -> Iterator[tuple[int, str
                 base = absolute(module, node)
                 for alias in names:
                     member = f"{base}.{alias.name}"
-                    is_module = member in known or (base == "penstock" and alias.name in RANK)
+                    is_module = member in known or (base == "postroom" and alias.name in RANK)
                     yield node.lineno, member if is_module else base
             case ast.Call(
                 func=ast.Name(id="import_module" | "__import__") | ast.Attribute(attr="import_module"),
@@ -118,7 +118,7 @@ def upward_imports(modules: dict[str, Module]) -> list[str]:
             found.append(f"{module.name} has no layer: give {module.part!r} a place in LAYERS")
             continue
         for line, target in imports(module, modules):
-            if target.partition(".")[0] != "penstock":
+            if target.partition(".")[0] != "postroom":
                 continue
             # A target without a layer counts as the top, so nothing below may lean on it.
             if RANK.get(part_of(target), len(LAYERS)) > RANK[module.part]:
@@ -218,7 +218,7 @@ def undrawn_errors(module: Module) -> list[str]:
     ]
 
 
-# --- Penstock keeps them -----------------------------------------------------------------------------
+# --- Postroom keeps them -----------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -250,17 +250,17 @@ def test_the_public_names_exist_and_are_sorted() -> None:
     def order(name: str) -> tuple[int, str]:  # the order `ruff --fix` gives: CONSTANTS, Classes, functions
         return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
-    public = penstock.__all__
-    assert [name for name in public if not hasattr(penstock, name)] == []
+    public = postroom.__all__
+    assert [name for name in public if not hasattr(postroom, name)] == []
     assert list(public) == sorted(set(public), key=order)
 
 
 def test_the_error_tree_is_drawn_in_full(modules: dict[str, Module]) -> None:
-    assert undrawn_errors(modules["penstock.errors"]) == []
+    assert undrawn_errors(modules["postroom.errors"]) == []
 
 
 def test_every_error_is_exported_and_has_a_code_of_its_own(modules: dict[str, Module]) -> None:
-    classes = [node.name for node in modules["penstock.errors"].tree.body if isinstance(node, ast.ClassDef)]
+    classes = [node.name for node in modules["postroom.errors"].tree.body if isinstance(node, ast.ClassDef)]
     assert set(classes) <= set(errors.__all__)
     codes = [getattr(errors, name).code for name in classes]
     assert len(codes) == len(set(codes))
@@ -272,7 +272,7 @@ def test_every_error_is_exported_and_has_a_code_of_its_own(modules: dict[str, Mo
 def tree(root: Path, files: dict[str, str]) -> dict[str, Module]:
     """A fake source tree: `{"model/batch": text}`; the packages around it are added."""
     for name, text in {"__init__": "", **files}.items():
-        path = root / "penstock" / f"{name}.py"
+        path = root / "postroom" / f"{name}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         (path.parent / "__init__.py").touch()
         path.write_text(textwrap.dedent(text), encoding="utf-8")
@@ -282,26 +282,26 @@ def tree(root: Path, files: dict[str, str]) -> dict[str, Module]:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import penstock.store.contract",
-        "import penstock",
-        "from penstock import store",
-        "from penstock import connect",
-        "from penstock.store import contract",
-        "from penstock.store.contract import Store",
+        "import postroom.store.contract",
+        "import postroom",
+        "from postroom import store",
+        "from postroom import connect",
+        "from postroom.store import contract",
+        "from postroom.store.contract import Store",
         "from ..store import contract",
         "from .. import store",
         "from ..store.contract import Store as S",
-        "def late():\n    from penstock.store import contract",
-        "if TYPE_CHECKING:\n    from penstock.store import contract",
-        "try:\n    import penstock.wire\nexcept ImportError: pass",
-        "importlib.import_module('penstock.store')",
-        "from penstock.unheard_of import thing",
+        "def late():\n    from postroom.store import contract",
+        "if TYPE_CHECKING:\n    from postroom.store import contract",
+        "try:\n    import postroom.wire\nexcept ImportError: pass",
+        "importlib.import_module('postroom.store')",
+        "from postroom.unheard_of import thing",
     ],
 )
 def test_an_upward_import_is_found(tmp_path: Path, statement: str) -> None:
     modules = tree(tmp_path, {"model/route": statement, "store/contract": ""})
     (found,) = upward_imports(modules)
-    assert found.startswith("penstock.model.route:") and found.endswith("which is above it")
+    assert found.startswith("postroom.model.route:") and found.endswith("which is above it")
 
 
 @pytest.mark.parametrize(
@@ -310,15 +310,15 @@ def test_an_upward_import_is_found(tmp_path: Path, statement: str) -> None:
         ("store/sql", "from ..model import route"),
         ("store/sql", "from ..model.route import Route"),
         ("store/sql", "from . import dialect"),
-        ("store/sql", "from penstock import errors, model"),
+        ("store/sql", "from postroom import errors, model"),
         ("store/sql", "from .. import errors"),
         ("store/sql", "import sqlite3, asyncio"),
         ("config", "from .units import seconds"),
         ("sync", "from .client import connect"),
-        ("__init__", "from .client import connect\nfrom .errors import PenstockError"),
-        ("client/app", "import penstock"),
+        ("__init__", "from .client import connect\nfrom .errors import PostroomError"),
+        ("client/app", "import postroom"),
         ("cli/__init__", "from ..http import app\nfrom ..spark import jobs"),
-        ("__main__", "from penstock.cli import main"),
+        ("__main__", "from postroom.cli import main"),
     ],
 )
 def test_a_downward_import_is_fine(tmp_path: Path, importer: str, statement: str) -> None:
@@ -327,7 +327,7 @@ def test_a_downward_import_is_fine(tmp_path: Path, importer: str, statement: str
 
 def test_a_relative_import_in_a_package_file_starts_at_the_package(tmp_path: Path) -> None:
     modules = tree(tmp_path, {"model/__init__": "from .batch import Batch\nfrom ..broker import Broker"})
-    assert upward_imports(modules) == ["penstock.model:2 imports penstock.broker, which is above it"]
+    assert upward_imports(modules) == ["postroom.model:2 imports postroom.broker, which is above it"]
 
 
 def test_a_module_without_a_layer_is_found(tmp_path: Path) -> None:
@@ -338,7 +338,7 @@ def test_a_module_without_a_layer_is_found(tmp_path: Path) -> None:
 def test_an_impure_model_is_found(tmp_path: Path, name: str) -> None:
     top = tree(tmp_path / "a", {"model/retry": f"import {name}", "store/sql": f"import {name}"})
     inner = tree(tmp_path / "b", {"model/retry": f"def f():\n    from {name} import x"})
-    assert impure_models(top) == [f"penstock.model.retry:1 imports {name}; pass it in as an argument"]
+    assert impure_models(top) == [f"postroom.model.retry:1 imports {name}; pass it in as an argument"]
     assert len(impure_models(inner)) == 1
 
 
@@ -347,7 +347,7 @@ def test_a_second_codec_importer_is_found(tmp_path: Path) -> None:
         tmp_path,
         {"model/batch": "from aiokafka.record import util", "broker/writer": "import aiokafka.record"},
     )
-    assert codec_importers(modules) == {CODEC_HOME, "penstock.broker.writer"}
+    assert codec_importers(modules) == {CODEC_HOME, "postroom.broker.writer"}
 
 
 def test_long_code_is_found(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_long_code_is_found(tmp_path: Path) -> None:
 
     fits, over = tree(tmp_path / "a", files(0)), tree(tmp_path / "b", files(1))
     assert too_long(fits) == []
-    assert [sentence.split()[0] for sentence in too_long(over)] == ["penstock.clock:1", "penstock.config"]
+    assert [sentence.split()[0] for sentence in too_long(over)] == ["postroom.clock:1", "postroom.config"]
 
 
 def test_a_missing_export_is_found(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_an_undrawn_error_is_found(tmp_path: Path) -> None:
         class Here(Root): ...
         class Hidden(Root): ...
     '''
-    module = tree(tmp_path, {"errors": text})["penstock.errors"]
+    module = tree(tmp_path, {"errors": text})["postroom.errors"]
     assert undrawn_errors(module) == [
         "Hidden is not in the tree",
         "Gone is in the tree but not in the module",

@@ -10,9 +10,9 @@ from aiokafka.record import default_records as independent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptBatch, InvalidSetting
-from penstock.model import compression as module
-from penstock.model.batch import (
+from postroom.errors import CorruptBatch, InvalidSetting
+from postroom.model import compression as module
+from postroom.model.batch import (
     COMPRESSIONS,
     HEADER_SIZE,
     MAX_UNPACKED_BYTES,

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.broker import helping
-from penstock.broker.helping import RouteHelp
-from penstock.broker.routes import RouteChanges
-from penstock.errors import PartitionSealed
-from penstock.model.route import Range, Route, split
+from postroom.broker import helping
+from postroom.broker.helping import RouteHelp
+from postroom.broker.routes import RouteChanges
+from postroom.errors import PartitionSealed
+from postroom.model.route import Range, Route, split
 
 
 class _Others:

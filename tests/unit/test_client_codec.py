@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
-from penstock.client.codec import Packed, pack, pack_all, unpack
-from penstock.client.consuming.reading import Browsed
-from penstock.client.expiry import Expiry
-from penstock.config import DEFAULTS
-from penstock.model.batch import BatchBuilder, records
+from postroom import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
+from postroom.client.codec import Packed, pack, pack_all, unpack
+from postroom.client.consuming.reading import Browsed
+from postroom.client.expiry import Expiry
+from postroom.config import DEFAULTS
+from postroom.model.batch import BatchBuilder, records
 
 NOW = 1_700_000_000_000
 PLACE = Browsed("orders", 3, 7)
@@ -89,7 +89,7 @@ def test_what_goes_in_comes_out(messages: list[Message]) -> None:
         (Message(b"", headers={"a": 1}), "header 'a'"),  # type: ignore[dict-item]
         (Message(b"", headers={1: "a"}), "header names must be str"),  # type: ignore[dict-item]
         (Message(b"", headers={"": "a"}), "not empty"),
-        (Message(b"", headers={"penstock-id": "a"}), "reserved"),
+        (Message(b"", headers={"postroom-id": "a"}), "reserved"),
         (Message(b"", id=42), "id must be str"),  # type: ignore[arg-type]
         (Message(b"", id=""), "id must be str"),
         (Message(b"", source=b"web"), "source must be str"),  # type: ignore[arg-type]
@@ -150,7 +150,7 @@ def test_expired_messages_are_left_out_when_asked() -> None:
 
 
 def moved(**own: Any) -> Received:
-    headers = [("penstock-" + name.replace("_", "-"), str(value).encode()) for name, value in own.items()]
+    headers = [("postroom-" + name.replace("_", "-"), str(value).encode()) for name, value in own.items()]
     builder = BatchBuilder()
     builder.append(NOW, b"k", b"v", [*headers, ("mine", b"1")])
     (got,) = unpack(records(builder.build()), PLACE)

@@ -8,31 +8,31 @@ import threading
 
 import pytest
 
-import penstock
-from penstock import ClosedError, ForkError, InvalidSetting, Message, UnknownPartition, UsageError
-from penstock.client.connection import Connection
-from penstock.clock import ManualClock
+import postroom
+from postroom import ClosedError, ForkError, InvalidSetting, Message, UnknownPartition, UsageError
+from postroom.client.connection import Connection
+from postroom.clock import ManualClock
 from tests.unit.client_endpoint import FakeEndpoint
 
 
 async def test_connect_works_both_ways() -> None:
-    async with penstock.connect("memory://") as mq:
+    async with postroom.connect("memory://") as mq:
         assert await mq.topics() == []
-    mq = await penstock.connect("memory://", client_id="me")
+    mq = await postroom.connect("memory://", client_id="me")
     assert mq.client_id == "me"
     await mq.close()
     await mq.close()  # once more is harmless
-    async with await penstock.connect("memory://") as mq:
+    async with await postroom.connect("memory://") as mq:
         assert await mq.topics() == []
 
 
 async def test_connecting_is_used_once() -> None:
-    connecting = penstock.connect("memory://")
+    connecting = postroom.connect("memory://")
     async with connecting:
         with pytest.raises(UsageError, match="once"):
             await connecting
     with pytest.raises(InvalidSetting, match="client_id"):
-        penstock.connect("memory://", client_id="")
+        postroom.connect("memory://", client_id="")
 
 
 async def test_every_call_after_close_is_refused() -> None:

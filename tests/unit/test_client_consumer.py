@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock import (
+from postroom import (
     ClosedError,
     GroupConflict,
     InvalidSetting,
@@ -23,11 +23,11 @@ from penstock import (
     UnknownTopic,
     UsageError,
 )
-from penstock.broker.endpoint import PollRequest
-from penstock.client.connection import Connection
-from penstock.clock import ManualClock
-from penstock.model.batch import build_control, with_base_offset
-from penstock.store.contract import StoredBatch
+from postroom.broker.endpoint import PollRequest
+from postroom.client.connection import Connection
+from postroom.clock import ManualClock
+from postroom.model.batch import build_control, with_base_offset
+from postroom.store.contract import StoredBatch
 from tests.unit.client_endpoint import FakeEndpoint, failing, waiting
 
 

@@ -8,14 +8,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock import InvalidSetting, Message, StoreUnavailable
-from penstock.client.connection import Connection
-from penstock.client.delay import due_at, new_id
-from penstock.model.batch import read_header, records
-from penstock.model.dedup import digest
-from penstock.model.route import Range, Route
-from penstock.model.schedule import SLOT_HEADER
-from penstock.model.slot import slot_of
+from postroom import InvalidSetting, Message, StoreUnavailable
+from postroom.client.connection import Connection
+from postroom.client.delay import due_at, new_id
+from postroom.model.batch import read_header, records
+from postroom.model.dedup import digest
+from postroom.model.route import Range, Route
+from postroom.model.schedule import SLOT_HEADER
+from postroom.model.slot import slot_of
 from tests.unit.client_endpoint import FakeEndpoint, Partition, failing, waiting
 
 NOW = 1_700_000_000_000
@@ -100,7 +100,7 @@ async def test_one_without_an_id_is_given_one_that_travels_with_it(
 ) -> None:
     receipt = await mq.send("orders", b"a", delay=30)
     (record,) = records(endpoint.delayed[0][2])
-    assert record.headers == [("penstock-id", receipt.id.encode())]
+    assert record.headers == [("postroom-id", receipt.id.encode())]
     assert endpoint.delayed[0][3] == digest(receipt.id)
 
 
@@ -120,7 +120,7 @@ async def test_expiry_counts_from_the_due_moment(mq: Connection, endpoint: FakeE
     await mq.send("orders", b"b", delay=30, expires=as_moment(NOW + 7))
     found = [dict(record.headers) for _, _, batch, _ in endpoint.delayed for record in records(batch)]
     expires = [b"%d" % (NOW + 40_000), b"%d" % (NOW + 7)]
-    assert [headers["penstock-expires"] for headers in found] == expires
+    assert [headers["postroom-expires"] for headers in found] == expires
 
 
 async def test_a_named_slot_travels_with_a_delayed_message(mq: Connection, endpoint: FakeEndpoint) -> None:

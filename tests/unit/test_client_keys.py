@@ -15,8 +15,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from penstock import Received
-from penstock.client.consuming.keys import KeyQueue
+from postroom import Received
+from postroom.client.consuming.keys import KeyQueue
 
 
 def message(position: int, key: bytes | None = b"a") -> Received:

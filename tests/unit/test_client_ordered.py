@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock import LeaseLost, Message, Received, StoreBusy, StoreUnavailable, UsageError
-from penstock.broker.endpoint import PollRequest
-from penstock.client.connection import Connection
-from penstock.client.consuming import ordered
-from penstock.clock import ManualClock, SystemClock
+from postroom import LeaseLost, Message, Received, StoreBusy, StoreUnavailable, UsageError
+from postroom.broker.endpoint import PollRequest
+from postroom.client.connection import Connection
+from postroom.client.consuming import ordered
+from postroom.clock import ManualClock, SystemClock
 from tests.unit.client_endpoint import failing, waiting
 from tests.unit.ordered_endpoint import STOPPED, OrderedEndpoint, Unsettled
 

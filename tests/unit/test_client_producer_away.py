@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from penstock import ClosedError, Message, SendTimeout, StoreBusy
-from penstock.client.connection import Connection
+from postroom import ClosedError, Message, SendTimeout, StoreBusy
+from postroom.client.connection import Connection
 from tests.unit.changing_endpoint import AWAY, HIGH, LIMIT, LOW, Changing, turns
 from tests.unit.client_endpoint import failing, waiting
 

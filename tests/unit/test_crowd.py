@@ -10,11 +10,11 @@ from typing import cast
 import pytest
 import uvloop
 
-from penstock.broker.crowd import _BURST_S, _PACE_S, Crowd, Turn
-from penstock.broker.waiters import Waiters
-from penstock.client.producing.held import Held
-from penstock.client.producing.parcel import Parcel
-from penstock.errors import SendTimeout, StoreBusy, UnknownGroup
+from postroom.broker.crowd import _BURST_S, _PACE_S, Crowd, Turn
+from postroom.broker.waiters import Waiters
+from postroom.client.producing.held import Held
+from postroom.client.producing.parcel import Parcel
+from postroom.errors import SendTimeout, StoreBusy, UnknownGroup
 
 LONG_S = 1000.0
 

@@ -10,9 +10,9 @@ import msgspec
 import pydantic
 import pytest
 
-from penstock import Backoff, Dead, DecodeError, InvalidSetting, Received, RetryLater, UsageError, sync
-from penstock.client.app.decode import decoder
-from penstock.client.app.handler import Handler, Outcome, outcome_of
+from postroom import Backoff, Dead, DecodeError, InvalidSetting, Received, RetryLater, UsageError, sync
+from postroom.client.app.decode import decoder
+from postroom.client.app.handler import Handler, Outcome, outcome_of
 
 
 @dataclass

@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from penstock.errors import CorruptBatch
-from penstock.model import idtable
-from penstock.model.batch import BatchBuilder, read_header, records, verify
-from penstock.model.dedup import (
+from postroom.errors import CorruptBatch
+from postroom.model import idtable
+from postroom.model.batch import BatchBuilder, read_header, records, verify
+from postroom.model.dedup import (
     DIGEST_SIZE,
     ID_HEADER,
     NO_ID,
@@ -20,8 +20,8 @@ from penstock.model.dedup import (
     split,
     without,
 )
-from penstock.model.idtable import IdTable
-from penstock.model.window import NO_FLOOR, Window
+from postroom.model.idtable import IdTable
+from postroom.model.window import NO_FLOOR, Window
 
 # --- digests ---------------------------------------------------------------------------------------------
 

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model.delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Stamp, Terms, poll
-from penstock.model.settlement import covered, extend, seize, settle
+from postroom.model.delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Stamp, Terms, poll
+from postroom.model.settlement import covered, extend, seize, settle
 
 LEASE = 1000
 TERMS = Terms(lease_ms=LEASE, max_attempts=3, mover_ms=5000)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.broker.mover import attempts_used
-from penstock.model.batch import BatchBuilder, Headers, Record, records
-from penstock.model.delivery import Delivery, Kind, Settlement, Stamp, Terms
-from penstock.model.settlement import becomes
+from postroom.broker.mover import attempts_used
+from postroom.model.batch import BatchBuilder, Headers, Record, records
+from postroom.model.delivery import Delivery, Kind, Settlement, Stamp, Terms
+from postroom.model.settlement import becomes
 
 TERMS = Terms(lease_ms=1_000, max_attempts=3)
 FAR, DEAD = Stamp(100, 7, due_at=5_000_000), Stamp(200, 8)
@@ -61,12 +61,12 @@ def message(*headers: tuple[str, bytes | None]) -> Record:
     ("headers", "used"),
     [
         ((), (0, 0)),
-        ((("penstock-attempts", b"5"), ("penstock-failures", b"3")), (5, 3)),
-        ((("penstock-attempts", b"5"),), (0, 0)),  # a dead letter's: redriven, it begins anew
-        ((("penstock-failures", b"3"),), (0, 3)),
-        ((("penstock-attempts", b"x"), ("penstock-failures", b"3")), (0, 3)),
-        ((("penstock-attempts", b"5"), ("penstock-failures", b"-3")), (0, 0)),
-        ((("penstock-attempts", None), ("penstock-failures", b"")), (0, 0)),
+        ((("postroom-attempts", b"5"), ("postroom-failures", b"3")), (5, 3)),
+        ((("postroom-attempts", b"5"),), (0, 0)),  # a dead letter's: redriven, it begins anew
+        ((("postroom-failures", b"3"),), (0, 3)),
+        ((("postroom-attempts", b"x"), ("postroom-failures", b"3")), (0, 3)),
+        ((("postroom-attempts", b"5"), ("postroom-failures", b"-3")), (0, 0)),
+        ((("postroom-attempts", None), ("postroom-failures", b"")), (0, 0)),
     ],
 )
 def test_attempts_are_read_from_headers(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidName, InvalidSetting
-from penstock.model.flow import (
+from postroom.errors import InvalidName, InvalidSetting
+from postroom.model.flow import (
     BURST_US,
     NOTHING,
     Rate,

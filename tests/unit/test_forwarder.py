@@ -9,18 +9,18 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from penstock.client import forwarding
-from penstock.client.forwarding import Forwarder, Trouble
-from penstock.errors import (
+from postroom.client import forwarding
+from postroom.client.forwarding import Forwarder, Trouble
+from postroom.errors import (
     BrokerUnavailable,
     LeaseLost,
-    PenstockError,
     PermissionDenied,
+    PostroomError,
     UnknownPartition,
     UnknownTopic,
 )
-from penstock.model.forwarding import Batch, Row
-from penstock.model.route import Route
+from postroom.model.forwarding import Batch, Row
+from postroom.model.route import Route
 from tests.unit.client_endpoint import FakeEndpoint
 
 LONG = 20
@@ -92,7 +92,7 @@ async def until(true: Callable[[], bool]) -> None:
             await asyncio.sleep(0.002)
 
 
-def raising(error: PenstockError) -> Callable[[], Awaitable[None]]:
+def raising(error: PostroomError) -> Callable[[], Awaitable[None]]:
     async def fault() -> None:
         raise error
 

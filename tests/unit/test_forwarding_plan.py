@@ -7,10 +7,10 @@ from collections import defaultdict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import DEFAULTS
-from penstock.model.batch import records
-from penstock.model.dedup import digest
-from penstock.model.forwarding import (
+from postroom.config import DEFAULTS
+from postroom.model.batch import records
+from postroom.model.dedup import digest
+from postroom.model.forwarding import (
     LINE_BATCHES,
     Batch,
     Row,
@@ -21,7 +21,7 @@ from penstock.model.forwarding import (
     plan,
     resumed,
 )
-from penstock.model.route import Range, Route, even_ranges
+from postroom.model.route import Range, Route, even_ranges
 
 
 def _route(partitions: int, *, by_id: bool = False) -> Route:
@@ -86,7 +86,7 @@ def test_a_slot_is_followed_and_an_id_where_the_topic_looks_at_ids() -> None:
 
 
 def test_whoever_resumes_builds_the_same_batches() -> None:
-    headers = pack_headers([("penstock-id", b"o-1"), ("source", b"web")])
+    headers = pack_headers([("postroom-id", b"o-1"), ("source", b"web")])
     first = [_row(1, b"a", headers=headers), _row(4, b"b")]
     second = [_row(2, b"a", due_at=9000), _row(3, b"c", due_at=9000)]
     stamps = Stamp(7, 100, 0), Stamp(8, 101, 40)
@@ -98,7 +98,7 @@ def test_whoever_resumes_builds_the_same_batches() -> None:
     assert (record.key, record.value, record.headers) == (
         b"a",
         b"1",
-        [("penstock-id", b"o-1"), ("source", b"web")],
+        [("postroom-id", b"o-1"), ("source", b"web")],
     )
 
 

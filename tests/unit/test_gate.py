@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.endpoint import NEVER_STORED
-from penstock.broker.gate import Gate, Place
-from penstock.errors import ClosedError
-from penstock.model.flow import NOTHING, Rate, Spent, give_back, spend, topic_rate
+from postroom.broker.endpoint import NEVER_STORED
+from postroom.broker.gate import Gate, Place
+from postroom.errors import ClosedError
+from postroom.model.flow import NOTHING, Rate, Spent, give_back, spend, topic_rate
 
 
 @dataclass

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.endpoint import Endpoint
-from penstock.broker.gatekeeper import ACTIONS, REMEMBER_MS, Gatekeeper, new_token
-from penstock.clock import ManualClock
-from penstock.errors import (
+from postroom.broker.endpoint import Endpoint
+from postroom.broker.gatekeeper import ACTIONS, REMEMBER_MS, Gatekeeper, new_token
+from postroom.clock import ManualClock
+from postroom.errors import (
     NotAuthenticated,
     PermissionDenied,
     StoreUnavailable,
     UnknownPartition,
     UnknownTopic,
 )
-from penstock.model.access import ALL, ANONYMOUS, Principal, hash_of, is_token, parse_permissions
-from penstock.model.settings import TopicSettings
-from penstock.store import open_memory
-from penstock.store.contract import Store
+from postroom.model.access import ALL, ANONYMOUS, Principal, hash_of, is_token, parse_permissions
+from postroom.model.settings import TopicSettings
+from postroom.store import open_memory
+from postroom.store.contract import Store
 
 TOKEN = "pst_" + "T" * 43
 
@@ -92,7 +92,7 @@ async def test_what_does_not_look_like_a_token_is_not_asked_for(desk: Desk) -> N
 
 async def test_nobody_comes_without_a_token(desk: Desk) -> None:
     for token in (None, ""):
-        with pytest.raises(NotAuthenticated, match="PENSTOCK_TOKEN"):
+        with pytest.raises(NotAuthenticated, match="POSTROOM_TOKEN"):
             await desk.enter(token)
 
 
@@ -109,7 +109,7 @@ async def test_dev_is_anonymous_from_this_machine_only(store: Store, clock: Manu
 
 async def test_a_certificate_names_its_principal(desk: Desk) -> None:
     assert (await desk.enter(certificate="shop", loopback=False)).name == "shop"
-    with pytest.raises(NotAuthenticated, match="penstock access add mallory --no-token"):
+    with pytest.raises(NotAuthenticated, match="postroom access add mallory --no-token"):
         await desk.enter(certificate="mallory")
     with pytest.raises(NotAuthenticated):
         await desk.enter(certificate="anonymous")
@@ -258,7 +258,7 @@ async def test_what_is_refused_names_the_grant(
     desk: Desk, method: str, topic: str | None, grant: str, store: Store, clock: ManualClock
 ) -> None:
     principal = await desk.enter(TOKEN)
-    with pytest.raises(PermissionDenied, match=r"principal 'shop' .*: `penstock access grant shop") as caught:
+    with pytest.raises(PermissionDenied, match=r"principal 'shop' .*: `postroom access grant shop") as caught:
         desk.keeper.check(principal, ACTIONS[method], topic)
     assert caught.value.details == {"principal": "shop", "permission": grant}
     assert f"grant shop {grant}`" in str(caught.value)

@@ -9,15 +9,15 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from penstock.broker.embedded import Broker
-from penstock.broker.endpoint import Beat, Held, PollRequest, Settle
-from penstock.broker.gatekeeper import ACTIONS, Gatekeeper, new_token
-from penstock.clock import SystemClock
-from penstock.errors import PermissionDenied
-from penstock.http.access import CERTIFICATE_NAME, Permitted, token_of
-from penstock.model.access import Principal, parse_permissions
-from penstock.model.batch import BatchBuilder
-from penstock.model.flow import topic_rate
+from postroom.broker.embedded import Broker
+from postroom.broker.endpoint import Beat, Held, PollRequest, Settle
+from postroom.broker.gatekeeper import ACTIONS, Gatekeeper, new_token
+from postroom.clock import SystemClock
+from postroom.errors import PermissionDenied
+from postroom.http.access import CERTIFICATE_NAME, Permitted, token_of
+from postroom.model.access import Principal, parse_permissions
+from postroom.model.batch import BatchBuilder
+from postroom.model.flow import topic_rate
 from tests.unit.http_client import API, Stage, staged
 
 
@@ -46,7 +46,7 @@ async def test_what_is_about_no_queue_is_open(guarded: Stage) -> None:
 
 async def test_a_token_comes_in_either_header(guarded: Stage) -> None:
     token = guarded.tokens["shop"]
-    for headers in ({"Authorization": f"bearer {token}"}, {"X-Penstock-Token": token}):
+    for headers in ({"Authorization": f"bearer {token}"}, {"X-Postroom-Token": token}):
         assert (await guarded.client.get(f"{API}/topics", headers=headers)).status_code == 200
 
 
@@ -107,7 +107,7 @@ async def test_whether_a_topic_exists_is_not_told_to_those_without_permission(gu
 
 
 async def test_metrics_are_for_any_principal(guarded: Stage) -> None:
-    assert "penstock_build_info" in (await guarded.call("GET", "/metrics", who="nobody")).text
+    assert "postroom_build_info" in (await guarded.call("GET", "/metrics", who="nobody")).text
 
 
 async def test_a_removed_principal_is_out(guarded: Stage) -> None:

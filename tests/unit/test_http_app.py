@@ -10,12 +10,12 @@ import pytest
 _WITHOUT = """
 import sys
 sys.modules[{package!r}] = None
-from penstock.errors import UsageError
+from postroom.errors import UsageError
 try:
-    import penstock.http.{module}
+    import postroom.http.{module}
 except UsageError as error:
     print(error)
-import penstock.broker.measured, penstock.cli
+import postroom.broker.measured, postroom.cli
 """
 
 
@@ -25,4 +25,4 @@ import penstock.broker.measured, penstock.cli
 def test_a_missing_package_is_named_with_the_way_to_get_it(package: str, module: str) -> None:
     code = _WITHOUT.format(package=package, module=module)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert package in ran.stdout and "pip install 'penstock[server]'" in ran.stdout
+    assert package in ran.stdout and "pip install 'postroom[server]'" in ran.stdout

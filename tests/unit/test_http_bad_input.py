@@ -109,11 +109,11 @@ async def test_odd_verdicts_on_real_messages(stage: Stage) -> None:
 
 async def test_odd_headers_of_a_single_message(stage: Stage) -> None:
     for name in ("Key", "Id", "Source", "Delay", "At", "Expires", "Header-X", "Header-"):
-        for value in ("", "x", "\xff", "-1", "NaN", "1e400", "y" * 5000, "penstock-"):
+        for value in ("", "x", "\xff", "-1", "NaN", "1e400", "y" * 5000, "postroom-"):
             found = await stage.client.post(
                 f"{API}/topics/orders/messages",
                 content=b"x",
-                headers=[(f"X-Penstock-{name}".encode(), value.encode("latin-1"))],
+                headers=[(f"X-Postroom-{name}".encode(), value.encode("latin-1"))],
             )
             assert found.status_code in (202, 400), f"{name}: {value!r}: {found.text}"
 

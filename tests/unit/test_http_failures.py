@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from fastapi.responses import JSONResponse
 
-from penstock import errors
-from penstock.http.failures import STATUS, failure, status_of
+from postroom import errors
+from postroom.http.failures import STATUS, failure, status_of
 
 TREE = [
     kind
     for kind in vars(errors).values()
-    if isinstance(kind, type) and issubclass(kind, errors.PenstockError)
+    if isinstance(kind, type) and issubclass(kind, errors.PostroomError)
 ]
 
 
@@ -25,7 +25,7 @@ def body(response: JSONResponse) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", TREE, ids=lambda kind: kind.code)
-def test_every_error_has_a_status_that_fits_its_part_of_the_tree(kind: type[errors.PenstockError]) -> None:
+def test_every_error_has_a_status_that_fits_its_part_of_the_tree(kind: type[errors.PostroomError]) -> None:
     status = status_of(kind("no"))
     for above, allowed in (
         (errors.UsageError, {400, 413, 500, 503}),
@@ -59,7 +59,7 @@ def test_every_error_has_a_status_that_fits_its_part_of_the_tree(kind: type[erro
         (errors.StoreCorrupt, 500),
     ],
 )
-def test_statuses(kind: type[errors.PenstockError], status: int) -> None:
+def test_statuses(kind: type[errors.PostroomError], status: int) -> None:
     response = failure(kind("a sentence", topic="orders"))
     assert response.status_code == status
     if status != 500:
@@ -73,7 +73,7 @@ def test_the_table_names_errors_of_the_tree_only() -> None:
 
 
 @pytest.mark.parametrize("kind", [errors.BacklogFull, errors.StoreUnavailable, errors.StoreFull])
-def test_who_may_try_again_is_told_when(kind: type[errors.PenstockError]) -> None:
+def test_who_may_try_again_is_told_when(kind: type[errors.PostroomError]) -> None:
     response = failure(kind("later"))
     assert int(response.headers["Retry-After"]) >= 1 and body(response)["retriable"] is True
 

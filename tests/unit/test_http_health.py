@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import StoreUnavailable
-from penstock.http import health
-from penstock.http.health import Readiness
+from postroom.errors import StoreUnavailable
+from postroom.http import health
+from postroom.http.health import Readiness
 from tests.unit.http_client import staged
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.broker.figures import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
-from penstock.broker.measured import figures_of, measured, unmeasured
-from penstock.clock import ManualClock
-from penstock.errors import BacklogFull, StoreFull, StoreUnavailable
-from penstock.http import sampling
-from penstock.http.sampling import Sampler
-from penstock.model.lanes import Seen
+from postroom.broker.figures import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
+from postroom.broker.measured import figures_of, measured, unmeasured
+from postroom.clock import ManualClock
+from postroom.errors import BacklogFull, StoreFull, StoreUnavailable
+from postroom.http import sampling
+from postroom.http.sampling import Sampler
+from postroom.model.lanes import Seen
 from tests.docs.pages import ROOT, table
 from tests.unit.http_client import API, Stage, staged
 
@@ -74,26 +74,26 @@ async def test_the_life_of_messages_is_counted(stage: Stage, clock: ManualClock)
     await stage.error("POST", f"{API}{base}/settle", 409, json={"acks": handles[2:3]})
     got = await scrape(stage)
     both = "{group=billing,topic=orders}"
-    assert got["penstock_messages_published_total{topic=orders}"] == 4
-    assert got["penstock_messages_delayed_total{topic=orders}"] == 1
-    assert got["penstock_batches_published_total{topic=orders}"] == 3
-    assert got["penstock_messages_duplicate_total{topic=orders}"] == 1
-    assert got["penstock_published_bytes_total{topic=orders}"] > 61 * 3
-    assert got[f"penstock_messages_delivered_total{both}"] == 5
-    assert got[f"penstock_messages_redelivered_total{both}"] == 1
-    assert got["penstock_messages_settled_total{group=billing,topic=orders,verdict=ack}"] == 2
-    assert got["penstock_messages_settled_total{group=billing,topic=orders,verdict=dead}"] == 1
-    assert got[f"penstock_leases_lost_total{both}"] == 1
-    assert got[f"penstock_messages_dead_total{both}"] == 1 == got[f"penstock_dead_letters{both}"]
-    assert got[f"penstock_group_lag_messages{both}"] == 2 == got[f"penstock_group_unsettled_messages{both}"]
-    assert got[f"penstock_group_oldest_age_seconds{both}"] == 31
-    assert got[f"penstock_group_members{both}"] == 1
-    assert got["penstock_delayed_messages{topic=orders}"] == 1
-    assert got["penstock_requests_total{operation=append,outcome=ok}"] == 4
-    assert got["penstock_request_seconds_count{operation=append}"] == 4
-    assert got["penstock_commit_seconds_count{shard=first}"] >= 3
-    assert got["penstock_writer_queue_bytes{shard=first}"] == 0
-    assert got["penstock_duty_held{duty=retention}"] == 0
+    assert got["postroom_messages_published_total{topic=orders}"] == 4
+    assert got["postroom_messages_delayed_total{topic=orders}"] == 1
+    assert got["postroom_batches_published_total{topic=orders}"] == 3
+    assert got["postroom_messages_duplicate_total{topic=orders}"] == 1
+    assert got["postroom_published_bytes_total{topic=orders}"] > 61 * 3
+    assert got[f"postroom_messages_delivered_total{both}"] == 5
+    assert got[f"postroom_messages_redelivered_total{both}"] == 1
+    assert got["postroom_messages_settled_total{group=billing,topic=orders,verdict=ack}"] == 2
+    assert got["postroom_messages_settled_total{group=billing,topic=orders,verdict=dead}"] == 1
+    assert got[f"postroom_leases_lost_total{both}"] == 1
+    assert got[f"postroom_messages_dead_total{both}"] == 1 == got[f"postroom_dead_letters{both}"]
+    assert got[f"postroom_group_lag_messages{both}"] == 2 == got[f"postroom_group_unsettled_messages{both}"]
+    assert got[f"postroom_group_oldest_age_seconds{both}"] == 31
+    assert got[f"postroom_group_members{both}"] == 1
+    assert got["postroom_delayed_messages{topic=orders}"] == 1
+    assert got["postroom_requests_total{operation=append,outcome=ok}"] == 4
+    assert got["postroom_request_seconds_count{operation=append}"] == 4
+    assert got["postroom_commit_seconds_count{shard=first}"] >= 3
+    assert got["postroom_writer_queue_bytes{shard=first}"] == 0
+    assert got["postroom_duty_held{duty=retention}"] == 0
 
 
 async def test_slow_sources_and_what_waits_in_their_lane(stage: Stage) -> None:
@@ -108,7 +108,7 @@ async def test_slow_sources_and_what_waits_in_their_lane(stage: Stage) -> None:
     assert [one["source"] for one in shown["sources"]] == ["shop"] and shown["waiting"] == 0
     got = await scrape(stage)
     both = "{group=billing,topic=orders}"
-    assert (got[f"penstock_slow_sources{both}"], got[f"penstock_slow_lane_messages{both}"]) == (1, 0)
+    assert (got[f"postroom_slow_sources{both}"], got[f"postroom_slow_lane_messages{both}"]) == (1, 0)
 
 
 async def test_messages_that_used_up_their_attempts_are_counted_as_dead(
@@ -120,7 +120,7 @@ async def test_messages_that_used_up_their_attempts_are_counted_as_dead(
     (message,) = (await stage.post(f"{base}/poll", {}))["messages"]
     await stage.post(f"{base}/settle", {"retries": [{"handle": message["handle"]}]})
     got = await scrape(stage)
-    assert got["penstock_messages_dead_total{group=billing,topic=orders}"] == 1
+    assert got["postroom_messages_dead_total{group=billing,topic=orders}"] == 1
 
 
 async def test_errors_are_counted_by_their_code(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ async def test_errors_are_counted_by_their_code(stage: Stage, monkeypatch: pytes
         monkeypatch.setattr(stage.broker, "append", refused)
         await stage.client.post(f"{API}/topics/orders/messages", content=b"x")
     got = await scrape(stage)
-    assert got["penstock_requests_total{operation=append,outcome=store_full}"] == 1
-    assert got["penstock_requests_total{operation=append,outcome=backlog_full}"] == 1
-    assert got["penstock_store_errors_total{code=store_full}"] == 1
+    assert got["postroom_requests_total{operation=append,outcome=store_full}"] == 1
+    assert got["postroom_requests_total{operation=append,outcome=backlog_full}"] == 1
+    assert got["postroom_store_errors_total{code=store_full}"] == 1
     assert not any("code=backlog_full" in name for name in got)
 
 
@@ -145,20 +145,20 @@ async def test_limits_seals_and_duties_are_shown(stage: Stage) -> None:
     (retention,) = (duty for duty in duties._duties if duty.name == "retention")
     await asyncio.to_thread(duties.run_once, retention)
     got = await scrape(stage)
-    assert got["penstock_rate_debt_seconds{group=,kind=topic,producer=,topic=orders}"] == 0
-    assert got["penstock_sealed_partitions{topic=orders}"] == 1
-    assert got["penstock_duty_held{duty=retention}"] == 1
+    assert got["postroom_rate_debt_seconds{group=,kind=topic,producer=,topic=orders}"] == 0
+    assert got["postroom_sealed_partitions{topic=orders}"] == 1
+    assert got["postroom_duty_held{duty=retention}"] == 1
     await asyncio.to_thread(stage.broker.store.duties.release, "retention", duties._holder)
     await asyncio.to_thread(stage.broker.store.duties.acquire, "retention", "another", 60_000)
     await asyncio.to_thread(duties.run_once, retention)
-    assert (await scrape(stage))["penstock_duty_held{duty=retention}"] == 0
+    assert (await scrape(stage))["postroom_duty_held{duty=retention}"] == 0
 
 
 async def test_each_app_has_a_registry_of_its_own() -> None:
     async with staged() as one, staged() as other:
         await one.post("/topics", {"name": "orders"}, 201)
-        assert "penstock_requests_total{operation=create_topic,outcome=ok}" in await scrape(one)
-        assert "penstock_requests_total{operation=create_topic,outcome=ok}" not in await scrape(other)
+        assert "postroom_requests_total{operation=create_topic,outcome=ok}" in await scrape(one)
+        assert "postroom_requests_total{operation=create_topic,outcome=ok}" not in await scrape(other)
 
 
 async def test_a_measured_broker_stands_for_the_broker(stage: Stage) -> None:
@@ -218,8 +218,8 @@ async def test_too_many_groups_are_left_out_and_that_is_said(
         await stage.post("/topics/orders/groups", {"group": group}, 201)
     await stage.post("/topics", {"name": "zebras"}, 201)
     got = await scrape(stage)
-    assert sum(name.startswith("penstock_group_lag_messages{") for name in got) == 2
-    assert got["penstock_groups_left_out"] == 3  # two groups, and a topic that was not looked at
+    assert sum(name.startswith("postroom_group_lag_messages{") for name in got) == 2
+    assert got["postroom_groups_left_out"] == 3  # two groups, and a topic that was not looked at
 
 
 async def test_a_look_ends_in_time(stage: Stage) -> None:
@@ -233,7 +233,7 @@ async def test_a_look_ends_in_time(stage: Stage) -> None:
 async def test_a_scrape_works_while_the_store_is_away(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     await send(stage, "x")
     await stage.post("/topics/orders/groups", {"group": "billing"}, 201)
-    assert (await scrape(stage))["penstock_group_lag_messages{group=billing,topic=orders}"] == 1
+    assert (await scrape(stage))["postroom_group_lag_messages{group=billing,topic=orders}"] == 1
 
     def away() -> Any:
         raise StoreUnavailable("away")
@@ -241,8 +241,8 @@ async def test_a_scrape_works_while_the_store_is_away(stage: Stage, monkeypatch:
     monkeypatch.setattr(stage.broker.store.catalog, "topics", away)
     stage.app.state.metrics.sampler.last.taken_at -= 60
     text = (await stage.call("GET", "/metrics")).text
-    assert 'penstock_group_lag_messages{group="billing",topic="orders"} 1.0' in text
-    (age,) = re.findall(r"^penstock_groups_age_seconds (\S+)$", text, re.MULTILINE)
+    assert 'postroom_group_lag_messages{group="billing",topic="orders"} 1.0' in text
+    (age,) = re.findall(r"^postroom_groups_age_seconds (\S+)$", text, re.MULTILINE)
     assert float(age) >= 60
 
 
@@ -301,7 +301,7 @@ async def test_the_page_names_every_metric_with_its_labels(stage: Stage) -> None
 
 
 def named(query: str, known: dict[str, Any]) -> Iterator[str]:
-    for name in re.findall(r"\bpenstock_\w+", query):
+    for name in re.findall(r"\bpostroom_\w+", query):
         base = re.sub(r"_(bucket|count|sum)$", "", name)
         yield base if base in known and known[base][0] == "histogram" else name
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.endpoint import Verdict
-from penstock.clock import ManualClock
-from penstock.http.handles import Handle, merged, spans_of
+from postroom.broker.endpoint import Verdict
+from postroom.clock import ManualClock
+from postroom.http.handles import Handle, merged, spans_of
 from tests.unit.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.config import DEFAULTS
-from penstock.errors import StoreFull, StoreUnavailable
-from penstock.model.access import ANONYMOUS
-from penstock.model.slot import slot_of
+import postroom
+from postroom.config import DEFAULTS
+from postroom.errors import StoreFull, StoreUnavailable
+from postroom.model.access import ANONYMOUS
+from postroom.model.slot import slot_of
 from tests.unit.http_client import API, Stage, staged
 
 PATH = f"{API}/topics/orders/messages"
@@ -25,7 +25,7 @@ async def stage() -> Any:
         yield stage
 
 
-async def messages(stage: Stage) -> list[penstock.Received]:
+async def messages(stage: Stage) -> list[postroom.Received]:
     mq = stage.service.caller(ANONYMOUS).mq
     return [message async for message in mq.read("orders")]
 
@@ -59,10 +59,10 @@ async def test_the_key_decides_as_it_does_in_the_sdk(stage: Stage) -> None:
 async def test_one_message_as_it_is(stage: Stage) -> None:
     headers = {
         "Content-Type": "text/plain",
-        "X-Penstock-Key": "42",
-        "X-Penstock-Id": "o-7",
-        "X-Penstock-Source": "till",
-        "X-Penstock-Header-Kind": "test",
+        "X-Postroom-Key": "42",
+        "X-Postroom-Id": "o-7",
+        "X-Postroom-Source": "till",
+        "X-Postroom-Header-Kind": "test",
     }
     body = b'{"messages": "not looked into"}\xff'
     found = (await stage.call("POST", PATH, 202, content=body, headers=headers)).json()
@@ -109,7 +109,7 @@ WRONG = (
     b'{"messages": [{"value": 5}]}',
     b'{"messages": [{"value": "x", "kee": "42"}]}',
     b'{"messages": [{"value": "x", "delay": "soon"}]}',
-    b'{"messages": [{"value": "x", "headers": {"penstock-id": "mine"}}]}',
+    b'{"messages": [{"value": "x", "headers": {"postroom-id": "mine"}}]}',
     b'{"messages": [{"value": "x", "at": "yesterday"}]}',
     b'{"messages": [{"value": "\\ud800"}]}',
     b"\xff\xfe",

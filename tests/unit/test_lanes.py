@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import GroupConflict, InvalidSetting
-from penstock.model import lanes
-from penstock.model.lanes import (
+from postroom.errors import GroupConflict, InvalidSetting
+from postroom.model import lanes
+from postroom.model.lanes import (
     MOST_SOURCES,
     NO_LANE,
     Changes,
@@ -26,7 +26,7 @@ from penstock.model.lanes import (
     source_name,
     spent,
 )
-from penstock.model.settings import GroupSettings, GroupWish
+from postroom.model.settings import GroupSettings, GroupWish
 
 POLICY = LanePolicy(failures=0.5, handling_ms=1000, at_least=4, window_ms=60_000, clean_ms=120_000)
 NOW = 1_700_000_000_000

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from penstock.address import parse
-from penstock.broker.members import Members
-from penstock.clock import ManualClock
-from penstock.config import DEFAULTS
-from penstock.errors import StoreBusy
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import open_store
-from penstock.store.contract import Group, Store
+from postroom.address import parse
+from postroom.broker.members import Members
+from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
+from postroom.errors import StoreBusy
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import open_store
+from postroom.store.contract import Group, Store
 
 LEASE_S = 30
 

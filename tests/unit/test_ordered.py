@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.model import ordered
-from penstock.model.delivery import (
+from postroom.model import ordered
+from postroom.model.delivery import (
     NOBODY,
     WENT_AWAY,
     Change,
@@ -26,7 +26,7 @@ from penstock.model.delivery import (
     Stamp,
     Terms,
 )
-from penstock.model.ordered import FAR, Claim, claim
+from postroom.model.ordered import FAR, Claim, claim
 
 LEASE = 1000
 HOLD = 60_000

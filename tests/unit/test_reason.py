@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from penstock.config import DEFAULTS
-from penstock.model.reason import as_reason
+from postroom.config import DEFAULTS
+from postroom.model.reason import as_reason
 
 
 @pytest.mark.parametrize("said", ["", "no", "Grüße aus 東京 🎉", "two\nlines\tand a tab", "100% 'quoted' \\"])

@@ -14,25 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Message, Received
-from penstock.broker.endpoint import Endpoint, Fetched
-from penstock.client.app.encode import encoded
-from penstock.client.guard import Guard
-from penstock.client.reply_topic import OwnReplyTopic
-from penstock.errors import (
+from postroom import Message, Received
+from postroom.broker.endpoint import Endpoint, Fetched
+from postroom.client.app.encode import encoded
+from postroom.client.guard import Guard
+from postroom.client.reply_topic import OwnReplyTopic
+from postroom.errors import (
     InvalidName,
-    PenstockError,
     PermissionDenied,
+    PostroomError,
     RequestFailed,
     StoreUnavailable,
     UnknownPartition,
     UsageError,
 )
-from penstock.model.access import Principal, allows, parse_permissions, visible
-from penstock.model.batch import BatchBuilder, with_base_offset
-from penstock.model.names import is_internal, is_reply, owner, owns_reply, reply_topic
-from penstock.model.requests import FAILURE, REQUEST, Asked, Failure, ReplyTopic, asked, request_of
-from penstock.store.contract import StoredBatch
+from postroom.model.access import Principal, allows, parse_permissions, visible
+from postroom.model.batch import BatchBuilder, with_base_offset
+from postroom.model.names import is_internal, is_reply, owner, owns_reply, reply_topic
+from postroom.model.requests import FAILURE, REQUEST, Asked, Failure, ReplyTopic, asked, request_of
+from postroom.store.contract import StoredBatch
 
 MINE = reply_topic("web-1", "shop")
 
@@ -205,7 +205,7 @@ async def read(endpoint: Scripted) -> tuple[list[str], list[str]]:
     taken: list[str] = []
     lost: list[str] = []
 
-    def tell(error: Callable[[], PenstockError]) -> None:
+    def tell(error: Callable[[], PostroomError]) -> None:
         lost.append(str(error()))
         endpoint.done.set()
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidSetting
-from penstock.model.retry import Backoff
+from postroom.errors import InvalidSetting
+from postroom.model.retry import Backoff
 
 
 def test_doubles_up_to_the_limit() -> None:

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import SLOTS
-from penstock.errors import InvalidSetting, UnknownPartition
-from penstock.model.route import Change, Draft, Range, Route, even_ranges, merge, move, renew, split
-from penstock.model.slot import slot_of
+from postroom.config import SLOTS
+from postroom.errors import InvalidSetting, UnknownPartition
+from postroom.model.route import Change, Draft, Range, Route, even_ranges, merge, move, renew, split
+from postroom.model.slot import slot_of
 
 LAST = SLOTS - 1
 

@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.config import DEFAULTS
-from penstock.model import schedule
-from penstock.model.batch import BatchBuilder, read_header, records, verify
-from penstock.model.dedup import digest
-from penstock.model.route import Range, Route, even_ranges
-from penstock.model.schedule import SLOT_HEADER, Part, Planned, Waiting
-from penstock.model.sequence import MODULUS
-from penstock.model.slot import slot_of
+from postroom.config import DEFAULTS
+from postroom.model import schedule
+from postroom.model.batch import BatchBuilder, read_header, records, verify
+from postroom.model.dedup import digest
+from postroom.model.route import Range, Route, even_ranges
+from postroom.model.schedule import SLOT_HEADER, Part, Planned, Waiting
+from postroom.model.sequence import MODULUS
+from postroom.model.slot import slot_of
 
 TOPIC = 1
 
@@ -108,7 +108,7 @@ def test_one_without_a_key_goes_where_its_id_would_go_as_a_key() -> None:
     new = route(4, 10)
     for id in (b"o-1", b"o-2", b"o-3", b"o-4", b"o-5"):
         builder = BatchBuilder()
-        builder.append(0, None, b"", [("penstock-id", id)])
+        builder.append(0, None, b"", [("postroom-id", id)])
         rows = [Waiting(1, TOPIC, 1, 0, 1, builder.build())]
         (planned,) = schedule.plan(rows, {TOPIC: new}, {})
         assert planned.partition_id == new.of_slot(slot_of(id)).partition_id

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import (
+from postroom.errors import (
     AppendError,
     ProducerFenced,
     SequenceGap,
@@ -17,7 +17,7 @@ from penstock.errors import (
     UnknownFate,
     UnknownProducer,
 )
-from penstock.model.sequence import (
+from postroom.model.sequence import (
     MODULUS,
     Remembered,
     SequenceState,

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.serve_logging import JsonLines, TextLines, fields, logging_to_stderr
-from penstock.serve_settings import ServeSettings
+from postroom.cli.serve_logging import JsonLines, TextLines, fields, logging_to_stderr
+from postroom.serve_settings import ServeSettings
 
 TOKEN = "pst_" + "S3cret-_" * 5 + "abc"
 
 
 def record(message: str, *args: Any, error: BaseException | None = None, **facts: Any) -> logging.LogRecord:
     info = (type(error), error, error.__traceback__) if error else None
-    made = logging.LogRecord("penstock.serve", logging.INFO, "f", 1, message, args, info)
+    made = logging.LogRecord("postroom.serve", logging.INFO, "f", 1, message, args, info)
     made.created = 1_700_000_000.5
     made.__dict__.update(fields(**facts))
     return made
@@ -26,7 +26,7 @@ def record(message: str, *args: Any, error: BaseException | None = None, **facts
 def test_text_for_people() -> None:
     line = TextLines().format(record("a %s\nevent", "small", port=7070, tls=False, why='say "no"', zone=""))
     assert line == (
-        "2023-11-14T22:13:20.500Z INFO penstock.serve a small event "
+        "2023-11-14T22:13:20.500Z INFO postroom.serve a small event "
         r'port=7070 tls=false why="say \"no\"" zone=""'
     )
 
@@ -37,7 +37,7 @@ def test_json_for_machines() -> None:
     assert json.loads(line) == {
         "time": "2023-11-14T22:13:20.500Z",
         "level": "info",
-        "logger": "penstock.serve",
+        "logger": "postroom.serve",
         "message": "a small\nevent",
         "port": 7070,
         "tls": False,
@@ -55,11 +55,11 @@ def test_a_token_is_cut_out_wherever_it_stands(kind: type[logging.Formatter]) ->
 
 
 def test_it_goes_to_stderr_at_the_level_that_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
-    root, ours = logging.getLogger(), logging.getLogger("penstock")
+    root, ours = logging.getLogger(), logging.getLogger("postroom")
     before = (root.handlers[:], root.level, ours.level)
     with logging_to_stderr("text", "warning"):
-        logging.getLogger("penstock.wire").info("quiet")
-        logging.getLogger("penstock.wire").warning("loud")
+        logging.getLogger("postroom.wire").info("quiet")
+        logging.getLogger("postroom.wire").warning("loud")
         logging.getLogger("uvicorn.error").info("chatter")
         logging.getLogger("elsewhere").warning("worth a line")
     assert (root.handlers, root.level, ours.level) == before
@@ -80,28 +80,28 @@ def test_it_goes_to_stderr_at_the_level_that_was_asked_for(capsys: pytest.Captur
 def test_what_a_start_warns_of(
     settings: ServeSettings, warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from penstock.cli.serve import say_serving
+    from postroom.cli.serve import say_serving
 
-    caplog.set_level(logging.INFO, "penstock")
-    say_serving(replace(settings, url="postgresql://ann:hunter2@host/q"), "penstock://here:7070", None)
+    caplog.set_level(logging.INFO, "postroom")
+    say_serving(replace(settings, url="postgresql://ann:hunter2@host/q"), "postroom://here:7070", None)
     first, *others = caplog.records
     assert [record.levelname for record in others] == ["WARNING"] * len(warned)
     assert all(record.message.startswith(text) for record, text in zip(others, warned, strict=True))
     facts = getattr(first, "fields")  # noqa: B009
-    assert (first.message, facts["url"], facts["http"]) == ("serving", "penstock://here:7070", "off")
+    assert (first.message, facts["url"], facts["http"]) == ("serving", "postroom://here:7070", "off")
     assert "hunter2" not in JsonLines().format(first) and "ann@host" in facts["store"]
 
 
 def test_listening_has_the_defaults_of_the_settings() -> None:
     """The server's own defaults are for programs that make one by hand; they must not differ."""
-    from penstock.cli.serve import listening
-    from penstock.wire.listening import Listening
+    from postroom.cli.serve import listening
+    from postroom.wire.listening import Listening
 
     assert listening(ServeSettings()) == Listening()
 
 
 def test_every_setting_reaches_the_server() -> None:
-    from penstock.cli.serve import listening
+    from postroom.cli.serve import listening
 
     settings = ServeSettings(
         host="::1", port=1, zone="z", advertise="a:1", max_connections=2, max_frame_bytes=10 << 20,

@@ -9,17 +9,17 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidSetting
-from penstock.serve_settings import ServeSettings, is_loopback, key_of, read_settings
+from postroom.errors import InvalidSetting
+from postroom.serve_settings import ServeSettings, is_loopback, key_of, read_settings
 from tests.docs.pages import ROOT
 
-EXAMPLE = ROOT / "docs" / "examples" / "penstock.toml"
+EXAMPLE = ROOT / "docs" / "examples" / "postroom.toml"
 
 
 @pytest.fixture
 def toml(tmp_path: Path) -> Any:
     def write(text: str) -> Path:
-        path = tmp_path / "penstock.toml"
+        path = tmp_path / "postroom.toml"
         path.write_text(text, encoding="utf-8")
         return path
 
@@ -61,7 +61,7 @@ def test_tokens_that_travel_unhidden_are_noticed_on_both_ports() -> None:
 
 def test_options_beat_the_environment_beats_the_file(toml: Any) -> None:
     config = toml('host = "::1"\nport = 1\nzone = "a"\ngrace = "2s"\n')
-    env = {"PENSTOCK_SERVE_PORT": "2", "PENSTOCK_SERVE_ZONE": "b", "PENSTOCK_SERVE_MAX_FRAME": "10 MB"}
+    env = {"POSTROOM_SERVE_PORT": "2", "POSTROOM_SERVE_ZONE": "b", "POSTROOM_SERVE_MAX_FRAME": "10 MB"}
     found = read_settings({"port": 3, "idle_ms": "3s"}, env, config)
     assert (found.host, found.port, found.zone, found.grace_ms) == ("::1", 3, "b", 2000)
     assert found.idle_ms == 3000
@@ -70,13 +70,13 @@ def test_options_beat_the_environment_beats_the_file(toml: Any) -> None:
 
 
 def test_the_environment_names_the_file(toml: Any) -> None:
-    assert read_settings({}, {"PENSTOCK_CONFIG": str(toml("port = 1"))}).port == 1
-    assert read_settings({}, {"PENSTOCK_CONFIG": "/nowhere"}, toml("port = 2")).port == 2
+    assert read_settings({}, {"POSTROOM_CONFIG": str(toml("port = 1"))}).port == 1
+    assert read_settings({}, {"POSTROOM_CONFIG": "/nowhere"}, toml("port = 2")).port == 2
 
 
 def test_the_address_of_the_store(toml: Any) -> None:
     config = toml('url = "sqlite:///a.db"\n[shards]\nb = "sqlite:///b.db"\nc = "sqlite:///c.db"\n')
-    env = {"PENSTOCK_URL": "sqlite:///e.db"}
+    env = {"POSTROOM_URL": "sqlite:///e.db"}
     assert read_settings({}, {}, config).url == "sqlite:///a.db"
     assert read_settings({}, env, config).url == "sqlite:///e.db"
     found = read_settings({"url": "sqlite:///o.db", "shards": {"c": "sqlite:///c2.db"}}, env, config)
@@ -91,7 +91,7 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
         "tls_client_ca": "ca", "max_connections": "5", "max_frame": "1 GB", "unauthenticated": "1.5",
         "idle": "1h", "grace": "0", "log_format": "json", "log_level": "debug",
     }  # fmt: skip
-    found = read_settings({}, {f"PENSTOCK_SERVE_{key.upper()}": text for key, text in texts.items()})
+    found = read_settings({}, {f"POSTROOM_SERVE_{key.upper()}": text for key, text in texts.items()})
     untouched = {f.name for f in fields(found) if getattr(found, f.name) == getattr(ServeSettings(), f.name)}
     assert untouched == {"url", "shards"}
     assert (found.dev, found.migrate, found.unauthenticated_ms, found.idle_ms) == (
@@ -138,16 +138,16 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("variable", "text", "says"),
     [
-        ("PROT", "1", "PENSTOCK_SERVE_PROT is no setting: did you mean PENSTOCK_SERVE_PORT?"),
-        ("URL", "sqlite:///a.db", "PENSTOCK_SERVE_URL is no setting"),
-        ("PORT", "tcp://10.0.0.1:7070", "PENSTOCK_SERVE_PORT takes a port"),
-        ("PORT", "-1", "PENSTOCK_SERVE_PORT takes a port"),
-        ("DEV", "maybe", "PENSTOCK_SERVE_DEV='maybe' is neither 1 nor 0"),
-        ("IDLE", "soon", "PENSTOCK_SERVE_IDLE must be a duration"),
+        ("PROT", "1", "POSTROOM_SERVE_PROT is no setting: did you mean POSTROOM_SERVE_PORT?"),
+        ("URL", "sqlite:///a.db", "POSTROOM_SERVE_URL is no setting"),
+        ("PORT", "tcp://10.0.0.1:7070", "POSTROOM_SERVE_PORT takes a port"),
+        ("PORT", "-1", "POSTROOM_SERVE_PORT takes a port"),
+        ("DEV", "maybe", "POSTROOM_SERVE_DEV='maybe' is neither 1 nor 0"),
+        ("IDLE", "soon", "POSTROOM_SERVE_IDLE must be a duration"),
     ],
 )
 def test_what_the_environment_may_not_say(variable: str, text: str, says: str) -> None:
-    refused(says, env={f"PENSTOCK_SERVE_{variable}": text})
+    refused(says, env={f"POSTROOM_SERVE_{variable}": text})
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_what_the_environment_may_not_say(variable: str, text: str, says: str) -
         ({"tls_client_ca": "a.pem"}, "set tls_cert and tls_key too"),
         ({"port": 7071}, "port and http_port are both 7071"),
         ({"advertise": "mq.local"}, "write host:port"),
-        ({"advertise": "penstock://mq.local:7070"}, "write host:port"),
+        ({"advertise": "postroom://mq.local:7070"}, "write host:port"),
         ({"advertise": "mq:0"}, "write host:port"),
         ({"max_frame_bytes": 8 << 20}, "make it 9 MB at least"),
         ({"zone": "z" * 61}, "60 printable characters"),
@@ -188,8 +188,8 @@ def test_what_an_option_may_not_say(option: dict[str, Any], says: str) -> None:
 
 def test_where_a_contradiction_comes_from(toml: Any) -> None:
     path = toml('host = "0.0.0.0"')
-    said = refused("dev lets everybody in", env={"PENSTOCK_SERVE_DEV": "1"}, config=path)
-    assert said.startswith(f"PENSTOCK_SERVE_DEV and {path}: ")
+    said = refused("dev lets everybody in", env={"POSTROOM_SERVE_DEV": "1"}, config=path)
+    assert said.startswith(f"POSTROOM_SERVE_DEV and {path}: ")
 
 
 def test_what_goes_together() -> None:
@@ -232,5 +232,5 @@ def test_no_password_is_shown(toml: Any) -> None:
     shown += refused("dev lets", config=path)
     shown += refused("takes addresses by name", config=toml(f'[shards]\nb = ["{url}"]'))
     shown += refused("takes text in quotes", config=toml(f'url = ["{url}"]'))
-    shown += refused("dev lets", {"dev": True, "host": "mq", "url": url}, {"PENSTOCK_URL": url})
+    shown += refused("dev lets", {"dev": True, "host": "mq", "url": url}, {"POSTROOM_URL": url})
     assert secret not in shown

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from penstock.cli.serve import show_first_token, start_http
-from penstock.model.access import ALL, Principal, hash_of
-from penstock.serve_settings import ServeSettings
-from penstock.store import open_memory
-from penstock.store.contract import Store
+from postroom.cli.serve import show_first_token, start_http
+from postroom.model.access import ALL, Principal, hash_of
+from postroom.serve_settings import ServeSettings
+from postroom.store import open_memory
+from postroom.store.contract import Store
 
-URL = "penstock://here:7070"
+URL = "postroom://here:7070"
 
 
 def broker_on(store: Store, **patched: Any) -> Any:
@@ -28,8 +28,8 @@ async def test_it_is_made_once(capsys: pytest.CaptureFixture[str]) -> None:
     store = open_memory()
     await show_first_token(broker_on(store), URL, as_json=False)
     shown = capsys.readouterr().out
-    (token,) = (line.partition("=")[2] for line in shown.splitlines() if "PENSTOCK_TOKEN=" in line)
-    assert f"PENSTOCK_URL={URL}" in shown
+    (token,) = (line.partition("=")[2] for line in shown.splitlines() if "POSTROOM_TOKEN=" in line)
+    assert f"POSTROOM_URL={URL}" in shown
     assert store.access.by_secret(hash_of(token)) == Principal(
         "admin", ALL, store.access.principals()[0].created_at
     )
@@ -59,12 +59,12 @@ async def test_without_the_extra_there_is_no_http(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    for name in [name for name in sys.modules if name.startswith(("penstock.http", "uvicorn."))]:
+    for name in [name for name in sys.modules if name.startswith(("postroom.http", "uvicorn."))]:
         monkeypatch.delitem(sys.modules, name)
-    caplog.set_level("INFO", "penstock")
+    caplog.set_level("INFO", "postroom")
     nothing: Any = None
     assert await start_http(nothing, nothing, ServeSettings()) is None
-    assert "pip install 'penstock[server]'" in caplog.text
+    assert "pip install 'postroom[server]'" in caplog.text
     caplog.clear()
     assert await start_http(nothing, nothing, ServeSettings(http_port=0)) is None
     assert caplog.text == ""

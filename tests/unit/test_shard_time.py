@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.model.delivery import Delivery, Holder, Kind, Settlement
-from penstock.model.ordered import FAR
-from penstock.store.contract import Append, Granted, Peek, Settled
-from penstock.store.shard_time import Skew
+from postroom.model.delivery import Delivery, Holder, Kind, Settlement
+from postroom.model.ordered import FAR
+from postroom.store.contract import Append, Granted, Peek, Settled
+from postroom.store.shard_time import Skew
 
 HERE = 1_700_000_000_000
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import SLOTS
-from penstock.model.slot import TEST_VECTORS, slot_of
+from postroom.config import SLOTS
+from postroom.model.slot import TEST_VECTORS, slot_of
 
 
 def bitwise_crc32(data: bytes) -> int:

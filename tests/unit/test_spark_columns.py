@@ -19,11 +19,11 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from penstock.errors import CorruptBatch, InvalidSetting
-from penstock.model.batch import BatchBuilder, build_control, with_base_offset
-from penstock.spark.columns import HEADERS, Columns, check_schema, schema_text
-from penstock.spark.planning import Span
-from penstock.store.contract import StoredBatch
+from postroom.errors import CorruptBatch, InvalidSetting
+from postroom.model.batch import BatchBuilder, build_control, with_base_offset
+from postroom.spark.columns import HEADERS, Columns, check_schema, schema_text
+from postroom.spark.planning import Span
+from postroom.store.contract import StoredBatch
 
 SPAN = Span("t", 3, 7, 0, 1000)
 MS = 1_700_000_000_123

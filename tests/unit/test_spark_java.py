@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.spark.java import find_java, java_major, shim
-from penstock.spark.session import settings
+from postroom.errors import UsageError
+from postroom.spark.java import find_java, java_major, shim
+from postroom.spark.session import settings
 
 
 def java(where: Path, version: str) -> Path:
@@ -54,7 +54,7 @@ def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
 
 def test_no_java_at_all() -> None:
     with pytest.raises(
-        UsageError, match=r"there is none: install one .* or run pip install 'penstock\[spark"
+        UsageError, match=r"there is none: install one .* or run pip install 'postroom\[spark"
     ):
         find_java({"PATH": ""}, bundled=none)
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import InvalidSetting, InvalidURL, PenstockError
-from penstock.spark.options import Position, Topics, reach_options, read_options
+from postroom.errors import InvalidSetting, InvalidURL, PostroomError
+from postroom.spark.options import Position, Topics, reach_options, read_options
 
 TOKEN = "pst_secret"
-BASE = {"url": "penstock://h:7070", "subscribe": "t"}
+BASE = {"url": "postroom://h:7070", "subscribe": "t"}
 
 
 def test_what_is_left_out() -> None:
@@ -23,7 +23,7 @@ def test_what_is_left_out() -> None:
 def test_names_are_the_same_in_any_case() -> None:
     found = read_options(
         {
-            "URL": "penstock://h",
+            "URL": "postroom://h",
             "SUBSCRIBE": "a, b,a",
             "maxoffsetspertrigger": "7",
             "failondataloss": "FALSE",
@@ -56,12 +56,12 @@ def test_delays() -> None:
 
 
 def test_assigned_partitions() -> None:
-    found = read_options({"url": "penstock://h", "assign": '{"t": [0, 2]}'}, streaming=True)
+    found = read_options({"url": "postroom://h", "assign": '{"t": [0, 2]}'}, streaming=True)
     assert found.topics.partitions == {("t", 0), ("t", 2)}
 
 
 def test_patterns() -> None:
-    topics = read_options({"url": "penstock://h", "subscribePattern": "o.*"}, streaming=True).topics
+    topics = read_options({"url": "postroom://h", "subscribePattern": "o.*"}, streaming=True).topics
     assert topics.takes("orders") and not topics.takes("no")
 
 
@@ -120,7 +120,7 @@ STREAM, BATCH = True, False
     ],
 )
 def test_refused(streaming: bool, given: dict[str, str], text: str) -> None:
-    with pytest.raises(PenstockError, match=text):
+    with pytest.raises(PostroomError, match=text):
         read_options({**BASE, **given}, streaming=streaming)
 
 
@@ -135,7 +135,7 @@ def test_refused(streaming: bool, given: dict[str, str], text: str) -> None:
 )
 def test_refused_topics(given: dict[str, str], text: str) -> None:
     with pytest.raises(InvalidSetting, match=text):
-        read_options({"url": "penstock://h", **given}, streaming=True)
+        read_options({"url": "postroom://h", **given}, streaming=True)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_refused_topics(given: dict[str, str], text: str) -> None:
         ({"url": "memory://x"}, "option url: memory:// is seen by one process only"),
         ({"url": "sqlite:////a.db", "token": TOKEN}, "option token: it is for brokers"),
         ({"url": "sqlite:////a.db", "tls": "true"}, "option tls: it is for brokers"),
-        ({"url": "penstock://h", "url.b": "mysql://h/d"}, "option url.b: the broker knows its shards"),
+        ({"url": "postroom://h", "url.b": "mysql://h/d"}, "option url.b: the broker knows its shards"),
         ({"url": "sqlite:////a.db", "url.b c": "x"}, "option url.NAME"),
     ],
 )
@@ -157,12 +157,12 @@ def test_refused_ways_to_the_queue(given: dict[str, str], text: str) -> None:
 
 def test_a_token_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes to the executors as an option does; a database has no use for it."""
-    monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
-    assert reach_options({"url": "penstock://h"}).token == TOKEN
-    assert reach_options({"url": "penstock://h", "token": "pst_other"}).token == "pst_other"
+    monkeypatch.setenv("POSTROOM_TOKEN", TOKEN)
+    assert reach_options({"url": "postroom://h"}).token == TOKEN
+    assert reach_options({"url": "postroom://h", "token": "pst_other"}).token == "pst_other"
     assert reach_options({"url": "sqlite:////a.db"}).token is None
-    monkeypatch.setenv("PENSTOCK_TOKEN", "")
-    assert reach_options({"url": "penstock://h"}).token is None
+    monkeypatch.setenv("POSTROOM_TOKEN", "")
+    assert reach_options({"url": "postroom://h"}).token is None
 
 
 def test_secrets_are_not_shown() -> None:
@@ -172,5 +172,5 @@ def test_secrets_are_not_shown() -> None:
     stored = reach_options({"url": "postgresql://u:hidden@h/d", "url.b": "mysql://u:hidden@h/d"})
     assert "hidden" not in repr(stored)
     with pytest.raises(InvalidURL) as error:
-        reach_options({"url": f"penstock://{TOKEN}@h"})
+        reach_options({"url": f"postroom://{TOKEN}@h"})
     assert TOKEN not in str(error.value)

@@ -21,9 +21,9 @@ from pyspark.sql.datasource import (
     Not,
 )
 
-from penstock.spark.filters import narrowing
-from penstock.spark.offsets import Offsets
-from penstock.spark.planning import Partition, Snapshot, Span, advance, below_start, pack, until
+from postroom.spark.filters import narrowing
+from postroom.spark.offsets import Offsets
+from postroom.spark.planning import Partition, Snapshot, Span, advance, below_start, pack, until
 
 lists_of_spans = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300_000)), max_size=12).map(
     lambda found: [Span("t", n, n + 100, first, first + rows) for n, (first, rows) in enumerate(found)]

@@ -12,45 +12,45 @@ from pyspark.sql.datasource import DataSourceReader
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 from pyspark.sql.types import LongType, StructField, StructType
 
-import pyspark_penstock
-from penstock.errors import InvalidSetting, UsageError
-from penstock.spark.source import _PUSHING, PenstockSource
+import pyspark_postroom
+from postroom.errors import InvalidSetting, UsageError
+from postroom.spark.source import _PUSHING, PostroomSource
 
 TOKEN = "pst_secret"
-GIVEN = {"url": "penstock://h:7070", "token": TOKEN, "subscribe": "t"}
+GIVEN = {"url": "postroom://h:7070", "token": TOKEN, "subscribe": "t"}
 SCHEMA = StructType([StructField("offset", LongType())])
 
 
 def test_it_is_found_by_its_name() -> None:
-    assert pyspark_penstock.DefaultSource is PenstockSource
-    assert PenstockSource.name() == "penstock"
+    assert pyspark_postroom.DefaultSource is PostroomSource
+    assert PostroomSource.name() == "postroom"
 
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow here: pip install 'penstock\[spark\]'"):
-        PenstockSource(GIVEN)
+    with pytest.raises(UsageError, match=r"needs pyarrow here: pip install 'postroom\[spark\]'"):
+        PostroomSource(GIVEN)
 
 
 def test_the_token_is_not_shown() -> None:
-    source = PenstockSource(GIVEN)
+    source = PostroomSource(GIVEN)
     for one in (source, source.reader(SCHEMA), source.streamReader(SCHEMA)):
         assert TOKEN not in repr(one) and TOKEN not in str(one)
     with pytest.raises(InvalidSetting) as error:
-        PenstockSource({**GIVEN, "subscrib": "t"}).reader(SCHEMA)
+        PostroomSource({**GIVEN, "subscrib": "t"}).reader(SCHEMA)
     assert TOKEN not in str(error.value)
 
 
 def test_columns() -> None:
-    assert "headers" not in PenstockSource(GIVEN).schema()
-    assert PenstockSource({**GIVEN, "includeHeaders": "True"}).schema().endswith("value:binary>>")
+    assert "headers" not in PostroomSource(GIVEN).schema()
+    assert PostroomSource({**GIVEN, "includeHeaders": "True"}).schema().endswith("value:binary>>")
 
 
 def test_conditions_are_taken_only_where_spark_offers_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spark refuses a reader that takes conditions while the setting for it is off."""
 
     def takes(**options: str) -> bool:
-        reader = PenstockSource({**GIVEN, **options}).reader(SCHEMA)
+        reader = PostroomSource({**GIVEN, **options}).reader(SCHEMA)
         return getattr(reader.pushFilters, "__func__", None) is not DataSourceReader.pushFilters
 
     assert not takes(pushFilters="true")
@@ -60,10 +60,10 @@ def test_conditions_are_taken_only_where_spark_offers_them(monkeypatch: pytest.M
 
 
 def test_a_stream_reader_can_be_sent_and_has_limits() -> None:
-    reader = cloudpickle.loads(cloudpickle.dumps(PenstockSource(GIVEN).streamReader(SCHEMA)))
+    reader = cloudpickle.loads(cloudpickle.dumps(PostroomSource(GIVEN).streamReader(SCHEMA)))
     assert isinstance(reader, SupportsTriggerAvailableNow)
     assert reader.getDefaultReadLimit() == ReadAllAvailable()
-    limited = PenstockSource({**GIVEN, "maxOffsetsPerTrigger": "7"}).streamReader(SCHEMA)
+    limited = PostroomSource({**GIVEN, "maxOffsetsPerTrigger": "7"}).streamReader(SCHEMA)
     assert limited.getDefaultReadLimit() == ReadMaxRows(7)
     reader.stop()  # before anything was opened
 
@@ -73,4 +73,4 @@ def test_the_wheel_has_what_spark_looks_for() -> None:
     settings = tomllib.loads((root / "pyproject.toml").read_text())
     packed = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert sorted(packed) == sorted(f"src/{init.parent.name}" for init in root.glob("src/*/__init__.py"))
-    assert "src/pyspark_penstock" in packed
+    assert "src/pyspark_postroom" in packed

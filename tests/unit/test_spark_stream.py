@@ -10,10 +10,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from penstock.errors import DataLoss, InvalidSetting
-from penstock.spark.offsets import VERSION
-from penstock.spark.options import Position, Reach, ReadOptions, Topics
-from penstock.spark.streaming import Stream
+from postroom.errors import DataLoss, InvalidSetting
+from postroom.spark.offsets import VERSION
+from postroom.spark.options import Position, Reach, ReadOptions, Topics
+from postroom.spark.streaming import Stream
 from tests.unit.spark_world import SLOTS, Driver, Killed, World
 
 OPTIONS = ReadOptions(
@@ -270,9 +270,9 @@ def test_a_group_is_not_told_all_the_time() -> None:
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        ({"orders": 3}, "not written by a stream from Penstock"),
-        ([], "not written by a stream from Penstock"),
-        ({"v": VERSION + 1, "topics": {}}, "newer Penstock"),
+        ({"orders": 3}, "not written by a stream from Postroom"),
+        ([], "not written by a stream from Postroom"),
+        ({"v": VERSION + 1, "topics": {}}, "newer Postroom"),
         ({"v": VERSION, "topics": {"other": {"0": 3}}}, "of topic 'other', and this query reads 't'"),
         ({"v": VERSION, "topics": {"t": 3}}, "damaged"),
         ({"v": VERSION}, "damaged"),

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
-import penstock.sync  # noqa: E402
-from penstock.errors import InvalidMessage, InvalidSetting, UnknownTopic, UsageError  # noqa: E402
-from penstock.spark.columns import HEADERS  # noqa: E402
-from penstock.spark.writing import BatchWriter, StreamWriter, write_options  # noqa: E402
-from penstock.spark.writing_rows import Columns, shape_of  # noqa: E402
+import postroom.sync  # noqa: E402
+from postroom.errors import InvalidMessage, InvalidSetting, UnknownTopic, UsageError  # noqa: E402
+from postroom.spark.columns import HEADERS  # noqa: E402
+from postroom.spark.writing import BatchWriter, StreamWriter, write_options  # noqa: E402
+from postroom.spark.writing_rows import Columns, shape_of  # noqa: E402
 
 SOURCED = "key binary, value string, source_partition int, source_offset bigint"
 
@@ -79,7 +79,7 @@ def test_columns_of_a_source_may_be_there() -> None:
 )
 def test_options_that_are_wrong(options: dict[str, str], streaming: bool, named: str) -> None:
     url = {} if named == "option url" else {"url": "sqlite:////tmp/q.db"}
-    with pytest.raises(penstock.PenstockError, match=named):
+    with pytest.raises(postroom.PostroomError, match=named):
         write_options({**url, **options}, streaming=streaming)
 
 
@@ -133,7 +133,7 @@ def test_values_that_are_wrong() -> None:
         list(columns("topic string, value string", None, topic=["a", None], value=["a", "b"]).parts())
     with pytest.raises(InvalidMessage, match="both columns"):
         columns(SOURCED, key=[b"k"], value=["a"], source_partition=[None], source_offset=[1]).source()
-    reserved = [[{"key": "penstock-id", "value": b"1"}]]
+    reserved = [[{"key": "postroom-id", "value": b"1"}]]
     with pytest.raises(InvalidMessage, match="reserved"):
         list(columns(f"value string, headers {HEADERS}", value=["a"], headers=reserved).parts())
 
@@ -147,7 +147,7 @@ def task(query: str, batch: int, partition: int, attempt: int = 0) -> Iterator[N
     context.partitionId.return_value, context.attemptNumber.return_value = partition, attempt
     given: Mapping[str, str] = {"sql.streaming.queryId": query, "streaming.sql.batchId": str(batch)}
     context.getLocalProperty.side_effect = given.get
-    with mock.patch("penstock.spark.writing.TaskContext.get", return_value=context):
+    with mock.patch("postroom.spark.writing.TaskContext.get", return_value=context):
         yield
 
 
@@ -201,7 +201,7 @@ def test_whatever_becomes_of_batches_every_row_is_there_once(
     tmp_path: Path, turns: list[tuple[str, int]], name: int
 ) -> None:
     url = f"sqlite:///{tmp_path}/{name}-{len(list(tmp_path.iterdir()))}.db"
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         mq.create_topic("out", partitions=2)
         driver = Driver(url)
         for fate, size in turns:
@@ -220,7 +220,7 @@ def test_whatever_becomes_of_batches_every_row_is_there_once(
 
 def test_a_batch_writer_that_travels(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/q.db"
-    with penstock.sync.connect(url) as mq:
+    with postroom.sync.connect(url) as mq:
         mq.create_topic("out", partitions=2)
         options = write_options({"url": url, "topic": "out"}, streaming=False)
         writer = BatchWriter(options, schema("value string"), False)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.config import SLOTS
-from penstock.errors import InvalidSetting, RouteConflict
-from penstock.model import route as routes
-from penstock.model.route import Range, Route, even_ranges
-from penstock.model.split_plan import Piece, SplitPlan, Step, done_steps, make_plan
-from penstock.model.split_plan_file import plan_from_text, plan_to_text
+from postroom.config import SLOTS
+from postroom.errors import InvalidSetting, RouteConflict
+from postroom.model import route as routes
+from postroom.model.route import Range, Route, even_ranges
+from postroom.model.split_plan import Piece, SplitPlan, Step, done_steps, make_plan
+from postroom.model.split_plan_file import plan_from_text, plan_to_text
 
 
 def route_of(partitions: int = 2, *, shards: tuple[str, ...] = ("",)) -> Route:
@@ -189,7 +189,7 @@ def test_another_version_or_topic_is_refused() -> None:
 def test_the_file_has_all_of_it() -> None:
     text = plan_to_text(HEAVY)
     assert plan_from_text(text) == HEAVY
-    assert json.loads(text)["penstock_split_plan"] == 1
+    assert json.loads(text)["postroom_split_plan"] == 1
     at = text.index('"steps"')
     assert text[at:].splitlines()[1] == '    {"do": "split", "first_slot": 0, "last_slot": 511, "at": 171},'
 
@@ -197,7 +197,7 @@ def test_the_file_has_all_of_it() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"penstock_split_plan": 2}, "form 2"),
+        ({"postroom_split_plan": 2}, "form 2"),
         ({"version": "1"}, "damaged"),
         ({"colour": "red"}, "not known here: colour"),
         ({"steps": [{"do": "split", "first_slot": 0, "last_slot": 511, "at": 512}]}, "a step has slots"),

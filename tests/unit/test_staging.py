@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import CorruptBatch, InvalidSetting, StagingConflict
-from penstock.model.batch import BatchBuilder
-from penstock.model.staging import (
+from postroom.errors import CorruptBatch, InvalidSetting, StagingConflict
+from postroom.model.batch import BatchBuilder
+from postroom.model.staging import (
     Decision,
     Known,
     Span,

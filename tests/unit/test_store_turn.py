@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import DEFAULTS
-from penstock.store.turn import Turn
+from postroom.config import DEFAULTS
+from postroom.store.turn import Turn
 
 fcntl = pytest.importorskip("fcntl")
 
@@ -109,7 +109,7 @@ def test_a_turn_interrupted_while_it_waits_is_given_back(
     with closing(Turn(side_file, LIMITS)) as holder, closing(Turn(side_file, LIMITS)) as turn:
         assert holder.acquire()
         with monkeypatch.context() as patch:
-            patch.setattr("penstock.store.turn.time.sleep", interrupt)
+            patch.setattr("postroom.store.turn.time.sleep", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 turn.acquire()
         holder.release()

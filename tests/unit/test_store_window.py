@@ -8,18 +8,18 @@ from typing import Any
 
 import pytest
 
-from penstock.config import Limits
-from penstock.errors import StoreCorrupt, UnknownPartition
-from penstock.model.dedup import digest, digests
-from penstock.model.settings import GroupSettings, TopicSettings
-from penstock.store import SqlStore, open_sqlite, waiting, window
-from penstock.store.contract import Append
-from penstock.store.ends import Ends
-from penstock.store.session import Lane, Transaction
-from penstock.store.window import Kept, Windows
-from penstock.testing.store_contract.harness import MovableClock, refused, stored
-from penstock.testing.store_contract.ids import named, send
-from penstock.testing.store_contract.schedule import all_due, gone, lead
+from postroom.config import Limits
+from postroom.errors import StoreCorrupt, UnknownPartition
+from postroom.model.dedup import digest, digests
+from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore, open_sqlite, waiting, window
+from postroom.store.contract import Append
+from postroom.store.ends import Ends
+from postroom.store.session import Lane, Transaction
+from postroom.store.window import Kept, Windows
+from postroom.testing.store_contract.harness import MovableClock, refused, stored
+from postroom.testing.store_contract.ids import named, send
+from postroom.testing.store_contract.schedule import all_due, gone, lead
 
 WINDOW = 10_000
 LIMITS = Limits(dedup_ids=1_000)
@@ -76,7 +76,7 @@ class Reads:
 
         def counted(tx: Transaction, sql: str, *args: Any) -> list[Any]:
             found = original(tx, sql, *args)
-            self.rows += len(found) if "ids FROM penstock_log" in sql else 0
+            self.rows += len(found) if "ids FROM postroom_log" in sql else 0
             return found
 
         monkeypatch.setattr(Transaction, "all", counted)
@@ -155,7 +155,7 @@ def test_a_hole_in_the_offsets_is_stepped_over(store: SqlStore, other: SqlStore,
     """A volatile log that was lost goes on far above: in steps of a slice that would take for ever."""
     send(store, place, "a")
     with store.session.write(Lane.LOG) as tx:
-        tx.run("UPDATE penstock_partitions SET next_offset = ? WHERE id = ?", 2**40, place)
+        tx.run("UPDATE postroom_partitions SET next_offset = ? WHERE id = ?", 2**40, place)
     send(other, place, "b")
     assert dict(send(store, place, "b").repeats) == {0: 2**40}
 
@@ -163,8 +163,8 @@ def test_a_hole_in_the_offsets_is_stepped_over(store: SqlStore, other: SqlStore,
 def test_an_older_copy_of_the_database_is_noticed(store: SqlStore, place: int) -> None:
     send(store, place, "a", "b")
     with store.session.write(Lane.LOG) as tx:
-        tx.run(f"DELETE FROM penstock_log_{place}")
-        tx.run("UPDATE penstock_partitions SET next_offset = 0 WHERE id = ?", place)
+        tx.run(f"DELETE FROM postroom_log_{place}")
+        tx.run("UPDATE postroom_partitions SET next_offset = 0 WHERE id = ?", place)
     with pytest.raises(StoreCorrupt):  # who has given the offsets (R6)
         send(store, place, "b", "c")
     store.log._ends = Ends()  # type: ignore[attr-defined] # who has only read them

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.broker.tail import TailCache
-from penstock.store.contract import StoredBatch
+from postroom.broker.tail import TailCache
+from postroom.store.contract import StoredBatch
 
 
 def batch(base: int, records: int = 1, size: int = 10) -> StoredBatch:

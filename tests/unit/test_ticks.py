@@ -10,8 +10,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from penstock import InvalidSetting
-from penstock.model.ticks import Cadence, Due, cron, due, interval
+from postroom import InvalidSetting
+from postroom.model.ticks import Cadence, Due, cron, due, interval
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR, DAY = 3_600_000, 86_400_000

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import InvalidSetting
-from penstock.serve_settings import ServeSettings
-from penstock.tls import certificate_name, client_context, server_context
+from postroom.errors import InvalidSetting
+from postroom.serve_settings import ServeSettings
+from postroom.tls import certificate_name, client_context, server_context
 from tests.certificates import Authority
 
 

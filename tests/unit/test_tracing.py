@@ -11,31 +11,31 @@ import pytest
 from opentelemetry import baggage, context, propagate, trace
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 
-import penstock
-from penstock import App, Connection, Message
-from penstock.client import spans
-from penstock.client.codec import Packed
-from penstock.testing.fixture import run_until_idle
+import postroom
+from postroom import App, Connection, Message
+from postroom.client import spans
+from postroom.client.codec import Packed
+from postroom.testing.fixture import run_until_idle
 from tests.recorded import recording
 
 # What a program does with the queue, in every way that could be traced.
 PROGRAM = """
 import asyncio, sys
 {before}
-import penstock
+import postroom
 
 async def main():
-    async with penstock.connect("memory://") as mq:
+    async with postroom.connect("memory://") as mq:
         await mq.create_topic("orders")
         await mq.send("orders", b"1")
-        await mq.send_many("orders", [penstock.Message(b"2"), penstock.Message(b"3", headers={{"a": "b"}})])
+        await mq.send_many("orders", [postroom.Message(b"2"), postroom.Message(b"3", headers={{"a": "b"}})])
         async with mq.producer("orders") as producer:
             await producer.post(b"4")
-        app, handled, done = penstock.App(mq), [], asyncio.Event()
+        app, handled, done = postroom.App(mq), [], asyncio.Event()
 
         @app.subscribe("orders", group="billing")
         async def bill(order: bytes, message):
-            with penstock.tracing.handling(message) as span:
+            with postroom.tracing.handling(message) as span:
                 handled.append((order, dict(message.headers), span))
             done.set() if len(handled) == 4 else None
 
@@ -46,7 +46,7 @@ async def main():
 
 asyncio.run(main())
 print(sorted(name for name in sys.modules if name.startswith("opentelemetry") and sys.modules[name]))
-print("penstock.client.spans" in sys.modules)
+print("postroom.client.spans" in sys.modules)
 """
 
 BLOCKED = """
@@ -81,7 +81,7 @@ def test_nothing_is_imported_or_done_where_nobody_traces(before: str) -> None:
 
 @pytest.fixture
 async def mq() -> AsyncIterator[Connection]:
-    async with penstock.connect("memory://") as mq:
+    async with postroom.connect("memory://") as mq:
         await mq.create_topic("orders", partitions=1)
         yield mq
 

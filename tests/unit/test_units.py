@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import InvalidSetting
-from penstock.units import duration_ms, format_bytes, format_duration, moment_ms, size_bytes
+from postroom.errors import InvalidSetting
+from postroom.units import duration_ms, format_bytes, format_duration, moment_ms, size_bytes
 
 
 @pytest.mark.parametrize(

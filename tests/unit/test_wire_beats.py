@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import BrokerUnavailable
-from penstock.wire import beats as module
-from penstock.wire.beats import Beater
-from penstock.wire.messages import Beats, Hello
+from postroom.errors import BrokerUnavailable
+from postroom.wire import beats as module
+from postroom.wire.beats import Beater
+from postroom.wire.messages import Beats, Hello
 
 BEATS, HELLO = Beats(()), Hello(1, 1, "test")
 

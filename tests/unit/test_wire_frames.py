@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from penstock.errors import ProtocolError
-from penstock.wire.frames import ERROR, MORE, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
+from postroom.errors import ProtocolError
+from postroom.wire.frames import ERROR, MORE, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
 
 LIMIT = 1000
 

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.broker.endpoint import Grant, Lease, PollReply, PollRequest
-from penstock.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
-from penstock.wire import link as module
-from penstock.wire import messages as m
-from penstock.wire.failures import failure_of
-from penstock.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
-from penstock.wire.link import Link, LinkLost
+from postroom.broker.endpoint import Grant, Lease, PollReply, PollRequest
+from postroom.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
+from postroom.wire import link as module
+from postroom.wire import messages as m
+from postroom.wire.failures import failure_of
+from postroom.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
+from postroom.wire.link import Link, LinkLost
 
 POLL = m.Poll(PollRequest("t", "g", "m", 1, 10, 1000, 5000, True))
 GIVEN = PollReply((Grant("t", 0, 1, (Lease(0, 4, 1, False),), ()),), 30_000)

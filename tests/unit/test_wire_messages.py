@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import errors
-from penstock.broker.endpoint import DeadLetters, Endpoint, Fetched, Grant, PollReply, PollRequest
-from penstock.broker.gatekeeper import ACTIONS
-from penstock.errors import PenstockError, ProtocolError
-from penstock.model.lanes import LanePolicy
-from penstock.model.route import Range, Route, even_ranges
-from penstock.store.contract import StoredBatch
-from penstock.wire import messages as m
-from penstock.wire.failures import failure_of, raised
-from penstock.wire.remote import RemoteEndpoint
+from postroom import errors
+from postroom.broker.endpoint import DeadLetters, Endpoint, Fetched, Grant, PollReply, PollRequest
+from postroom.broker.gatekeeper import ACTIONS
+from postroom.errors import PostroomError, ProtocolError
+from postroom.model.lanes import LanePolicy
+from postroom.model.route import Range, Route, even_ranges
+from postroom.store.contract import StoredBatch
+from postroom.wire import messages as m
+from postroom.wire.failures import failure_of, raised
+from postroom.wire.remote import RemoteEndpoint
 
 OPERATIONS = [one for one in m.OPERATIONS.values() if one.name != "brokers"]
 every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
@@ -74,7 +74,7 @@ def values_of(kind: Any) -> st.SearchStrategy[Any]:
 def _made(kind: Any, fields: dict[str, Any]) -> Any:
     try:
         return kind(**fields)
-    except PenstockError:
+    except PostroomError:
         return kind()  # a setting that is not allowed: the defaults
 
 
@@ -267,16 +267,16 @@ def test_a_token_is_never_shown() -> None:
 # ---- errors ----
 
 CLASSES = [
-    found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, PenstockError)
+    found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, PostroomError)
 ]
 
 
-def arrived(error: BaseException) -> PenstockError:
+def arrived(error: BaseException) -> PostroomError:
     return raised(m.decode(m.encode_header(failure_of(error)), m.Failure))
 
 
 @pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.code)
-def test_an_error_arrives_as_itself(kind: type[PenstockError]) -> None:
+def test_an_error_arrives_as_itself(kind: type[PostroomError]) -> None:
     found = arrived(kind("what to do", topic="orders", offsets=[1, 2], successors={"3": None}))
     assert type(found) is kind
     assert str(found) == "what to do"
@@ -290,7 +290,7 @@ def test_every_code_is_one_class() -> None:
 @pytest.mark.parametrize("retriable", [True, False])
 def test_an_error_of_a_newer_broker_is_as_retriable_as_it_was(retriable: bool) -> None:
     found = raised(m.Failure("moon_phase", "wait for the moon", retriable, {"nights": 3}))
-    assert isinstance(found, PenstockError)
+    assert isinstance(found, PostroomError)
     assert found.retriable is retriable
     assert found.details == {"code": "moon_phase", "nights": 3}
     assert str(found) == "wait for the moon"

@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.errors import BrokerUnavailable, NotAuthenticated, PenstockError, ProtocolError
-from penstock.model.rendezvous import ranked
-from penstock.wire import messages as m
-from penstock.wire import pool as module
-from penstock.wire.link import Link, LinkLost
-from penstock.wire.messages import BrokerInfo, Welcome
-from penstock.wire.pool import Pool
+from postroom.errors import BrokerUnavailable, NotAuthenticated, PostroomError, ProtocolError
+from postroom.model.rendezvous import ranked
+from postroom.wire import messages as m
+from postroom.wire import pool as module
+from postroom.wire.link import Link, LinkLost
+from postroom.wire.messages import BrokerInfo, Welcome
+from postroom.wire.pool import Pool
 
 HELLO = m.Hello(1, 1, "test")
 TOPIC, PURGE, POLL = m.OPERATIONS["topic"], m.OPERATIONS["purge"], m.OPERATIONS["poll"]
@@ -50,7 +50,7 @@ class Town:
     """Brokers by address: an id, or the error that whoever connects is told."""
 
     def __init__(self) -> None:
-        self.brokers: dict[str, str | PenstockError] = {}
+        self.brokers: dict[str, str | PostroomError] = {}
         self.outcomes: dict[str, list[Exception]] = {}
         self.asked: list[tuple[str, str, Any]] = []
         self.connected: list[str] = []
@@ -61,7 +61,7 @@ class Town:
         await asyncio.sleep(0)
         self.on_connect(address)
         found = self.brokers.get(address, BrokerUnavailable(f"nobody at {address}"))
-        if isinstance(found, PenstockError):
+        if isinstance(found, PostroomError):
             raise type(found)(str(found))
         return cast(Link, Pretended(self, address, found))
 
@@ -182,7 +182,7 @@ async def test_a_list_that_changes_while_we_connect_does_no_harm(town: Town) -> 
 
 
 @pytest.mark.parametrize("error", [ProtocolError("another version"), NotAuthenticated("nobody knows it")])
-async def test_one_that_does_not_take_us_is_passed_over(town: Town, error: PenstockError) -> None:
+async def test_one_that_does_not_take_us_is_passed_over(town: Town, error: PostroomError) -> None:
     town.brokers = {"a:1": "A", "b:1": "B"}
     asked = pool("a:1", "b:1")
     await asked.open()

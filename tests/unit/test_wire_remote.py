@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.endpoint import Grant, Lease, PollReply, PollRequest, Settle, SettleReply, Verdict
-from penstock.errors import BrokerUnavailable, InvalidSetting
-from penstock.wire.messages import Poll
-from penstock.wire.remote import RemoteEndpoint
+from postroom.broker.endpoint import Grant, Lease, PollReply, PollRequest, Settle, SettleReply, Verdict
+from postroom.errors import BrokerUnavailable, InvalidSetting
+from postroom.wire.messages import Poll
+from postroom.wire.remote import RemoteEndpoint
 
 REQUEST = PollRequest("t", "g", "m", 7, 10, 1000, 0, True)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-import penstock.spark
-import penstock.sync
+import postroom.spark
+import postroom.sync
 
 HERE = Path(__file__).parent
 
@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
     """May be there already: pages about Spark run in this process, too."""
-    session = penstock.spark.session("penstock-tests", master="local[2]")
+    session = postroom.spark.session("postroom-tests", master="local[2]")
     session.sparkContext.setLogLevel("FATAL")
     yield session
     session.stop()
@@ -38,6 +38,6 @@ def url(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-def mq(url: str) -> Iterator[penstock.sync.Connection]:
-    with penstock.sync.connect(url) as connection:
+def mq(url: str) -> Iterator[postroom.sync.Connection]:
+    with postroom.sync.connect(url) as connection:
         yield connection

@@ -31,13 +31,13 @@ from typing import Any
 from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
-import penstock.spark
-from penstock.broker import publishing
-from penstock.broker.staging import StagingWork
-from penstock.spark.jobs import archive as archiving
-from penstock.spark.jobs.lake import Lake
-from penstock.spark.source import PenstockSource, StreamReader
-from penstock.spark.writing import StreamWriter
+import postroom.spark
+from postroom.broker import publishing
+from postroom.broker.staging import StagingWork
+from postroom.spark.jobs import archive as archiving
+from postroom.spark.jobs.lake import Lake
+from postroom.spark.source import PostroomSource, StreamReader
+from postroom.spark.writing import StreamWriter
 
 __all__ = ["FEW", "Case", "archived", "finished", "listed", "main", "started"]
 
@@ -75,7 +75,7 @@ def reached(mark: str) -> None:
 # ---- streams ----
 
 
-class Stopping(PenstockSource):
+class Stopping(PostroomSource):
     """The data source, with two options more: where to stop, and where to leave word."""
 
     def __init__(self, options: dict[str, str]) -> None:
@@ -149,7 +149,7 @@ class _Writer(StreamWriter):
 
 def started(spark: SparkSession, case: Case, url: str, folder: Path, **trigger: Any) -> Any:
     """The query of a case; it stops where the case says, if it does."""
-    source = "stopping" if case.stop else "penstock"
+    source = "stopping" if case.stop else "postroom"
     given = {"stop": case.stop, "mark": str(folder / f"{case.name}.reached")} if case.stop else {}
     reading = spark.readStream.format(source).options(url=url, subscribe=case.source, **given)
     rows = reading.options(startingOffsets=case.start, **case.options).load()
@@ -183,7 +183,7 @@ def _foreach(case: Case, url: str, mark: str) -> Any:
     """Batch writes that are known by the number of their batch."""
 
     def write(rows: Any, batch: int) -> None:
-        writing = rows.write.format("penstock").options(url=url, topic=case.target)
+        writing = rows.write.format("postroom").options(url=url, topic=case.target)
         writing.options(query=case.name, batch=batch).mode("append").save()
         if case.stop == f"committed@{batch}":
             reached(mark)
@@ -243,7 +243,7 @@ def main(where: str) -> None:
     given = json.loads((folder / "cases.json").read_text())
     url, cases = given["url"], [Case(**case) for case in given["cases"]]
     config = {"spark.sql.execution.arrow.maxRecordsPerBatch": 50}
-    spark = penstock.spark.session("killed", master="local[16]", memory="1g", config=config)
+    spark = postroom.spark.session("killed", master="local[16]", memory="1g", config=config)
     spark.sparkContext.setLogLevel("FATAL")
     spark.dataSource.register(Stopping)
     _stop_archives({case.source: case for case in cases if case.into == "delta"}, folder)

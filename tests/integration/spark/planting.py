@@ -16,9 +16,9 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import penstock
-from penstock.spark.jobs.audit import AuditOptions
-from penstock.spark.jobs.fields import Journal
+import postroom
+from postroom.spark.jobs.audit import AuditOptions
+from postroom.spark.jobs.fields import Journal
 
 __all__ = ["Planted", "fill", "options", "plant", "reported"]
 
@@ -101,10 +101,10 @@ def plant(keys: int, numbers: int, *, each: int, seed: int) -> Planted:
 
 def fill(mq: Any, topic: str, planted: Planted, folder: Path) -> int:
     """Send what is stored, and write both journals; how many messages that is."""
-    count, some = 0, list[penstock.Message]()
+    count, some = 0, list[postroom.Message]()
     for key, number in planted.stored():
         value = b'{"id":"k%d-%d","seq":%d}' % (key, number, number)
-        some.append(penstock.Message(value, key=b"k%d" % key))
+        some.append(postroom.Message(value, key=b"k%d" % key))
         if len(some) == _SOME:
             mq.send_many(topic, some, timeout=120)
             count, some = count + len(some), []

@@ -7,8 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import penstock
-import penstock.sync
+import postroom
+import postroom.sync
 
 __all__ = ["Query", "numbers", "send"]
 
@@ -19,7 +19,7 @@ def send(mq: Any, topic: str, first: int, count: int) -> None:
     """Messages with the numbers from `first` on, over some keys, in several batches."""
     for at in range(first, first + count, 25):
         some = range(at, min(at + 25, first + count))
-        mq.send_many(topic, [penstock.Message(b"%d" % n, key=f"k{n % 7}") for n in some])
+        mq.send_many(topic, [postroom.Message(b"%d" % n, key=f"k{n % 7}") for n in some])
 
 
 def numbers(rows: list[Any]) -> list[int]:
@@ -33,7 +33,7 @@ class Query:
         self.spark, self.where, self.options = spark, where, options
 
     def start(self, **trigger: Any) -> Any:
-        reading = self.spark.readStream.format("penstock").options(**self.options).load()
+        reading = self.spark.readStream.format("postroom").options(**self.options).load()
         writing = reading.selectExpr(*COLUMNS).writeStream.format("parquet")
         writing = writing.option("checkpointLocation", str(self.where / "checkpoint"))
         return writing.trigger(**trigger).start(str(self.where / "out"))

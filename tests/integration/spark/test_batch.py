@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-import penstock.sync
-from penstock.spark.columns import COLUMNS
+import postroom.sync
+from postroom.spark.columns import COLUMNS
 from tests.integration.spark.streams import numbers, send
 
 
 def read(spark: Any, queue: str, **options: object) -> Any:
     given = {"url": queue, "subscribe": "orders", **options}
-    return spark.read.format("penstock").options(**{k: v for k, v in given.items() if v is not None}).load()
+    return spark.read.format("postroom").options(**{k: v for k, v in given.items() if v is not None}).load()
 
 
 def values(frame: Any) -> list[int]:
@@ -44,14 +44,14 @@ def test_columns(spark: Any, url: str, mq: Any) -> None:
     assert (second.key, second.headers, second.offset, second.timestampType) == (None, None, 1, 0)
     assert abs(first.timestamp.timestamp() - time.time()) < 300
     given = (
-        spark.read.format("penstock")
+        spark.read.format("postroom")
         .schema("offset bigint, value binary")
         .options(url=url, subscribe="orders")
     )
     assert given.load().columns == ["offset", "value"]
     assert given.load().count() == 2
     with pytest.raises(Exception, match="no column 'amount'"):
-        spark.read.format("penstock").schema("amount int").options(url=url, subscribe="orders").load().count()
+        spark.read.format("postroom").schema("amount int").options(url=url, subscribe="orders").load().count()
 
 
 def test_conditions(spark: Any, url: str, mq: Any) -> None:
@@ -121,11 +121,11 @@ def test_through_a_broker_with_a_token(spark: Any, url: str, mq: Any) -> None:
     with mq.serve("127.0.0.1", 0, token=token) as served:
         frame = read(spark, served.url, token=token)
         assert values(frame) == list(range(100))
-        with penstock.sync.connect(served.url, token=token) as remote:
+        with postroom.sync.connect(served.url, token=token) as remote:
             assert remote.topic("orders").messages == 100
         for mode in ("simple", "extended", "formatted", "cost"):
             plan = spark._jvm.PythonSQLUtils.explainString(frame._jdf.queryExecution(), mode)
-            assert "penstock" in plan and token not in plan
+            assert "postroom" in plan and token not in plan
         with pytest.raises(Exception, match="nobody has this token") as error:
             read(spark, served.url, token="pst_" + "y" * 43).count()
         assert "yyyy" not in str(error.value)

@@ -1,4 +1,4 @@
-"""A real cluster: a master and two workers of their own, and executors that have Penstock from the driver.
+"""A real cluster: a master and two workers of their own, and executors that have Postroom from the driver.
 
 Started from the classes of the pip package. The Python of the executors has every package but ours; that is
 shipped with the job, as on a cluster where nothing may be installed.
@@ -19,7 +19,7 @@ from typing import Any
 
 import pyspark
 
-from penstock.spark.java import find_java
+from postroom.spark.java import find_java
 from tests.integration.spark.streams import send
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"
@@ -27,29 +27,29 @@ HOME = Path(pyspark.__file__).parent
 
 DRIVER = """
 import sys
-import penstock.spark
+import postroom.spark
 master, url, token, package, where = sys.argv[1:]
-spark = penstock.spark.session(master=master, memory="600m", config={
+spark = postroom.spark.session(master=master, memory="600m", config={
     "spark.submit.pyFiles": package, "spark.executor.memory": "512m", "spark.driver.host": "127.0.0.1",
     "spark.cores.max": 2, "spark.scheduler.minRegisteredResourcesRatio": "1.0",
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "120s",
 })
 options = dict(url=url, token=token, subscribe="orders", minPartitions=4, startingOffsets="earliest")
-frame = spark.read.format("penstock").options(**options).load()
+frame = spark.read.format("postroom").options(**options).load()
 
 def executors(rows):
-    import os, penstock
-    yield len(list(rows)), penstock.__file__, os.environ["SPARK_EXECUTOR_DIRS"]
+    import os, postroom
+    yield len(list(rows)), postroom.__file__, os.environ["SPARK_EXECUTOR_DIRS"]
 
 found = frame.rdd.mapPartitions(executors).collect()
-stream = spark.readStream.format("penstock").options(**options).load()
+stream = spark.readStream.format("postroom").options(**options).load()
 query = stream.writeStream.format("parquet").option("checkpointLocation", where + "/checkpoint")
 query = query.trigger(availableNow=True).start(where + "/out")
 query.awaitTermination()
 assert token not in query.lastProgress.json
 print("rows", sum(rows for rows, _, _ in found), spark.read.parquet(where + "/out").count())
 print("executors", len({where for _, _, where in found}))
-print("shipped", all("penstock.zip" in file for _, file, _ in found))
+print("shipped", all("postroom.zip" in file for _, file, _ in found))
 """
 
 
@@ -102,7 +102,7 @@ def said(log: Path, pattern: str) -> str:
 def test_a_cluster_reads_with_what_is_shipped(mq: Any, tmp_path: Path) -> None:
     mq.create_topic("orders", partitions=2)
     send(mq, "orders", 0, 200)
-    package = shutil.make_archive(str(tmp_path / "penstock"), "zip", SOURCE)
+    package = shutil.make_archive(str(tmp_path / "postroom"), "zip", SOURCE)
     python = tmp_path / "python"  # without `site`, and so without the package that is installed for the tests
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{HOME.parent}" exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)

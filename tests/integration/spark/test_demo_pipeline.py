@@ -1,4 +1,4 @@
-"""`penstock demo` ends with the data pipeline, and its audit would notice (R46)."""
+"""`postroom demo` ends with the data pipeline, and its audit would notice (R46)."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import penstock.sync
-from penstock.cli.demo.figures import Figures
-from penstock.cli.demo.journals import HANDLED, SENT
-from penstock.cli.demo.ledger import Audit
-from penstock.cli.demo.pipeline import run_jobs
-from penstock.cli.demo.scene import Scale, Scene
-from penstock.cli.demo.stage import Stage
-from penstock.cli.frame import Run
+import postroom.sync
+from postroom.cli.demo.figures import Figures
+from postroom.cli.demo.journals import HANDLED, SENT
+from postroom.cli.demo.ledger import Audit
+from postroom.cli.demo.pipeline import run_jobs
+from postroom.cli.demo.scene import Scale, Scene
+from postroom.cli.demo.stage import Stage
+from postroom.cli.frame import Run
 from tests.integration.spark.test_session import without_java
 
 
 def test_it_ends_with_the_verdict_of_the_audit(tmp_path: Path) -> None:
     """On a machine without Java: with that of the package. Of what Spark itself says nothing is seen."""
-    line = [sys.executable, "-m", "penstock", "demo", "--fast"]
+    line = [sys.executable, "-m", "postroom", "demo", "--fast"]
     environ = without_java(tmp_path / "bin")
     done = subprocess.run(line, cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0 and done.stderr == "", done.stderr[-2000:]
     assert "Spark is starting …" in done.stdout and "WARN" not in done.stdout
     assert "The audit's verdict: clean. What the demo counted by itself says the same." in done.stdout
     assert "were not shown" not in done.stdout and "\x1b" not in done.stdout
-    folder = tmp_path / "penstock-demo"
+    folder = tmp_path / "postroom-demo"
     figures = json.loads((folder / "figures.json").read_text())
     found = figures["pipeline"]
     assert (
@@ -38,18 +38,18 @@ def test_it_ends_with_the_verdict_of_the_audit(tmp_path: Path) -> None:
     )
     assert found["verdict"] == "clean" and found["agrees"] and found["bad"] == {} and found["report"] is None
     plan = folder / "split-plan-trades.json"
-    assert found["steps"] > 0 and f"route apply penstock-demo/{plan.name}" in done.stdout
-    apply = [sys.executable, "-m", "penstock", "-u", "sqlite:///penstock-demo/demo.db", "route", "apply"]
+    assert found["steps"] > 0 and f"route apply postroom-demo/{plan.name}" in done.stdout
+    apply = [sys.executable, "-m", "postroom", "-u", "sqlite:///postroom-demo/demo.db", "route", "apply"]
     subprocess.run([*apply, str(plan), "--yes"], cwd=tmp_path, check=True, capture_output=True, timeout=120)
 
 
-def _queue(url: str, mq: penstock.sync.Connection, folder: Path) -> Figures:
+def _queue(url: str, mq: postroom.sync.Connection, folder: Path) -> Figures:
     """As the acts before leave it: orders, and trades of two keys, all handled in order."""
     mq.create_topic("orders", partitions=1)
-    mq.send_many("orders", [penstock.Message(b"{}") for _ in range(10)])
+    mq.send_many("orders", [postroom.Message(b"{}") for _ in range(10)])
     mq.create_topic("trades", partitions=2)
     named = [(f"key-{n % 2}", n // 2) for n in range(20)]
-    trades = [penstock.Message(b'{"trade": %d}' % number, key=key) for key, number in named]
+    trades = [postroom.Message(b'{"trade": %d}' % number, key=key) for key, number in named]
     places = [f"{r.partition}:{r.offset},{at}\n" for at, r in enumerate(mq.send_many("trades", trades))]
     for name in (SENT, HANDLED):
         (folder / name).write_text("".join(("place,at\n", *places)))
@@ -57,7 +57,7 @@ def _queue(url: str, mq: penstock.sync.Connection, folder: Path) -> Figures:
 
 
 def test_the_audit_contradicts_a_demo_that_counted_wrong(
-    url: str, mq: penstock.sync.Connection, spark: Any, tmp_path: Path, capsys: Any
+    url: str, mq: postroom.sync.Connection, spark: Any, tmp_path: Path, capsys: Any
 ) -> None:
     figures = _queue(url, mq, tmp_path)
     scene = Scene(tmp_path, Scale(), Stage(quiet=False), figures)

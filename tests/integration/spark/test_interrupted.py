@@ -24,7 +24,7 @@ def test_while_spark_is_starting(url: str, mq: Any, tmp_path: Path) -> None:
     """Whoever inherits its standard output and is still there would keep `communicate` waiting."""
     mq.create_topic("orders", partitions=1)
     send(mq, "orders", 0, 50)
-    line = [sys.executable, "-m", "penstock", "--url", url, "pipeline", "hotspots", "orders"]
+    line = [sys.executable, "-m", "postroom", "--url", url, "pipeline", "hotspots", "orders"]
     pipe = subprocess.PIPE
     job = subprocess.Popen(line, cwd=tmp_path, stdout=pipe, stderr=pipe, start_new_session=True)
     try:

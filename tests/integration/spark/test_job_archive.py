@@ -13,11 +13,11 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-import penstock
-from penstock.cli.root import run
-from penstock.errors import DataLoss, InvalidSetting, StagingConflict, UsageError
-from penstock.spark.jobs.archive import ArchiveOptions, archive, compact
-from penstock.spark.jobs.lake import COLUMNS, Lake, Mark, _newest
+import postroom
+from postroom.cli.root import run
+from postroom.errors import DataLoss, InvalidSetting, StagingConflict, UsageError
+from postroom.spark.jobs.archive import ArchiveOptions, archive, compact
+from postroom.spark.jobs.lake import COLUMNS, Lake, Mark, _newest
 from tests.integration.spark.streams import send
 
 
@@ -44,7 +44,7 @@ def test_every_message_once(
     send(mq, "orders", 0, 100)
     old = 1_700_000_000_000  # another day
     mq.send_many(
-        "orders", [penstock.Message(b"100", headers={"h": "x"}, timestamp=old), penstock.Message(b"101")]
+        "orders", [postroom.Message(b"100", headers={"h": "x"}, timestamp=old), postroom.Message(b"101")]
     )
     told = list[tuple[int, int]]()
     done = archive(spark, options(url, tmp_path, max_rows=60), progress=lambda *what: told.append(what))
@@ -104,11 +104,11 @@ def test_refused(
         archive(None, ArchiveOptions({"url": url}, "orders", str(tmp_path / "c")))
     with pytest.raises(UsageError, match="there is no archive of topic 'orders' in"):
         compact(ArchiveOptions({"url": url}, "orders", str(tmp_path / "d")))
-    with pytest.raises(penstock.UnknownTopic, match="no topic 'order': did you mean 'orders'"):
+    with pytest.raises(postroom.UnknownTopic, match="no topic 'order': did you mean 'orders'"):
         archive(None, ArchiveOptions({"url": url}, "order", str(tmp_path / "d")))
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     assert run(["pipeline", "archive", "orders", "--to", str(tmp_path / "d"), "--url", url]) == 2
-    assert "there is no pyspark here: pip install 'penstock[spark-local]'" in capsys.readouterr().err
+    assert "there is no pyspark here: pip install 'postroom[spark-local]'" in capsys.readouterr().err
     assert (
         run(["pipeline", "archive", "a", "b", "--continuous", "--to", str(tmp_path / "d"), "--url", url]) == 2
     )
@@ -141,7 +141,7 @@ def test_how_far_a_table_is() -> None:
 
     def commit(version: int, operation: str, batch: int | None = None, to: str = "") -> dict[str, Any]:
         said = (
-            {} if batch is None else {"penstock.batch": str(batch), "penstock.end": json.dumps({"at": batch})}
+            {} if batch is None else {"postroom.batch": str(batch), "postroom.end": json.dumps({"at": batch})}
         )
         return {"version": version, "operation": operation, "operationParameters": {"version": to}, **said}
 

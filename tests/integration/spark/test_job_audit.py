@@ -11,20 +11,20 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.errors import InvalidSetting, UnknownTopic
-from penstock.spark.jobs.audit import AuditOptions, Bad, _checks, audit
-from penstock.spark.jobs.fields import Journal
-from penstock.spark.jobs.stored import look
+import postroom
+from postroom.errors import InvalidSetting, UnknownTopic
+from postroom.spark.jobs.audit import AuditOptions, Bad, _checks, audit
+from postroom.spark.jobs.fields import Journal
+from postroom.spark.jobs.stored import look
 from tests.contract.cli_runner import Cli
 from tests.integration.spark import planting
 
 KEYS, NUMBERS = 6, 40
 
 
-def message(key: int, number: int) -> penstock.Message:
+def message(key: int, number: int) -> postroom.Message:
     value = json.dumps({"seq": number}).encode()
-    return penstock.Message(value, key=f"k{key}", headers={"seq": str(number)}, id=f"k{key}-{number}")
+    return postroom.Message(value, key=f"k{key}", headers={"seq": str(number)}, id=f"k{key}-{number}")
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def test_what_was_planted_is_found(spark: Any, url: str, mq: Any, tmp_path: Path
     handled = [one for one in dict.fromkeys(stored) if one != (0, 3)] + [(5, 9)]
     at = handled.index((0, 20)), handled.index((0, 21))
     handled[at[0]], handled[at[1]] = (0, 21), (0, 20)
-    mq.send_many("done", [penstock.Message(id) for id in [b"k%d-%d" % one for one in handled] + [b"ghost"]])
+    mq.send_many("done", [postroom.Message(id) for id in [b"k%d-%d" % one for one in handled] + [b"ghost"]])
     journal = tmp_path / "sent.jsonl"
     journal.write_text("".join(f'{{"id": "k{k}-{n}", "at": {i}}}\n' for i, (k, n) in enumerate(sent)))
     places = {one: (r.partition, r.offset) for one, r in zip(stored, receipts, strict=True)}
@@ -158,10 +158,10 @@ def test_a_clean_topic(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
 def test_offsets_that_are_gone(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
     mq.create_topic("orders", partitions=1)
     for n in range(6):
-        mq.send_many("orders", [penstock.Message(b"%d" % n, key="k") for _ in range(10)])
+        mq.send_many("orders", [postroom.Message(b"%d" % n, key="k") for _ in range(10)])
     mq.close()
     database = sqlite3.connect(url.removeprefix("sqlite:///"))
-    name = database.execute("select name from sqlite_master where name like 'penstock_log_%'").fetchone()[0]
+    name = database.execute("select name from sqlite_master where name like 'postroom_log_%'").fetchone()[0]
     assert database.execute(f"delete from {name} where base_offset = 20").rowcount == 1
     database.commit()
     database.close()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.errors import InvalidSetting
-from penstock.spark.jobs.backlog import BacklogOptions, Waits, backlog
-from penstock.spark.jobs.fields import Journal
+import postroom
+from postroom.errors import InvalidSetting
+from postroom.spark.jobs.backlog import BacklogOptions, Waits, backlog
+from postroom.spark.jobs.fields import Journal
 from tests.contract.cli_runner import Cli
 
 WINDOW_MS = 1000
@@ -21,7 +21,7 @@ WINDOW_MS = 1000
 def times(mq: Any) -> list[int]:
     """40 messages, with the time each has by the queue's clock."""
     mq.create_topic("orders", partitions=2)
-    mq.send_many("orders", [penstock.Message(b"x", key=str(n), id=f"m{n}") for n in range(40)])
+    mq.send_many("orders", [postroom.Message(b"x", key=str(n), id=f"m{n}") for n in range(40)])
     found = {message.id: message.timestamp for message in mq.read("orders", end="latest")}
     return [found[f"m{n}"] for n in range(40)]
 

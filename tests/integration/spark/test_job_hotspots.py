@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.errors import InvalidSetting
-from penstock.model.slot import TEST_VECTORS, slot_of
-from penstock.spark.jobs.hotspots import HotspotsOptions, hotspots, slot_column
+import postroom
+from postroom.errors import InvalidSetting
+from postroom.model.slot import TEST_VECTORS, slot_of
+from postroom.spark.jobs.hotspots import HotspotsOptions, hotspots, slot_column
 from tests.contract.cli_runner import Cli
 
 
@@ -26,13 +26,13 @@ def test_loads_and_a_plan(spark: Any, url: str, mq: Any) -> None:
     keys = [f"k{n}" for n in range(200)]
     low = [key for key in keys if slot_of(key.encode()) < 512]
     sent = keys + low * 9 + ["k7"] * 50
-    mq.send_many("orders", [penstock.Message(b"x" * 10, key=key) for key in sent[:300]])
+    mq.send_many("orders", [postroom.Message(b"x" * 10, key=key) for key in sent[:300]])
     mq.merge("orders", 0, 1)
     mq.split("orders", 2)
-    mq.send_many("orders", [penstock.Message(b"x" * 10, key=key) for key in sent[300:]])
-    mq.send_many("orders", [penstock.Message(b"y")] * 30)
+    mq.send_many("orders", [postroom.Message(b"x" * 10, key=key) for key in sent[300:]])
+    mq.send_many("orders", [postroom.Message(b"y")] * 30)
     away = slot_of(b"k1")
-    mq.send_many("orders", [penstock.Message(b"z", key="k1")] * 3, slot=1023 if away < 512 else 0)
+    mq.send_many("orders", [postroom.Message(b"z", key="k1")] * 3, slot=1023 if away < 512 else 0)
 
     found = hotspots(spark, HotspotsOptions({"url": url}, "orders", factor=1.3, top=3))
 
@@ -58,8 +58,8 @@ def test_loads_and_a_plan(spark: Any, url: str, mq: Any) -> None:
 
 def test_a_key_that_is_too_hot(spark: Any, url: str, mq: Any) -> None:
     mq.create_topic("orders", partitions=4)
-    some = [penstock.Message(b"x", key=f"k{n}") for n in range(40)]
-    mq.send_many("orders", [*some, penstock.Message(b"x" * 5000, key=b"\xff\xfe")])
+    some = [postroom.Message(b"x", key=f"k{n}") for n in range(40)]
+    mq.send_many("orders", [*some, postroom.Message(b"x" * 5000, key=b"\xff\xfe")])
     found = hotspots(spark, HotspotsOptions({"url": url}, "orders", weigh="bytes"))
     assert [key.name for key in found.hot_keys] == ["hex:FFFE"] and found.keys[0].share > 0.9
     assert found.plan.too_hot == (slot_of(b"\xff\xfe"),) and not found.plan.even
@@ -85,11 +85,11 @@ def test_from_the_load_to_the_route(
     cli = Cli(tmp_path, url)
     mq.create_topic("orders", partitions=2)
     keys = [key for key in (f"k{n}" for n in range(400)) if slot_of(key.encode()) < 512]
-    mq.send_many("orders", [penstock.Message(b"x", key=key) for key in [*keys, *["\xe4"] * 300]])
+    mq.send_many("orders", [postroom.Message(b"x", key=key) for key in [*keys, *["\xe4"] * 300]])
     shown = cli.ok("pipeline", "hotspots", "orders", "--top", "2").out
     assert "key \xe4 alone has" in shown and "too hot to split" in shown and "plan: 2 splits" in shown
     path = "split-plan-orders.json"
-    assert f"written to {path}; carry it out with `penstock route apply {path}`" in shown
+    assert f"written to {path}; carry it out with `postroom route apply {path}`" in shown
     cli.ok("route", "apply", path, "--yes")
     again = cli.ok("pipeline", "hotspots", "orders", "--json", "--plan", "other.json").json
     assert (again["plan"]["version"], len(again["partitions"]), again["plan_file"]) == (3, 4, None)

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.cli.root import run
-from penstock.errors import InvalidSetting, UsageError
-from penstock.spark.jobs.archive import ArchiveOptions, archive
-from penstock.spark.jobs.replay import Replayed, ReplayOptions, replay
+import postroom
+from postroom.cli.root import run
+from postroom.errors import InvalidSetting, UsageError
+from postroom.spark.jobs.archive import ArchiveOptions, archive
+from postroom.spark.jobs.replay import Replayed, ReplayOptions, replay
 from tests.integration.spark.streams import send
 
 DAY_MS = 86_400_000
@@ -41,7 +41,7 @@ def test_from_an_archive(
         some = range(day * 100, day * 100 + 100)
         mq.send_many(
             "orders",
-            [penstock.Message(b"%d" % n, key=f"k{n % 5}", timestamp=OLD + day * DAY_MS) for n in some],
+            [postroom.Message(b"%d" % n, key=f"k{n % 5}", timestamp=OLD + day * DAY_MS) for n in some],
         )
     mq.send("orders", b"300", key="k0", id="o-300", headers={"h": "x"})
     lake = str(tmp_path / "lake")
@@ -109,7 +109,7 @@ def test_from_a_topic(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
 def test_refused(url: str, mq: Any, tmp_path: Path) -> None:
     mq.create_topic("orders", partitions=1)
     queue = {"url": url}
-    with pytest.raises(penstock.UnknownTopic, match="no topic 'order': did you mean 'orders'"):
+    with pytest.raises(postroom.UnknownTopic, match="no topic 'order': did you mean 'orders'"):
         replay(None, ReplayOptions(queue, "orders", "order", "a"))
     with pytest.raises(UsageError, match="there is no archive of topic 'orders' in"):
         replay(None, ReplayOptions(queue, "orders", "orders", "a", folder=str(tmp_path / "lake")))

@@ -1,4 +1,4 @@
-"""The job triage in real Spark, and the list it makes, through `penstock dead redrive --from`."""
+"""The job triage in real Spark, and the list it makes, through `postroom dead redrive --from`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-import penstock
-from penstock.cli.root import run
-from penstock.errors import InvalidSetting
-from penstock.spark.jobs.triage import NO_REASON, TriageOptions, plain_reason, triage
+import postroom
+from postroom.cli.root import run
+from postroom.errors import InvalidSetting
+from postroom.spark.jobs.triage import NO_REASON, TriageOptions, plain_reason, triage
 
 REASONS = {
     "no customer 4711": "no customer <n>",
@@ -31,7 +31,7 @@ REASONS = {
 def test_by_error(spark: Any, url: str, mq: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mq.create_topic("orders", partitions=1)
     reasons = [*REASONS, *(f"no customer {n}" for n in range(20))]
-    sent = [penstock.Message(b"v%d " % n + b"x" * 300, key=f"k{n % 3}", id=f"o-{n}", headers={"h": "x"})
+    sent = [postroom.Message(b"v%d " % n + b"x" * 300, key=f"k{n % 3}", id=f"o-{n}", headers={"h": "x"})
             for n in range(len(reasons))]  # fmt: skip
     mq.send_many("orders", sent)
     with mq.consumer("orders", group="billing") as consumer:
@@ -88,6 +88,6 @@ def test_none(url: str, mq: Any, tmp_path: Path) -> None:
     mq.create_group("orders", "billing")
     none = triage(None, TriageOptions({"url": url}, "orders", "billing", redrive_list=str(tmp_path / "list")))
     assert none.letters == 0 and none.errors == () and not (tmp_path / "list").exists()
-    with pytest.raises(penstock.UnknownGroup):
+    with pytest.raises(postroom.UnknownGroup):
         triage(None, TriageOptions({"url": url}, "orders", "others"))
     assert "regexp_replace" in plain_reason("reason")

@@ -22,12 +22,12 @@ from typing import Any
 import deltalake
 import pytest
 
-import penstock
-from penstock.spark.jobs.lake import Lake
+import postroom
+from postroom.spark.jobs.lake import Lake
 from tests.integration.spark.killing import FEW, Case, archived, finished, listed
 
 ROOT = Path(__file__).resolve().parents[3]
-CHAOS_S = float(os.environ.get("PENSTOCK_CHAOS_SECONDS", "0"))
+CHAOS_S = float(os.environ.get("POSTROOM_CHAOS_SECONDS", "0"))
 """How long it goes on after the first kill, with kills at steps by chance."""
 
 MORE = {"maxOffsetsPerTrigger": "170"}
@@ -76,7 +76,7 @@ class Kills:
 
     def send(self, case: Case, count: int, *, expected: bool = True) -> None:
         some = range(self._next, self._next + count)
-        self.mq.send_many(case.source, [penstock.Message(b"%d" % n, key=f"k{n % 7}") for n in some])
+        self.mq.send_many(case.source, [postroom.Message(b"%d" % n, key=f"k{n % 7}") for n in some])
         if expected:
             self.expected[case.name] += some
         self._next += count

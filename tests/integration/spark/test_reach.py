@@ -8,7 +8,7 @@ from typing import Any
 import deltalake
 import pytest
 
-import penstock.sync
+import postroom.sync
 from tests.contract.cli_runner import Cli
 from tests.integration.spark.streams import send
 from tests.integration.spark.writing_process import copy
@@ -31,7 +31,7 @@ def check_jobs(cli: Cli, folder: Path) -> None:
 
 
 def test_postgres(spark: Any, postgres_url: str, tmp_path: Path) -> None:
-    with penstock.sync.connect(postgres_url, migrate=True) as mq:
+    with postroom.sync.connect(postgres_url, migrate=True) as mq:
         for topic in ("in", "out"):
             mq.create_topic(topic, partitions=2)
         send(mq, "in", 0, 200)
@@ -50,5 +50,5 @@ def test_a_broker(mq: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         cli = Cli(tmp_path, served.url)
         refused = cli("pipeline", "audit", "in")
         assert refused.code != 0 and "this queue asks for a token" in refused.err
-        monkeypatch.setenv("PENSTOCK_TOKEN", TOKEN)
+        monkeypatch.setenv("POSTROOM_TOKEN", TOKEN)
         check_jobs(cli, tmp_path)

@@ -15,11 +15,11 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType
 
-import penstock.sync
-from penstock.broker.duties import Retention
-from penstock.config import DEFAULTS
-from penstock.errors import DataLoss
-from penstock.spark.source import PenstockSource
+import postroom.sync
+from postroom.broker.duties import Retention
+from postroom.config import DEFAULTS
+from postroom.errors import DataLoss
+from postroom.spark.source import PostroomSource
 from tests.integration.spark.streams import send
 
 SCHEMA = StructType(
@@ -57,7 +57,7 @@ class Run:
     def __init__(
         self, options: dict[str, str], checkpoint: Checkpoint, kill: str = "", after: int = 0
     ) -> None:
-        source = sent_along(PenstockSource(options))
+        source = sent_along(PostroomSource(options))
         self.reader = source.streamReader(SCHEMA)
         self.executor = sent_along(source.streamReader(SCHEMA))  # as it is sent to tasks
         self.checkpoint, self.kill, self.left = checkpoint, kill, after
@@ -101,7 +101,7 @@ class Run:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_message_once(seed: int, url: str, mq: penstock.sync.Connection) -> None:
+def test_every_message_once(seed: int, url: str, mq: postroom.sync.Connection) -> None:
     chance = random.Random(seed)
     mq.create_topic("orders", partitions=2, drop_settled=True)
     options = {"url": url, "subscribe": "orders", "startingOffsets": "earliest", "group": "lake"}
@@ -141,12 +141,12 @@ def rows(reader: Any, tasks: Any) -> list[int]:
 
 def read(url: str, **options: object) -> list[int]:
     given = {"url": url, "subscribe": "orders", **options}
-    source = PenstockSource({name: str(value) for name, value in given.items() if value is not None})
+    source = PostroomSource({name: str(value) for name, value in given.items() if value is not None})
     reader = sent_along(sent_along(source).reader(SCHEMA))
     return rows(reader, map(sent_along, reader.partitions()))
 
 
-def test_where_a_batch_read_begins_and_ends(url: str, mq: penstock.sync.Connection) -> None:
+def test_where_a_batch_read_begins_and_ends(url: str, mq: postroom.sync.Connection) -> None:
     mq.create_topic("orders", partitions=1)
     mq.create_topic("others", partitions=1)
     send(mq, "orders", 0, 10)
@@ -174,27 +174,27 @@ def test_where_a_batch_read_begins_and_ends(url: str, mq: penstock.sync.Connecti
     assert read(url, endingOffsetsByTimestamp=by_time, minPartitions=4) == [*range(10), *range(20, 30)]
 
 
-def test_many_small_fetches(url: str, mq: penstock.sync.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.spark.queue._FETCH_MESSAGES", 10)
-    monkeypatch.setattr("penstock.spark.reading._ROWS", 7)
+def test_many_small_fetches(url: str, mq: postroom.sync.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("postroom.spark.queue._FETCH_MESSAGES", 10)
+    monkeypatch.setattr("postroom.spark.reading._ROWS", 7)
     mq.create_topic("orders", partitions=1)
     for n in range(40):
         mq.send("orders", b"%d" % n)
     send(mq, "orders", 40, 60)
     given = {"url": url, "subscribe": "orders", "startingOffsets": '{"orders": {"0": 3}}'}
-    reader = PenstockSource({**given, "endingOffsets": '{"orders": {"0": 77}}', "minPartitions": "2"}).reader(
+    reader = PostroomSource({**given, "endingOffsets": '{"orders": {"0": 77}}', "minPartitions": "2"}).reader(
         SCHEMA
     )
     assert rows(reader, reader.partitions()) == list(range(3, 77))
 
 
 @pytest.mark.parametrize("gone", ["messages", "topic"])
-def test_gone_after_it_was_planned(url: str, mq: penstock.sync.Connection, gone: str) -> None:
+def test_gone_after_it_was_planned(url: str, mq: postroom.sync.Connection, gone: str) -> None:
     mq.create_topic("orders", partitions=1)
     send(mq, "orders", 0, 10)
     given = {"url": url, "subscribe": "orders"}
-    strict = PenstockSource(given).reader(SCHEMA)
-    lenient = PenstockSource({**given, "failOnDataLoss": "false"}).reader(SCHEMA)
+    strict = PostroomSource(given).reader(SCHEMA)
+    lenient = PostroomSource({**given, "failOnDataLoss": "false"}).reader(SCHEMA)
     tasks = strict.partitions()
     if gone == "topic":
         mq.delete_topic("orders")

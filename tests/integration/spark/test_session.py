@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-import penstock.spark
-from penstock.errors import InvalidSetting
+import postroom.spark
+from postroom.errors import InvalidSetting
 from tests.integration.spark.streams import send
 
 JOB = """
 import sys
-import penstock.spark
-spark = penstock.spark.session(master="local[1]", memory="512m")
-frame = spark.read.format("penstock").options(url=sys.argv[1], subscribe="orders").load()
+import postroom.spark
+spark = postroom.spark.session(master="local[1]", memory="512m")
+frame = spark.read.format("postroom").options(url=sys.argv[1], subscribe="orders").load()
 version = spark.sparkContext._jvm.System.getProperty("java.version")
 print("read", frame.groupBy("key").count().count(), "keys on Java", version)
 """
@@ -48,6 +48,6 @@ def test_with_the_java_of_the_package(url: str, mq: Any, tmp_path: Path) -> None
 
 
 def test_the_active_session_is_taken(spark: Any) -> None:
-    assert penstock.spark.session() is spark
+    assert postroom.spark.session() is spark
     with pytest.raises(InvalidSetting, match=r"a session on 'local\[2\]' is active; stop it first"):
-        penstock.spark.session(master="spark://h:7077")
+        postroom.spark.session(master="spark://h:7077")

@@ -69,5 +69,5 @@ def test_refused(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
     lines = newest.read_text().splitlines()
     newest.write_text("\n".join([*lines[:2], lines[2].replace('"v":1', '"v":2').replace('"v": 1', '"v": 2')]))
     (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
-    with pytest.raises(Exception, match="the checkpoint has version 2 and was written by a newer Penstock"):
+    with pytest.raises(Exception, match="the checkpoint has version 2 and was written by a newer Postroom"):
         query.run()

@@ -17,7 +17,7 @@ import pytest
 from tests.integration.spark.streams import send
 from tests.integration.spark.writing_process import copy
 
-KILLS = int(os.environ.get("PENSTOCK_SPARK_KILLS", "1"))
+KILLS = int(os.environ.get("POSTROOM_SPARK_KILLS", "1"))
 """How often the driver is killed: 3 is the long version."""
 
 
@@ -26,7 +26,7 @@ def there(mq: Any, topic: str) -> list[Any]:
 
 
 def write(rows: Any, url: str, **options: object) -> None:
-    rows.write.format("penstock").options(url=url, **options).mode("append").save()
+    rows.write.format("postroom").options(url=url, **options).mode("append").save()
 
 
 def test_a_batch_write(spark: Any, url: str, mq: Any) -> None:

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import sys
 
-import penstock.spark
+import postroom.spark
 
 
 def main(url: str, checkpoint: str) -> None:
-    spark = penstock.spark.session("copy", master="local[2]", memory="700m")
+    spark = postroom.spark.session("copy", master="local[2]", memory="700m")
     spark.sparkContext.setLogLevel("FATAL")
     copy(spark, url, checkpoint, maxOffsetsPerTrigger=200).start().awaitTermination()
 
 
 def copy(spark: object, url: str, checkpoint: str, source: bool = True, **options: object):  # type: ignore[no-untyped-def]
     """The stream; rows carry where they come from, if `source`."""
-    reading = spark.readStream.format("penstock").options(url=url, subscribe="in", startingOffsets="earliest")  # type: ignore[attr-defined]
+    reading = spark.readStream.format("postroom").options(url=url, subscribe="in", startingOffsets="earliest")  # type: ignore[attr-defined]
     columns = ["key", "value"]
     if source:
         columns += ["concat(topic, '-', partition) source_partition", "`offset` source_offset"]
     rows = reading.options(**options).load().selectExpr(*columns)
-    writing = rows.writeStream.format("penstock").options(url=url, topic="out")
+    writing = rows.writeStream.format("postroom").options(url=url, topic="out")
     return writing.option("checkpointLocation", checkpoint)
 
 

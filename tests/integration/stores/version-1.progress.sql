@@ -1,5 +1,5 @@
 BEGIN TRANSACTION;
-CREATE TABLE penstock_deliveries (
+CREATE TABLE postroom_deliveries (
         group_id BIGINT NOT NULL,
         partition_id BIGINT NOT NULL,
         first_offset BIGINT NOT NULL,
@@ -15,19 +15,19 @@ CREATE TABLE penstock_deliveries (
         stamp_partition BIGINT,
         reason TEXT NOT NULL,
         PRIMARY KEY (group_id, partition_id, first_offset));
-INSERT INTO "penstock_deliveries" VALUES(1,1,2,2,1700000005000,0,'',1,1,0,0,NULL,NULL,'busy');
-INSERT INTO "penstock_deliveries" VALUES(1,1,5,5,1700000001000,1,'ann',0,0,0,0,NULL,NULL,'');
-CREATE TABLE penstock_members (
+INSERT INTO "postroom_deliveries" VALUES(1,1,2,2,1700000005000,0,'',1,1,0,0,NULL,NULL,'busy');
+INSERT INTO "postroom_deliveries" VALUES(1,1,5,5,1700000001000,1,'ann',0,0,0,0,NULL,NULL,'');
+CREATE TABLE postroom_members (
         group_id BIGINT NOT NULL,
         name VARCHAR(120) NOT NULL,
         client VARCHAR(250) NOT NULL,
         joined_at BIGINT NOT NULL,
         until_ms BIGINT NOT NULL,
         PRIMARY KEY (group_id, name));
-INSERT INTO "penstock_members" VALUES(1,'ann','host',1700000000000,1701000000000);
-CREATE TABLE penstock_owner (uuid VARCHAR(36) PRIMARY KEY);
-INSERT INTO "penstock_owner" VALUES('d578bd24-29d4-4461-bfe9-376e55f80ebf');
-CREATE TABLE penstock_progress (
+INSERT INTO "postroom_members" VALUES(1,'ann','host',1700000000000,1701000000000);
+CREATE TABLE postroom_owner (uuid VARCHAR(36) PRIMARY KEY);
+INSERT INTO "postroom_owner" VALUES('d578bd24-29d4-4461-bfe9-376e55f80ebf');
+CREATE TABLE postroom_progress (
         group_id BIGINT NOT NULL,
         partition_id BIGINT NOT NULL,
         generation INTEGER NOT NULL,
@@ -40,10 +40,10 @@ CREATE TABLE penstock_progress (
         earlier_at BIGINT NOT NULL,
         earlier BIGINT NOT NULL,
         PRIMARY KEY (group_id, partition_id));
-INSERT INTO "penstock_progress" VALUES(1,1,1,6,1700000001000,4,0,1700000000000,0,1700000000000,0);
-INSERT INTO "penstock_progress" VALUES(1,2,1,5,NULL,5,0,1700000000000,0,1700000000000,0);
-CREATE TABLE penstock_schema (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL);
-INSERT INTO "penstock_schema" VALUES(1,1700000000000);
-CREATE INDEX penstock_deliveries_due ON penstock_deliveries (group_id, partition_id, visible_at);
-CREATE INDEX penstock_deliveries_token ON penstock_deliveries (token);
+INSERT INTO "postroom_progress" VALUES(1,1,1,6,1700000001000,4,0,1700000000000,0,1700000000000,0);
+INSERT INTO "postroom_progress" VALUES(1,2,1,5,NULL,5,0,1700000000000,0,1700000000000,0);
+CREATE TABLE postroom_schema (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL);
+INSERT INTO "postroom_schema" VALUES(1,1700000000000);
+CREATE INDEX postroom_deliveries_due ON postroom_deliveries (group_id, partition_id, visible_at);
+CREATE INDEX postroom_deliveries_token ON postroom_deliveries (token);
 COMMIT;

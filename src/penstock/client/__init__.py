@@ -1,1 +1,0 @@
-"""The SDK. What is public is in `penstock` itself."""

@@ -1,0 +1,256 @@
+"""Background work: small services, each idempotent, each held by one process at a time (I12).
+
+A duty says what to do in `run_once`; the runner takes its lease, runs it in a worker thread and comes
+back after a while. A process that dies leaves its lease to run out, and another goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
+
+from ..config import Limits
+from ..errors import PostroomError, UnknownGroup, UnknownPartition, UnknownTopic
+from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
+from ..store.contract import Group, Store, Topic
+from .catalog import readers
+from .groups import TOUCH_MS
+
+__all__ = ["DropLogs", "Duty", "DutyRunner", "ExpireGroups", "ForgetProducers", "Retention"]
+
+_log = logging.getLogger("postroom.broker")
+
+_SLICES = 200  # at most so many slices of deletes per run, so that no run holds its lease for long
+
+
+class Duty(Protocol):
+    name: str
+    every_s: float
+
+    def run_once(self) -> None:
+        """Do what is due now. May be cut at any point and run again by anybody."""
+
+
+class Retention:
+    """Drop what is older or larger than the topic allows and no group needs (R44)."""
+
+    name: str = "retention"
+    every_s: float = 10
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+
+    def run_once(self) -> None:
+        for topic in self._store.catalog.topics():
+            try:
+                self._drop(topic)
+            except (UnknownTopic, UnknownPartition):
+                pass  # it was deleted meanwhile
+
+    def _drop(self, topic: Topic) -> None:
+        groups = readers(self._store.catalog.groups(topic.name))
+        places = self._store.present(piece.partition_id for piece in topic.route.partitions)
+        committed = self._store.usage.committed(groups, places)
+        for partition_id in places:
+            if topic.settings.volatile:
+                self._store.log.skip_lost(partition_id)
+            needed = min((committed[group.id][partition_id] for group in groups), default=None)
+            self._trim(topic, partition_id, needed)
+            sweep(self._store, partition_id, self._limits, self._ids_from(topic))
+        for partition_id in self._store.present(piece.partition_id for piece in topic.route.sealed):
+            self._remove(partition_id)
+
+    def _remove(self, partition_id: int) -> None:
+        """A sealed partition whose last batch is gone goes as a whole (R26)."""
+        edges = self._store.log.bounds([partition_id])[partition_id]
+        empty = edges.start == edges.end
+        if empty and not self._store.log.read(partition_id, 0, max_messages=1, max_bytes=1):
+            self._store.routes.remove(partition_id)
+
+    def _ids_from(self, topic: Topic) -> int | None:
+        """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
+        window_ms = topic.settings.dedup_ms
+        return self._store.now_ms() - window_ms if window_ms else None
+
+    def _trim(self, topic: Topic, partition_id: int, needed: int | None) -> None:
+        """`needed` is the lowest offset that a group has not settled; None: there is no group."""
+        settings = topic.settings
+        before = self._store.now_ms() - settings.retention_ms if settings.retention_ms else 0
+        keep_bytes = settings.retention_bytes
+        if keep_bytes and (newer := topic.route.descendants(partition_id)):  # what follows it counts too
+            present = self._store.present(newer)
+            starts = {one: edges.start for one, edges in self._store.log.bounds(present).items()}
+            keep_bytes = max(1, keep_bytes - self._store.usage.bytes_from([starts])[0])
+        limit = self._store.log.expire_by_limits(partition_id, before_ms=before, keep_bytes=keep_bytes)
+        start = limit if settings.keep == "limits" or needed is None else min(limit, needed)
+        if settings.drop_settled and needed is not None:
+            start = max(start, needed)
+        if start > self._store.log.bounds([partition_id])[partition_id].start:
+            self._store.log.trim(partition_id, start)
+
+
+class ExpireGroups:
+    """Forget groups that nobody has used for as long as they say (R44), and members without a name (R11)."""
+
+    name: str = "expire-groups"
+    every_s: float = 30
+
+    def __init__(self, store: Store, forget: Callable[[Group], None]) -> None:
+        self._store = store
+        self._forget = forget
+        self._told: set[int] = set()  # groups that are kept for their dead letters
+
+    def run_once(self) -> None:
+        for topic in self._store.catalog.topics():
+            try:
+                self._expire(self._store.catalog.groups(topic.name))
+            except UnknownTopic:
+                pass  # it was deleted meanwhile
+
+    def _expire(self, groups: Sequence[Group]) -> None:
+        """A broadcast group waits until those of its members are gone."""
+        seen, now = self._store.usage.seen(), self._store.now_ms()
+        with_members = {base_of(group.name) for group in groups}
+        bases = {group.name: group for group in groups if group.name in with_members}
+        for group in groups:
+            idle_ms = group.settings.expires_ms + TOUCH_MS  # activity is written down once in that time
+            if not group.settings.expires_ms or group.name in bases or now - seen.get(group.id, 0) < idle_ms:
+                continue
+            if self._may_go(group) and self._store.usage.retire(group.id, idle_ms):
+                _log.info("group %r of topic %r expired: nobody used it", group.name, group.topic)
+                self._forget(group)
+                if (base := bases.get(base_of(group.name) or "")) is not None:
+                    self._store.usage.touch(base.id)
+
+    def _may_go(self, group: Group) -> bool:
+        letters = self._letters(group)
+        if letters and group.id not in self._told and not is_unnamed(group.name):
+            self._told.add(group.id)
+            _log.warning(
+                "group %r of topic %r is not used, but kept: redrive or discard its %d dead letters first",
+                group.name,
+                group.topic,
+                letters,
+            )
+        return not letters or is_unnamed(group.name)
+
+    def _letters(self, group: Group) -> int:
+        try:
+            box = self._store.catalog.topic(dead_topic(group.topic, group.name))
+            reader = self._store.catalog.group(box.name, REDRIVE_GROUP)
+        except (UnknownTopic, UnknownGroup):
+            return 0
+        places = [piece.partition_id for piece in box.route.partitions]
+        return sum(found.messages for found in self._store.progress.backlog(reader, places))
+
+
+class DropLogs:
+    """Remove the logs of deleted topics: in slices first, since a big DROP holds the lock for long (I19)."""
+
+    name: str = "drop-logs"
+    every_s: float = 10
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+
+    def run_once(self) -> None:
+        for partition_id in self._store.catalog.dropped():
+            self._store.log.trim(partition_id, 2**62)
+            if sweep(self._store, partition_id, self._limits):
+                self._store.catalog.drop_log(partition_id)
+
+
+class ForgetProducers:
+    """Forget the sequences of producers that have been silent for long."""
+
+    name: str = "forget-producers"
+    every_s: float = 3600
+
+    def __init__(self, store: Store, limits: Limits) -> None:
+        self._store = store
+        self._limits = limits
+
+    def run_once(self) -> None:
+        self._store.log.forget_producers(self._store.now_ms() - self._limits.producer_memory_ms)
+
+
+def sweep(store: Store, partition_id: int, limits: Limits, appended_before: int | None = None) -> bool:
+    """Delete what lies below the start, in slices; False if some is left for the next run."""
+    for _ in range(_SLICES):
+        rows = limits.retention_slice_rows
+        if store.log.sweep(partition_id, rows=rows, appended_before=appended_before) == 0:
+            return True
+    return False
+
+
+class DutyRunner:
+    def __init__(
+        self,
+        store: Store,
+        duties: Sequence[Duty],
+        holder: str,
+        limits: Limits,
+        in_thread: Callable[..., Awaitable[object]],
+    ) -> None:
+        self._store = store
+        self._duties = duties
+        self._holder = holder
+        self._limits = limits
+        self._in_thread = in_thread
+        self.held: set[str] = set()  # whose lease this process had when they were last due
+        self._stopping = asyncio.Event()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def names(self) -> list[str]:
+        return [duty.name for duty in self._duties]
+
+    async def _run(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = {duty.name: loop.time() + duty.every_s for duty in self._duties}
+        while not await self._stopped_within(max(0.0, min(due.values()) - loop.time())):
+            for duty in self._duties:
+                if due[duty.name] <= loop.time() and not self._stopping.is_set():
+                    await self._in_thread(self.run_once, duty)
+                    due[duty.name] = loop.time() + duty.every_s
+
+    async def _stopped_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._stopping.wait()
+        except TimeoutError:
+            pass
+        return self._stopping.is_set()
+
+    def run_once(self, duty: Duty) -> bool:
+        """Run a duty if its lease can be had; True if it ran."""
+        try:
+            if not self._store.duties.acquire(duty.name, self._holder, self._limits.duty_lease_ms):
+                self.held.discard(duty.name)
+                return False
+            self.held.add(duty.name)
+            duty.run_once()
+        except PostroomError as error:
+            _log.warning("duty %s waits: %s", duty.name, error)
+            return False
+        except Exception:
+            _log.exception("duty %s failed in an unexpected way; the others go on", duty.name)
+            return False
+        return True
+
+    async def close(self) -> None:
+        """Let a duty that runs now finish (its thread cannot be cancelled), then give the leases back."""
+        self._stopping.set()
+        await asyncio.wait((self._task,))  # cancelled already, if the loop is being closed
+        await self._in_thread(self._release)
+
+    def _release(self) -> None:
+        for name in tuple(self.held):
+            try:
+                self._store.duties.release(name, self._holder)
+            except PostroomError as error:
+                _log.warning("lease of duty %s is left to run out: %s", name, error)

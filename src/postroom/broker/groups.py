@@ -1,0 +1,255 @@
+"""Groups: made, joined, changed and forgotten. Blocking use cases, run in worker threads.
+
+A group in mode "broadcast" has settings and no progress: each member has a group of its own beside it, named
+`group@member` (R11), and whatever is done to the broadcast group is done to those. A member without a name
+begins at the end, and its group is forgotten when it leaves or is idle for long. That a group is used is
+written down once a minute, so that groups nobody uses can be told (R44). Must never forget a group under a
+live member: one that is about to expire is retired first, and who meets a retired one begins anew.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from ..config import Limits
+from ..errors import GroupExists, GroupLive, StoreBusy, UnknownGroup, UnknownTopic
+from ..model.names import (
+    base_of,
+    check_broadcast,
+    check_group,
+    dead_topic,
+    is_unnamed,
+    member_group,
+    retry_topic,
+    slow_topic,
+)
+from ..model.route import Route
+from ..model.settings import GroupSettings, GroupWish, Start
+from ..store.contract import Group, Store
+from .catalog import CatalogCache, is_base
+from .endpoint import GroupInfo, MemberInfo
+from .members import Members
+
+__all__ = ["TOUCH_MS", "Groups"]
+
+_log = logging.getLogger("postroom.broker")
+
+TOUCH_MS = 60_000
+"""While a group is used, that is written down no more often than this."""
+
+_TRIES = 5  # a group that is retired again and again while somebody joins it
+
+
+class Groups:
+    def __init__(
+        self, store: Store, catalog: CatalogCache, limits: Limits, drop_topic: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._limits = limits
+        self._drop_topic = drop_topic
+        self.members = Members(store, limits, self._used)
+        self._touched: dict[int, int] = {}  # when this process last wrote that it uses a group
+
+    # ---- members ----
+
+    def subscribe(
+        self, topic: str, name: str, wish: GroupWish, member: str, client: str, named: bool
+    ) -> GroupInfo:
+        check_group(name)
+        for _ in range(_TRIES):
+            group = self._found_or_made(topic, name, wish.over(GroupSettings()))
+            if not self._in_use(group):
+                continue
+            wish.check(group.settings, topic=topic, group=name)
+            own = self._of_member(group, member, named) if is_base(group) else group
+            if own is group or self._in_use(own):
+                self.members.enter(own, member, client)
+                return self.info(own)
+        raise StoreBusy(f"group {name!r} of topic {topic!r} was forgotten while it was joined; join it again")
+
+    def _in_use(self, group: Group) -> bool:
+        """It will not expire now. False: it was about to, and is gone."""
+        if self._touch(group):
+            return True
+        self.forget(group)
+        return False
+
+    def _found_or_made(self, topic: str, name: str, settings: GroupSettings) -> Group:
+        try:
+            return self._store.catalog.group(topic, name)
+        except UnknownGroup:
+            pass
+        try:
+            return self._make(topic, name, settings)
+        except GroupExists:  # another consumer was faster
+            return self._store.catalog.group(topic, name)
+
+    def _make(self, topic: str, name: str, settings: GroupSettings) -> Group:
+        if settings.mode == "broadcast" and base_of(name) is None:
+            check_broadcast(name)
+        group = self._store.catalog.create_group(topic, name, settings)
+        self._catalog.forget()
+        return group
+
+    def _of_member(self, group: Group, member: str, named: bool) -> Group:
+        settings = group.settings if named else self._unnamed(group.settings)
+        own = self._found_or_made(group.topic, member_group(group.name, member, named=named), settings)
+        if group.paused and not own.paused:
+            own = self._store.catalog.alter_group(own.topic, own.name, own.settings, True)
+            self._catalog.forget()
+        return own
+
+    def _unnamed(self, settings: GroupSettings) -> GroupSettings:
+        return replace(settings, start=Start("latest"), expires_ms=self._limits.unnamed_member_ms)
+
+    def _used(self, group: Group) -> None:
+        """It has a live member."""
+        if self._store.now_ms() - self._touched.get(group.id, 0) >= TOUCH_MS:
+            self._touch(group)
+
+    def _touch(self, group: Group) -> bool:
+        self._touched[group.id] = self._store.now_ms()
+        return self._store.usage.touch(group.id)
+
+    def unsubscribe(self, topic: str, name: str, member: str) -> None:
+        try:
+            group = self._catalog.group(topic, name)
+            self.members.leave(group, member)
+            self._touch(group)
+            self._touched.pop(group.id, None)
+            if (base := base_of(name)) is not None:
+                self._touch(self._catalog.group(topic, base))
+            if is_unnamed(name):
+                self.forget(group)
+        except (UnknownTopic, UnknownGroup):
+            pass  # it was deleted, and its members with it
+
+    # ---- settings ----
+
+    def create(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
+        return self.info(self._make(topic, check_group(name), wish.over(GroupSettings())))
+
+    def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
+        """Change the group, and with it the groups on its own topics."""
+        for group in self._with_members(topic, name):
+            self._alter(group, wish)
+            for own in (retry_topic(topic, group.name), slow_topic(topic, group.name)):
+                try:
+                    self._alter(self._store.catalog.group(own, group.name), wish)
+                except (UnknownTopic, UnknownGroup):
+                    pass  # nothing was redriven, or set aside, yet
+        return self._changed(topic, name)
+
+    def _alter(self, group: Group, wish: GroupWish) -> None:
+        settings = wish.over(group.settings)
+        if is_unnamed(group.name):
+            settings = replace(settings, expires_ms=group.settings.expires_ms)
+        self._store.catalog.alter_group(group.topic, group.name, settings, group.paused)
+
+    def pause(self, topic: str, name: str, paused: bool) -> GroupInfo:
+        for group in self._with_members(topic, name):
+            self._store.catalog.alter_group(topic, group.name, group.settings, paused)
+        return self._changed(topic, name)
+
+    def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
+        groups = self._with_members(topic, name)
+        self._refuse_live(groups, "reset", force)
+        route = self._store.catalog.topic(topic).route
+        for group in groups:
+            again = self._store.catalog.reset_group(topic, group.name, start)
+            if not is_base(group):
+                self._rewind(again, route)
+        return self._changed(topic, name)
+
+    def _rewind(self, group: Group, route: Route) -> None:
+        """Ordered groups: what has predecessors first, and it opens when it is its turn again (I10)."""
+        places = [piece.partition_id for piece in route.partitions]
+        if group.settings.mode == "ordered":
+            self._store.progress.fence(group, [p for p in reversed(places) if route.predecessors.get(p)])
+            places = [p for p in places if not route.predecessors.get(p)]
+        self._store.progress.rewind(group, places)
+
+    def delete(self, topic: str, name: str, force: bool) -> None:
+        groups = self._with_members(topic, name)
+        self._refuse_live(groups, "deleted", force)
+        for group in reversed(groups):
+            self.forget(group)
+
+    def forget(self, group: Group) -> None:
+        """The group, its progress and its own topics; may be cut at any point and done again."""
+        for own in (dead_topic, retry_topic, slow_topic):
+            try:
+                self._drop_topic(own(group.topic, group.name))
+            except UnknownTopic:
+                pass
+        try:
+            self._store.catalog.delete_group(group.topic, group.name, only=group.id)
+        except (UnknownTopic, UnknownGroup):
+            pass  # somebody else was faster
+        self._store.progress.forget(group.id)
+        self._touched.pop(group.id, None)
+        self._catalog.forget()
+
+    def _with_members(self, topic: str, name: str) -> list[Group]:
+        """The group; of a broadcast group also those of its members."""
+        group = self._store.catalog.group(topic, name)
+        if not is_base(group):
+            return [group]
+        return [group, *(g for g in self._store.catalog.groups(topic) if base_of(g.name) == name)]
+
+    def _refuse_live(self, groups: Iterable[Group], what: str, force: bool) -> None:
+        groups = list(groups)
+        live = [m for group in groups for m in self._store.progress.members(group.id)]
+        if live and not force:
+            topic, name = groups[0].topic, groups[0].name
+            names = ", ".join(m.name for m in live[:3])
+            raise GroupLive(
+                f"group {name!r} of topic {topic!r} is in use by {len(live)} member(s) ({names}); "
+                f"stop them, or pass force=True: then it is {what} under their hands",
+                topic=topic,
+                group=name,
+            )
+
+    # ---- listing ----
+
+    def _changed(self, topic: str, name: str) -> GroupInfo:
+        self._catalog.forget()
+        return self.info(self._store.catalog.group(topic, name))
+
+    def info(self, group: Group) -> GroupInfo:
+        listed = self._infos(self._with_members(group.topic, group.name) if is_base(group) else [group])
+        return listed[0]
+
+    def of_topic(self, topic: str) -> list[GroupInfo]:
+        return self._infos(self._store.catalog.groups(topic))
+
+    def _infos(self, groups: Iterable[Group]) -> list[GroupInfo]:
+        """A broadcast group shows the members of all, and is as idle as the one that was used last."""
+        groups = list(groups)
+        seen, now = self._store.usage.seen(), self._store.now_ms()
+        members: dict[str, list[MemberInfo]] = {}
+        used: dict[str, int] = {}
+        for group in groups:
+            found = [
+                MemberInfo(m.name, m.client, m.joined_at, m.until)
+                for m in self._store.progress.members(group.id)
+            ]
+            for name in {group.name, base_of(group.name) or group.name}:
+                members.setdefault(name, []).extend(found)
+                used[name] = max(used.get(name, 0), seen.get(group.id, group.created_at))
+        return [
+            GroupInfo(
+                topic=g.topic,
+                name=g.name,
+                settings=g.settings,
+                paused=g.paused,
+                generation=g.generation,
+                created_at=g.created_at,
+                members=tuple(members[g.name]),
+                idle_ms=None if members[g.name] else max(0, now - used[g.name]),
+            )
+            for g in groups
+        ]

@@ -1,0 +1,182 @@
+"""Moving messages from a log to a group's own topic: to the dead letters, and back by redrive (R20); retries
+that are far away, through the schedule, to its retry topic (I17); what is set aside, to its slow lane (R42).
+
+The two are not one transaction. The delivery was stamped, durably, with the identity of the append
+(I12); the mover appends under that identity and then settles the delivery. Whoever finds a stamped
+delivery whose mover went away does the same again: the append recognises a repeat by its sequence. A target
+that was sealed meanwhile, without the message, is replaced by its successor: the delivery is stamped again.
+
+What is set aside together has one identity, one append and one settling: whoever resumes finds all of it, or
+nothing. If its target was sealed, each delivery is stamped anew and goes by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Literal
+
+from ..errors import PartitionSealed, PostroomError, UnknownFate
+from ..model.batch import BatchBuilder, Record, records
+from ..model.delivery import Delivery, Kind, Settlement, Stamp
+from ..store.contract import Append, Appended, Group, Store, StoredBatch
+
+__all__ = ["Mover", "attempts_used"]
+
+_log = logging.getLogger("postroom.broker")
+
+Headers = list[tuple[str, bytes | None]]
+Fate = Literal["dead", "lane", "back"]
+
+_ORIGIN = ("postroom-topic", "postroom-partition", "postroom-offset", "postroom-timestamp", "postroom-id")
+_DEATH = ("postroom-reason", "postroom-attempts", "postroom-dead-at")
+_USED = ("postroom-attempts", "postroom-failures")  # of a far retry: used up before it came there
+_WHOLE = 2**31 - 1  # internal appends are exempt from limits on size (I17)
+
+
+class Mover:
+    def __init__(
+        self,
+        store: Store,
+        read: Callable[[int, int, int], list[StoredBatch]],
+        append: Callable[[Append], Awaitable[Appended]],
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._store = store
+        self._read = read  # (partition id, first, last) → the batches that hold these offsets
+        self._append = append
+        self._in_thread = in_thread
+        self.died: Callable[[str, str, int], None] = lambda topic, group, messages: None  # is told
+        self.to_lane: Callable[[Group, int], bool] = lambda group, partition_id: False  # blocking
+
+    async def move(
+        self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
+    ) -> int:
+        """Finish stamped deliveries. One that fails stays stamped and is taken up again later."""
+        moved = 0
+        aside: set[int] = set()  # identities of what goes together
+        for delivery in leaving:
+            assert delivery.stamp is not None, "only stamped deliveries are moved"
+            if delivery.token in aside:
+                continue
+            try:
+                lane = await self._in_thread(self.to_lane, group, delivery.stamp.partition_id)
+                if lane and delivery.token == delivery.stamp.producer_id:
+                    aside.add(delivery.token)
+                    moved += await self._set_aside(group, partition, partition_id, delivery.token)
+                    continue
+                fate: Fate = "lane" if lane else "dead" if dead else "back"
+                moved += await self._move(group, partition, partition_id, delivery, fate)
+            except PostroomError as error:
+                _log.warning(
+                    "moving %s/%s offset %d waits: %s", group.topic, partition, delivery.first, error
+                )
+        return moved
+
+    async def _move(
+        self, group: Group, partition: int, partition_id: int, delivery: Delivery, fate: Fate
+    ) -> int:
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        place = (group, partition, partition_id)
+        builder: BatchBuilder = await self._in_thread(self._built, place, [delivery], fate)
+        while builder.count:
+            stamp = delivery.stamp
+            batch_bytes = builder.build(stamp.producer_id, 0, 0)
+            try:
+                await self._append(Append(stamp.partition_id, batch_bytes, due_at=stamp.due_at))
+                break
+            except UnknownFate:
+                break  # this identity is known: it was stored, with messages that retention took here since
+            except PartitionSealed:
+                again = await self._in_thread(self._restamp, group, partition_id, delivery)
+            if again is None:
+                return 0  # somebody else moves it
+            delivery = again
+            assert delivery.stamp is not None, "it was stamped again"
+        ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
+        await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
+        if fate == "dead" and not (delivery.stamp and delivery.stamp.due_at):
+            self.died(group.topic, group.name, builder.count)
+        return builder.count
+
+    async def _set_aside(self, group: Group, partition: int, partition_id: int, token: int) -> int:
+        """All that has this identity, in one append."""
+        found = await self._in_thread(self._store.progress.leaving, group, partition_id, token)
+        together = [d for d in found if d.stamp is not None and d.stamp.producer_id == token]
+        if not together:
+            return 0  # somebody else was faster
+        place = (group, partition, partition_id)
+        builder: BatchBuilder = await self._in_thread(self._built, place, together, "lane")
+        try:
+            if builder.count:
+                await self._append(Append(together[0].stamp.partition_id, builder.build(token, 0, 0)))
+        except UnknownFate:
+            pass  # stored already, as above
+        except PartitionSealed:
+            again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
+            fresh = [one for one in again if one is not None]
+            return sum([await self._move(group, partition, partition_id, one, "lane") for one in fresh])
+        acks = [Settlement(Kind.ACK, one.first, one.last) for one in together]
+        await self._in_thread(self._store.progress.settle, group, partition_id, token, acks)
+        return builder.count
+
+    def _built(self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate) -> BatchBuilder:
+        """Their messages, as they are stored where they go."""
+        group, partition, partition_id = place
+        now, builder = self._store.now_ms(), BatchBuilder(max_bytes=_WHOLE)
+        for delivery in leaving:
+            for batch in self._read(partition_id, delivery.first, delivery.last):
+                for record in records(batch.data):
+                    if delivery.first <= record.offset <= delivery.last:
+                        headers = _origin(record, group.topic, partition, partition_id)
+                        headers += _told(record, delivery, now, fate)
+                        builder.append(record.timestamp, record.key, record.value, headers)
+        return builder
+
+    def _restamp(self, group: Group, partition_id: int, delivery: Delivery) -> Delivery | None:
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        target = delivery.stamp.partition_id
+        for topic in self._store.catalog.topics():
+            if any(piece.partition_id == target for piece in topic.route.sealed):
+                stamp = Stamp(secrets.randbits(62), topic.route.ranges[0].partition_id, delivery.stamp.due_at)
+                return self._store.progress.restamp(group, partition_id, delivery, stamp)
+        raise PartitionSealed("its target is sealed and has no successor yet")
+
+
+def _origin(record: Record, topic: str, partition: int, partition_id: int) -> Headers:
+    """The message's headers and where it came from at first; a second move keeps the first origin."""
+    kept = [(name, value) for name, value in record.headers if name not in (*_DEATH, *_USED)]
+    have = {name for name, _ in kept}
+    values = (topic, partition, record.offset, record.timestamp, f"{partition_id}-{record.offset}")
+    if _ORIGIN[0] in have:
+        return kept
+    return kept + [(n, str(v).encode()) for n, v in zip(_ORIGIN, values, strict=True) if n not in have]
+
+
+def _told(record: Record, delivery: Delivery, now: int, fate: Fate) -> Headers:
+    """What happened to it so far; one that goes back begins anew."""
+    if delivery.stamp is not None and delivery.stamp.due_at:
+        return _used(record, delivery)
+    if fate == "lane" and (delivery.spent or any(attempts_used(record))):
+        return _used(record, delivery)
+    return _death(record, delivery, now) if fate == "dead" else []
+
+
+def _death(record: Record, delivery: Delivery, now: int) -> Headers:
+    values = (delivery.reason, attempts_used(record)[0] + delivery.spent, now)
+    return [(name, str(value).encode()) for name, value in zip(_DEATH, values, strict=True)]
+
+
+def _used(record: Record, delivery: Delivery) -> Headers:
+    attempts, failures = attempts_used(record)
+    values = (attempts + delivery.spent, failures + delivery.failures)
+    return [(name, str(value).encode()) for name, value in zip(_USED, values, strict=True)]
+
+
+def attempts_used(record: Record) -> tuple[int, int]:
+    """Attempts, and failures among them that count, before a message came here by a far retry."""
+    own = {name: value for name, value in record.headers if name in _USED and value and value.isdigit()}
+    if _USED[1] not in own:
+        return 0, 0
+    return int(own.get(_USED[0]) or 0), int(own[_USED[1]] or 0)

@@ -1,0 +1,293 @@
+"""The publisher: what a job has decided leaves its staging for the logs of its partitions, once (I20).
+
+Each move has three steps, as those of due messages have (I12): the stamp says, durably, which rows go where
+under which sequences; then they are appended under the decision's producer; then the rows and the stamp are
+removed, in one transaction with the next stamp. Whoever goes on with a decision repeats the stamp that is
+there: the same rows give the same batches, and a partition knows by their sequences what it has already. So
+nothing is lost or stored twice, wherever a process is cut off. No lease is needed: of several who publish at
+once one gets its next step written down, and the others look again.
+
+A partition that was sealed refuses its batch: those rows are planned again once the route has successors, and
+before all that come after them, so that equal keys keep their order.
+
+A topic that was deleted takes what was staged for it with it, as it takes its delayed messages.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ..config import Limits
+from ..errors import (
+    PartitionSealed,
+    PostroomError,
+    SequenceGap,
+    StagingConflict,
+    StoreBusy,
+    UnknownFate,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownTopic,
+)
+from ..model import schedule, staging
+from ..model.batch import Record, read_header, records, verify, with_base_offset
+from ..model.schedule import Planned, Waiting
+from ..model.staging import Decision, OpenMove, Progress
+from ..store.contract import Append, Appended, Finished, Store, StoredBatch, Topic
+
+__all__ = ["FinishDecisions", "Publisher"]
+
+_log = logging.getLogger("postroom.broker")
+
+_MESSAGES, _BYTES = 40_000, 8 * 1024 * 1024  # of one move
+_NOT_STORED = (PartitionSealed, UnknownPartition, SequenceGap, UnknownProducer)
+_FORGOTTEN = (SequenceGap, UnknownProducer)  # a volatile log has lost what it knew of the producer
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2  # before a partition that was sealed is planned again
+_LEFT_MS = 60_000  # a decision that is not published after so long was left
+
+Moved = Callable[[Sequence[tuple[int, StoredBatch]]], None]
+"""Is told what was stored: partition id and batch."""
+
+
+def _always() -> bool:
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What became of a move."""
+
+    finished: Finished
+    progress: Progress
+    refused: tuple[int, ...]  # topics with a partition that took nothing
+    producer_id: int
+
+
+class Publisher:
+    """Blocking; any thread may call it. `help` is told of a topic whose route may need somebody to go on."""
+
+    def __init__(
+        self,
+        store: Store,
+        moved: Moved = lambda stored: None,
+        help: Callable[[str], object] = lambda topic: None,
+        sleep: Callable[[float], None] = time.sleep,
+        move_messages: int = _MESSAGES,
+    ) -> None:
+        self._store = store
+        self._moved = moved
+        self._help = help
+        self._sleep = sleep
+        self._move_messages = move_messages
+
+    def decide(
+        self,
+        query: str,
+        batch: int,
+        wish: staging.Wish,
+        topics: Collection[int] | None = None,
+        more: Callable[[], bool] = _always,
+    ) -> Decision:
+        """What the batch consists of; what was decided before it is published first.
+
+        StoreBusy if there is no `more` time for that.
+        """
+        while True:
+            try:
+                return self._store.staging.decide(query, batch, wish, secrets.randbits(62), topics)
+            except StagingConflict as error:
+                before = error.details.get("unfinished")
+                if before is None:
+                    raise
+            if not self.publish(query, before, more).published_at:
+                raise StoreBusy(f"batch {before} of query {query!r} is being published first: try again")
+
+    def publish(self, query: str, batch: int, more: Callable[[], bool] = _always) -> Decision:
+        """Publish while there is `more` time; the decision as it is then."""
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            decision = self._store.staging.decision(query, batch)
+            if decision is None:
+                raise StagingConflict(f"batch {batch} of query {query!r} was not decided: commit it first")
+            if decision.published_at or not more():
+                return decision
+            if _Turn(self._store, self._moved, more, self._move_messages).go_on(decision, self._help):
+                pause_s = _FIRST_PAUSE_S
+            else:
+                self._sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+class _Turn:
+    """One who goes on with a decision, for as long as nobody else does."""
+
+    def __init__(self, store: Store, moved: Moved, more: Callable[[], bool], messages: int) -> None:
+        self._store, self._moved, self._more, self._messages = store, moved, more, messages
+        self._topics = _topics(store)
+        self._opening = _Opening()
+        self._rows: dict[int, Waiting] = {}  # of the move that is under way
+
+    def go_on(self, decision: Decision, help: Callable[[str], object]) -> bool:
+        """False: a partition takes nothing just now. In any case look at the decision again."""
+        at: Decision | None = decision
+        if decision.move is None:
+            at = self._begin(decision)
+        while at is not None and at.move is not None:
+            outcome = self._carry_out(at, at.move)
+            if outcome is None:
+                return True
+            if outcome.refused:
+                self._finish(at, outcome, None, False)
+                for topic_id in outcome.refused:
+                    with suppress(KeyError, UnknownTopic):  # it was deleted
+                        help(self._topics[topic_id].name)
+                return False
+            at = self._next(at, outcome)
+        return True
+
+    def _begin(self, at: Decision) -> Decision | None:
+        """The first stamp of this turn."""
+        rows, lost = self._look(at, ())
+        if lost or not rows:
+            progress = staging.advanced(at.progress, (), sum(row.records for row in lost))
+            gone = Finished(None, frozenset(row.id for row in lost))
+            self._store.staging.finish(at, gone, progress, done=not rows)
+            return None
+        return self._store.staging.stamp(at, self._plan(rows, at.progress))
+
+    def _next(self, at: Decision, outcome: _Outcome) -> Decision | None:
+        """End a move and begin the next, in one step if that is simple."""
+        if outcome.finished.changed or not self._more():
+            return self._finish(at, outcome, None, False)
+        rows, lost = self._look(at, outcome.finished.gone)
+        if lost:
+            return self._finish(at, outcome, None, False)
+        move = self._plan(rows, outcome.progress) if rows else None
+        return self._finish(at, outcome, move, done=not rows)
+
+    def _finish(self, at: Decision, outcome: _Outcome, move: OpenMove | None, done: bool) -> Decision | None:
+        return self._store.staging.finish(
+            at, outcome.finished, outcome.progress, producer_id=outcome.producer_id, move=move, done=done
+        )
+
+    # ---- planning ----
+
+    def _look(self, at: Decision, gone: Collection[int]) -> tuple[list[Waiting], list[Waiting]]:
+        """What comes next; and rows whose topic was deleted."""
+        found = self._store.staging.next_rows(at, messages=self._messages, max_bytes=_BYTES, skip=gone)
+        if any(row.topic_id not in self._topics for row in found):
+            self._topics = _topics(self._store)
+        here = [row for row in found if row.topic_id in self._topics]
+        return here, [row for row in found if row.topic_id not in self._topics]
+
+    def _plan(self, rows: Sequence[Waiting], progress: Progress) -> OpenMove:
+        self._opening, self._rows = _Opening(), {row.id: row for row in rows}
+        routes = {row.topic_id: self._topics[row.topic_id].route for row in rows}
+        return OpenMove(tuple(schedule.plan(rows, routes, progress.sequences, self._opening)))
+
+    # ---- moving ----
+
+    def _carry_out(self, at: Decision, move: OpenMove) -> _Outcome | None:
+        """The second step; what the third one is to do. None: somebody else has gone on."""
+        wanted = {part.row for one in move.planned for part in one.parts}
+        if not wanted <= self._rows.keys():
+            self._rows = self._store.staging.rows(wanted)
+        if not wanted <= self._rows.keys():
+            return None
+        for row_id in wanted:
+            verify(self._rows[row_id].batch)  # a new checksum would hide that it is damaged
+        appends = [
+            Append(one.partition_id, schedule.build(one, self._rows, at.producer_id, self._opening))
+            for one in move.planned
+        ]
+        results = self._store.log.append(appends) if appends else []
+        for result in results:
+            if isinstance(result, UnknownFate) and not self._is_last(at):
+                return None  # it was stored, and so much after it that it is not remembered
+            if isinstance(result, PostroomError) and not isinstance(result, _NOT_STORED):
+                raise result
+        self._moved([_stored(a, r) for a, r in zip(appends, results, strict=True) if isinstance(r, Appended)])
+        return self._outcome(at, move, results)
+
+    def _is_last(self, at: Decision) -> bool:
+        newest = self._store.staging.decision(at.query, at.batch)
+        return newest is not None and (newest.revision, newest.step) == (at.revision, at.step)
+
+    def _outcome(self, at: Decision, move: OpenMove, results: Sequence[Appended | PostroomError]) -> _Outcome:
+        pairs = list(zip(move.planned, results, strict=True))
+        stored = [
+            (one, self._topic_of(one), result.base_offset)
+            for one, result in pairs
+            if isinstance(result, Appended)
+        ]
+        progress, producer_id = staging.advanced(at.progress, stored), at.producer_id
+        if any(isinstance(result, _FORGOTTEN) for result in results):
+            progress, producer_id = Progress(progress.places, {}, progress.dropped), secrets.randbits(62)
+        whole, partly = schedule.moved_rows(move.planned, [isinstance(r, Appended) for r in results])
+        left = tuple(schedule.left_of(self._rows[row_id], places) for row_id, places in partly.items())
+        refused = {self._topic_of(one) for one, result in pairs if not isinstance(result, Appended)}
+        return _Outcome(Finished(None, frozenset(whole), left), progress, tuple(sorted(refused)), producer_id)
+
+    def _topic_of(self, planned: Planned) -> int:
+        return self._rows[planned.parts[0].row].topic_id
+
+
+class FinishDecisions:
+    """A duty: publish what was decided and left by its job; drop what nobody decided; forget what is old."""
+
+    name: str = staging.DUTY
+    every_s: float = 30
+
+    def __init__(self, store: Store, publisher: Publisher, limits: Limits) -> None:
+        self._store = store
+        self._publisher = publisher
+        self._limits = limits
+
+    def run_once(self) -> None:
+        for left in self._store.staging.unfinished():
+            if self._store.now_ms() - left.decided_at >= _LEFT_MS:
+                self._finish(left)
+        limits = self._limits
+        dropped, _ = self._store.staging.age(limits.staged_ms, limits.decision_ms, limits.query_ms)
+        if dropped:
+            _log.info("%d staged messages were dropped: nobody has decided about them", dropped)
+
+    def _finish(self, left: Decision) -> None:
+        until = time.monotonic() + limited_s(self._limits)
+        try:
+            self._publisher.publish(left.query, left.batch, lambda: time.monotonic() < until)
+        except PostroomError as error:
+            _log.warning("batch %d of query %r waits to be published: %s", left.batch, left.query, error)
+
+
+def limited_s(limits: Limits) -> float:
+    """How long a duty may be at it before others have their turn."""
+    return limits.duty_lease_ms / 1000 / 6
+
+
+class _Opening:
+    """Opens each row once."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, list[Record]] = {}
+
+    def __call__(self, row: Waiting) -> list[Record]:
+        found = self._known.get(row.id)
+        if found is None:
+            found = self._known[row.id] = records(row.batch)
+        return found
+
+
+def _topics(store: Store) -> Mapping[int, Topic]:
+    return {topic.id: topic for topic in store.catalog.topics()}
+
+
+def _stored(append: Append, appended: Appended) -> tuple[int, StoredBatch]:
+    data = with_base_offset(append.batch, appended.base_offset)
+    count = read_header(append.batch).records
+    return append.partition_id, StoredBatch(appended.base_offset, count, appended.appended_at, data)

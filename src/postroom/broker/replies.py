@@ -1,0 +1,120 @@
+"""Reply topics (R38): made for a requester, kept while it is heard of, and forgotten with it.
+
+A requester opens its topic when it first asks, opens it again now and then to say that it lives, and closes
+it in the end. One that was killed is not heard of any more, and a duty deletes what it left. When it was
+heard of is the activity of a group without members on the topic, so that all brokers and processes on the
+store go by the same. Must never delete the topic of a requester that lives: one that is about to go is
+retired first, and whoever opens a retired one gets a new topic under the same name, of which it can tell by
+the partition's id.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from ..config import Limits
+from ..errors import GroupExists, StoreBusy, TopicExists, UnknownGroup, UnknownTopic
+from ..model.names import REPLY_GROUP, is_reply, reply_topic
+from ..model.requests import ReplyTopic
+from ..model.settings import GroupSettings, TopicSettings
+from ..store.contract import Group, Store, Topic
+from .gatekeeper import InThread
+
+__all__ = ["ForgetReplies", "Replies", "ReplyVerbs"]
+
+_log = logging.getLogger("postroom.broker")
+
+_TRIES = 5  # a topic that is forgotten again and again while its requester opens it
+
+
+class Replies:
+    """Blocking; any thread may call it. `drop_topic` deletes a topic and whatever is remembered of it."""
+
+    def __init__(
+        self, store: Store, limits: Limits, drop_topic: Callable[[str], None], changed: Callable[[], None]
+    ) -> None:
+        self._store, self._limits = store, limits
+        self._drop_topic, self._changed = drop_topic, changed
+
+    def open(self, client: str, owner: str) -> ReplyTopic:
+        name = reply_topic(client, owner)
+        for _ in range(_TRIES):
+            try:
+                group = self._found_or_made(name)
+                if self._store.usage.touch(group.id):
+                    (piece,) = self._store.catalog.topic(name).route.ranges
+                    return ReplyTopic(name, piece.partition_id)
+            except (UnknownTopic, UnknownGroup):
+                continue  # it was deleted meanwhile
+            self.drop(name)
+        raise StoreBusy(f"reply topic {name!r} was forgotten while it was opened; open it again")
+
+    def close(self, client: str, owner: str) -> None:
+        self.drop(reply_topic(client, owner))
+
+    def drop(self, name: str) -> None:
+        try:
+            self._drop_topic(name)
+        except UnknownTopic:
+            pass  # somebody else was faster
+
+    def _found_or_made(self, name: str) -> Group:
+        try:
+            return self._store.catalog.group(name, REPLY_GROUP)
+        except (UnknownTopic, UnknownGroup):
+            pass
+        settings = TopicSettings("volatile", retention_ms=self._limits.reply_kept_ms, keep="limits")
+        try:
+            self._store.catalog.create_topic(name, settings, 1)
+        except TopicExists:
+            pass  # whoever made it was cut off before it made the group
+        try:
+            self._store.catalog.create_group(name, REPLY_GROUP, GroupSettings())
+        except GroupExists:
+            pass
+        self._changed()
+        return self._store.catalog.group(name, REPLY_GROUP)
+
+
+class ForgetReplies:
+    """Delete the reply topics of requesters that nobody has heard of for long."""
+
+    name: str = "forget-replies"
+    every_s: float = 30
+
+    def __init__(self, store: Store, limits: Limits, drop: Callable[[str], None]) -> None:
+        self._store, self._limits, self._drop = store, limits, drop
+
+    def run_once(self) -> None:
+        topics = [topic for topic in self._store.catalog.topics() if is_reply(topic.name)]
+        seen = self._store.usage.seen() if topics else {}
+        for topic in topics:
+            if self._is_left(topic, seen):
+                _log.info("reply topic %r is deleted: its requester is gone", topic.name)
+                self._drop(topic.name)
+
+    def _is_left(self, topic: Topic, seen: dict[int, int]) -> bool:
+        idle_ms, now = self._limits.reply_idle_ms, self._store.now_ms()
+        try:
+            group = self._store.catalog.group(topic.name, REPLY_GROUP)
+        except UnknownTopic:
+            return False
+        except UnknownGroup:  # whoever made it was cut off, or is about to make it
+            return now - topic.created_at >= idle_ms
+        if now - seen.get(group.id, 0) < idle_ms:
+            return False
+        return self._store.usage.retire(group.id, idle_ms)
+
+
+class ReplyVerbs:
+    """The verbs of `Endpoint` that are about replies."""
+
+    _replies: Replies
+    _in_thread: InThread
+
+    async def open_replies(self, client: str, owner: str = "") -> ReplyTopic:
+        return await self._in_thread(self._replies.open, client, owner)
+
+    async def close_replies(self, client: str, owner: str = "") -> None:
+        await self._in_thread(self._replies.close, client, owner)

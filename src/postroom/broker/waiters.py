@@ -1,0 +1,183 @@
+"""Who waits for news, and how news from other processes is noticed.
+
+A long poll registers before it looks, so nothing falls between the look and the wait, and it holds no
+database connection while it waits. News in this process comes straight from the writer and from
+settling. News from other processes comes from one watcher thread, which looks only while somebody waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Protocol
+
+from ..errors import PostroomError
+from ..store.contract import News, Store
+
+__all__ = ["Key", "Listener", "Waiters", "WatcherThread", "wait"]
+
+Key = tuple[str, int]
+"""("partition", id) or ("group", id)."""
+
+_AFTER_FAILURE_S = 0.2
+_LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
+
+_log = logging.getLogger("postroom.broker")
+
+
+class Listener(Protocol):
+    """An event, or what is told of news as one is."""
+
+    def set(self) -> None: ...
+
+
+class Waiters:
+    """Events by key. Used in the event loop only."""
+
+    def __init__(self) -> None:
+        self._events: dict[Key, set[Listener]] = {}
+        self._count = 0
+        self.lulls = 0  # how often nobody waited any more: news of other processes may have been missed since
+        self.on_first: Callable[[], None] = lambda: None  # somebody waits now
+        self.on_none: Callable[[], None] = lambda: None  # nobody waits any more
+
+    @contextmanager
+    def listening(self, keys: Iterable[Key]) -> Iterator[asyncio.Event]:
+        """An event that is set by news on any of the keys."""
+        event, keys = asyncio.Event(), list(keys)
+        self.listen(event, keys)
+        try:
+            with self.somebody():
+                yield event
+        finally:
+            self.ignore(event, keys)
+
+    @contextmanager
+    def somebody(self) -> Iterator[None]:
+        """Somebody waits: news of other processes are looked for."""
+        self._count += 1
+        if self._count == 1:
+            self.on_first()
+        try:
+            yield
+        finally:
+            self._count -= 1
+            if self._count == 0:
+                self.lulls += 1
+                self.on_none()
+
+    def listen(self, listener: Listener, keys: Iterable[Key]) -> None:
+        for key in keys:
+            self._events.setdefault(key, set()).add(listener)
+
+    def ignore(self, listener: Listener, keys: Iterable[Key]) -> None:
+        for key in keys:
+            listeners = self._events.get(key, set())
+            listeners.discard(listener)
+            if not listeners:
+                self._events.pop(key, None)
+
+    def notify(self, *keys: Key) -> None:
+        for key in keys:
+            for event in self._events.get(key, ()):
+                event.set()
+
+    def notify_all(self) -> None:
+        for listener in {listener for listeners in self._events.values() for listener in listeners}:
+            listener.set()
+
+
+async def wait(news: asyncio.Event, seconds: float) -> None:
+    """Not `wait_for`, which may swallow a cancellation that comes together with the news."""
+    try:
+        async with asyncio.timeout(max(0.0, seconds)):
+            await news.wait()
+    except TimeoutError:
+        pass
+
+
+class WatcherThread:
+    """Looks for commits of other processes while somebody waits here, and reports them to the loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        interval_ms: int,
+        report: Callable[[News | None, dict[int, int] | None], None],
+    ) -> None:
+        self._store = store
+        self._interval_s = interval_ms / 1000
+        self.on_due: Callable[[int], None] = lambda due_at: None  # in this thread: the next delayed message
+        self._report = report  # (news of log and catalog, when groups have something due); None: as before
+        self._loop = asyncio.get_running_loop()
+        self._failing = False
+        self._unsure = True  # nobody watched just now
+        self._wanted = threading.Event()
+        self._guard = threading.Lock()
+        self._wanted_by: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="postroom-watcher", daemon=True)
+        self._thread.start()
+
+    def resume(self, who: str = "waiters") -> None:
+        with self._guard:
+            self._wanted_by.add(who)
+            self._wanted.set()
+
+    def pause(self, who: str = "waiters") -> None:
+        with self._guard:
+            self._wanted_by.discard(who)
+            if not self._wanted_by and not self._stopping.is_set():
+                self._wanted.clear()
+
+    async def close(self) -> None:
+        self._stopping.set()
+        self._wanted.set()
+        await asyncio.to_thread(self._thread.join)
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            self._watch()
+            self._wanted.wait()
+
+    def _watch(self) -> None:
+        """Until nobody has wanted it for a while: what nobody reads would pile up somewhere."""
+        self._unsure = True
+        try:
+            watcher = self._store.watch()
+        except PostroomError as error:
+            return self._failed(error)
+        try:
+            while not self._stopping.wait(self._interval_s) and self._wanted.wait(_LINGER_S):
+                if not self._stopping.is_set():
+                    self._look(watcher.changed)
+        finally:
+            watcher.close()
+
+    def _failed(self, error: PostroomError) -> None:
+        if not self._failing:
+            _log.warning("cannot look for news of other processes, trying again: %s", error)
+        self._failing = self._unsure = True
+        self._stopping.wait(_AFTER_FAILURE_S)
+
+    def _look(self, changed: Callable[[], tuple[bool, bool]]) -> None:
+        try:
+            log, progress = changed()
+            if self._unsure:  # who knows what was missed
+                log = progress = True
+            if not log and not progress:
+                return
+            news = self._store.log.news() if log else None
+            dues = self._store.progress.dues() if progress else None
+            if news is not None and news.next_due is not None:
+                self.on_due(news.next_due)
+        except PostroomError as error:
+            return self._failed(error)
+        if self._failing:
+            _log.info("news of other processes are seen again")
+        self._failing = self._unsure = False
+        with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._report, news, dues)

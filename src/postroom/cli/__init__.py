@@ -1,0 +1,23 @@
+"""The command line. `main` is the entry point `postroom`; each module holds one command or one family.
+
+Commands are built on the public API alone. Whatever is slow to import (the SDK, asyncio, most of Rich) is
+imported inside the functions that need it: `postroom --help` must answer at once.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from io import TextIOWrapper
+
+__all__ = ["main"]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command and leave with its exit code."""
+    from .root import run
+
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character must not end us
+    sys.exit(run(sys.argv[1:] if argv is None else argv))

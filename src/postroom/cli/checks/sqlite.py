@@ -1,0 +1,197 @@
+"""Checks of a queue in a SQLite file: the files, the schema, flushing, integrity, space.
+
+Files are opened for reading, except where the check is how the store itself opens them.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...clock import SystemClock
+from ...errors import StoreCorrupt
+from ...store.schema import VERSION
+from ...store.session import Lane
+from ...store.sqlite import SqliteDialect
+from ...units import format_bytes
+from .finding import Checks, Finding, made
+
+__all__ = ["examine_file"]
+
+_MB, _GB = 1024 * 1024, 1024**3
+_SLOW_FLUSH_MS = 20.0
+_FLUSHES = 20
+_LARGE_WAL = 256 * _MB
+_SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
+_WANTED = {Lane.LOG: 2, Lane.PROGRESS: 1, Lane.VOLATILE: 0}
+
+
+def examine_file(path: Path, begin: Callable[[str, int], None]) -> list[Finding]:
+    if not path.exists():
+        advice = "name the right one with --url or POSTROOM_URL, or make it: postroom topic create NAME"
+        return [Finding("file", "fail", f"there is no queue {path.absolute()}", advice)]
+    exam, found = Examination(path), list[Finding]()
+    for name, check in CHECKS:
+        begin(name, len(CHECKS))
+        found += made(name, check, exam, advice="check that the file is a queue")
+    return found
+
+
+@dataclass(slots=True)
+class Examination:
+    """The file under examination."""
+
+    path: Path
+    dialect: SqliteDialect = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.dialect = SqliteDialect(self.path, SystemClock())
+
+    def files(self) -> Iterator[tuple[Lane, Path]]:
+        """One made by an earlier version has no file for volatile topics yet."""
+        for lane in Lane:
+            file = self.dialect.file(lane)
+            if file is not None and (lane is not Lane.VOLATILE or file.exists()):
+                yield lane, file
+
+    def one(self, lane: Lane, sql: str) -> int:
+        """A number from the lane's file, read-only."""
+        file = self.dialect.file(lane)
+        try:
+            with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+                return int(connection.execute(sql).fetchone()[0] or 0)
+        except sqlite3.Error as error:
+            raise StoreCorrupt(f"{file}: {error}") from error
+
+
+def check_writable(exam: Examination) -> Iterator[Finding]:
+    for lane, file in exam.files():
+        name = f"{lane.value} file"
+        if not file.exists():
+            yield Finding(name, "fail", f"{file} is missing", "restore it, or check the path in the URL")
+        elif not os.access(file, os.R_OK | os.W_OK):
+            advice = f"change its permissions: chmod u+rw {file}"
+            yield Finding(name, "fail", f"{file} cannot be written", advice)
+        else:
+            yield Finding(name, "ok", f"{file}, {format_bytes(file.stat().st_size)}")
+    folder = exam.path.absolute().parent
+    if not os.access(folder, os.W_OK):
+        advice = "SQLite keeps its log beside the file: make the folder writable"
+        yield Finding("folder", "fail", f"{folder} cannot be written", advice)
+
+
+def check_schema(exam: Examination) -> Iterator[Finding]:
+    for lane, _ in exam.files():
+        name = f"schema ({lane.value})"
+        found = exam.one(lane, "SELECT MAX(version) FROM postroom_schema")
+        if found == VERSION:
+            yield Finding(name, "ok", f"version {found}")
+        elif found < VERSION:
+            advice = "it is brought up to date when a program connects"
+            yield Finding(name, "warn", f"version {found}, this postroom has {VERSION}", advice)
+        else:
+            advice = "pip install -U postroom"
+            yield Finding(name, "fail", f"version {found} is newer than this postroom's {VERSION}", advice)
+
+
+def check_lanes(exam: Examination) -> Iterator[Finding]:
+    """WAL, and how a commit that asks for nothing special is flushed, on connections the store made."""
+    for lane, _ in exam.files():
+        with closing(exam.dialect.connect(lane)) as connection:
+            exam.dialect.begin(connection, lane, flush=False)
+            exam.dialect.end(connection, lane, commit=False)
+            journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
+            flush = int(connection.execute("PRAGMA synchronous").fetchone()[0])
+        name, said = f"{lane.value} lane", f"journal {journal}, synchronous {_SYNCHRONOUS.get(flush, flush)}"
+        if journal == "wal" and flush >= _WANTED[lane]:
+            yield Finding(name, "ok", said)
+        else:
+            wanted = f"wal and {_SYNCHRONOUS[_WANTED[lane]]}"
+            yield Finding(name, "fail", said, f"it must be {wanted}: put the file on a local disk (no NFS)")
+
+
+def check_integrity(exam: Examination) -> Iterator[Finding]:
+    for lane, file in exam.files():
+        problems = _problems(file)
+        if problems == ["ok"]:
+            yield Finding(f"integrity ({lane.value})", "ok", "quick_check found no fault")
+        else:
+            advice = "stop all programs, copy the files away, restore from a backup"
+            yield Finding(f"integrity ({lane.value})", "fail", "; ".join(problems), advice)
+
+
+def _problems(file: Path) -> list[str]:
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+            return [str(row[0]) for row in connection.execute("PRAGMA quick_check(3)")]
+    except sqlite3.Error as error:
+        raise StoreCorrupt(f"{file}: {error}") from error
+
+
+def check_space(exam: Examination) -> Iterator[Finding]:
+    free = shutil.disk_usage(exam.path.absolute().parent).free
+    used = sum(file.stat().st_size for _, file in exam.files() if file.exists())
+    said = f"{format_bytes(free)} free, the queue has {format_bytes(used)}"
+    if free < 100 * _MB:
+        yield Finding("disk", "fail", said, "free some space now: sends fail when the disk is full")
+    elif free < max(_GB, used // 10):
+        yield Finding("disk", "warn", said, "free some space, or shorten a retention")
+    else:
+        yield Finding("disk", "ok", said)
+
+
+def check_flush(exam: Examination) -> Iterator[Finding]:
+    """How long a commit waits for the disk: measured beside the queue, in a file of its own."""
+    times = []
+    with tempfile.TemporaryFile(dir=exam.path.absolute().parent) as file:
+        for _ in range(_FLUSHES):
+            file.write(b"\0" * 4096)
+            file.flush()
+            before = time.perf_counter()
+            os.fsync(file.fileno())
+            times.append((time.perf_counter() - before) * 1000)
+    typical, worst = statistics.median(times), max(times)
+    said = f"{typical:.2f} ms typically, {worst:.2f} ms at worst ({_FLUSHES} measured)"
+    if typical > _SLOW_FLUSH_MS:
+        advice = "every send waits that long: use a faster disk, or send several at a time"
+        yield Finding("flush", "warn", said, advice)
+    else:
+        yield Finding("flush", "ok", said)
+
+
+def check_write_ahead(exam: Examination) -> Iterator[Finding]:
+    for lane, file in exam.files():
+        ahead = file.with_name(f"{file.name}-wal")
+        size = ahead.stat().st_size if ahead.exists() else 0
+        if size > _LARGE_WAL:
+            advice = "a program keeps an old transaction open: find it and restart it"
+            yield Finding(f"wal ({lane.value})", "warn", f"{ahead} has {format_bytes(size)}", advice)
+
+
+def check_dropped(exam: Examination) -> Iterator[Finding]:
+    left = exam.one(Lane.LOG, "SELECT COUNT(*) FROM postroom_partitions WHERE state = 'dropped'")
+    if left:
+        advice = "they are removed while any program is connected for a while"
+        yield Finding("dropped logs", "warn", f"{left} logs of deleted topics still take space", advice)
+    else:
+        yield Finding("dropped logs", "ok", "none left behind")
+
+
+CHECKS: Checks[Examination] = (
+    ("files", check_writable),
+    ("schema", check_schema),
+    ("lanes", check_lanes),
+    ("integrity", check_integrity),
+    ("disk", check_space),
+    ("flush", check_flush),
+    ("write-ahead logs", check_write_ahead),
+    ("dropped logs", check_dropped),
+)

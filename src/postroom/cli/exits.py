@@ -1,0 +1,114 @@
+"""How a command ends: the exit codes, and what is said on the way out.
+
+Decides which code an error has and how it is worded: one line for people, one object for scripts, both on
+stderr. Must never show a traceback for a `PostroomError`, an interrupt or a closed pipe (`--debug` shows it).
+The codes are part of the interface: never change one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+
+from ..errors import PostroomError, UnknownTopic, UsageError
+
+__all__ = [
+    "ABORTED",
+    "CROSSED",
+    "FAILED",
+    "INTERRUPTED",
+    "OK",
+    "USAGE",
+    "AbortedError",
+    "code_of",
+    "leave_closed_pipe",
+    "say_error",
+    "say_failure",
+    "say_note",
+]
+
+OK = 0
+FAILED = 1
+USAGE = 2
+CROSSED = 3  # a check that was asked for did not hold
+ABORTED = 4
+INTERRUPTED = 130
+
+_CALLS = (
+    ("pass exist_ok=True if that is fine", "add --exist-ok if that is fine"),
+    ("or change the group with alter_group", "or change the group with `postroom group alter`"),
+    ("use alter_group to change it", "use `postroom group alter` to change it"),
+    ("or pass force=True:", "or add --force:"),
+    ("dead_letters() lists", "`postroom dead list` lists"),
+    ("Move single partitions off it with move()", "`postroom route move` moves single partitions off it"),
+    ("or open it again (open_shard)", "or open it again with `postroom shard open`"),
+    ("add one, or open one again", "add one with --shard NAME=URL, or open one with `postroom shard open`"),
+    ("run `postroom migrate`, or connect with migrate=True", "run `postroom migrate`"),
+)
+
+_SHARDS = re.compile(r"connect with shards=\{'([A-Za-z0-9-]+)': [^}]*\} as well")
+
+_RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
+
+
+class AbortedError(Exception):
+    """Somebody said no, or nobody could be asked."""
+
+    code = "aborted"
+
+
+def code_of(error: BaseException) -> int:
+    if isinstance(error, AbortedError):
+        return ABORTED
+    return USAGE if isinstance(error, UsageError) else FAILED
+
+
+def say_error(code: str, message: str, *, as_json: bool) -> None:
+    if as_json:
+        line = json.dumps({"error": code, "message": message}, ensure_ascii=False)
+    else:
+        line = f"{_coloured('error:', _RED)} {' '.join(message.split())}"
+    print(line, file=sys.stderr)
+
+
+def say_note(message: str) -> None:
+    """Something worth knowing that is no error; never mixed into what a script reads."""
+    print(f"{_coloured('note:', _YELLOW)} {message}", file=sys.stderr)
+
+
+def say_failure(error: Exception, *, as_json: bool) -> int:
+    """Say what went wrong; the exit code."""
+    if isinstance(error, PostroomError | AbortedError):
+        say_error(error.code, worded(error), as_json=as_json)
+    elif isinstance(error, ExceptionGroup):
+        return say_failure(error.exceptions[0], as_json=as_json)
+    else:
+        raise error
+    return code_of(error)
+
+
+def worded(error: Exception) -> str:
+    """What the error says, with the command to type where the SDK names the call to write."""
+    text = str(error)
+    details = getattr(error, "details", {})
+    if isinstance(error, UnknownTopic) and "topic" in details:
+        names = " or ".join(details.get("close", ()))
+        meant = f"did you mean {names}? Otherwise make it" if names else "make it"
+        name = details["topic"]
+        return f"there is no topic {name!r}: {meant} with `postroom topic create {name}`"
+    for call, typed in _CALLS:
+        text = text.replace(call, typed)
+    return _SHARDS.sub(r"add --shard \1=URL", text)
+
+
+def leave_closed_pipe() -> int:
+    """The reader has seen enough (`| head`): fine. Python must not flush into the closed pipe at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OK
+
+
+def _coloured(text: str, colour: str) -> str:
+    plain = os.environ.get("NO_COLOR") or not sys.stderr.isatty()
+    return text if plain else f"{colour}{text}{_PLAIN}"

@@ -1,0 +1,108 @@
+"""`postroom` itself: the commands there are, the options before them, and the way out.
+
+Must import nothing slow: only Typer and the modules that declare commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from . import (
+    access,
+    consume,
+    dead,
+    demo,
+    doctor,
+    exits,
+    groups,
+    lag,
+    migrate,
+    pipeline,
+    rate,
+    read,
+    route,
+    send,
+    serve,
+    shard,
+    spool,
+    topics,
+    worker,
+)
+from .frame import Debug, Json, Shard, Url, note_options
+
+__all__ = ["app", "run"]
+
+_EPILOG = (
+    "[bold]Exit codes[/bold]  0 done · 1 an error of Postroom · 2 wrong usage · "
+    "3 a check did not hold (lag, migrate --check) · 4 refused, or answered no · 130 interrupted\n\n"
+    "[bold]New here?[/bold]   [cyan]postroom demo[/cyan] shows what it does, in a minute"
+)
+
+app = typer.Typer(
+    name="postroom",
+    help="Postroom, a message queue for teams that already run a database and write Python.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+for family in (topics.app, groups.app, route.app, shard.app, dead.app, rate.app, access.app):
+    app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
+app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
+for register in (
+    send.register, consume.register, read.register, lag.register,
+    serve.register, worker.register, migrate.register, doctor.register, spool.register, demo.register,
+):  # fmt: skip
+    register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"postroom {version('postroom')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    ctx: typer.Context,
+    url: Url = None,
+    shards: Shard = None,
+    as_json: Json = False,
+    debug: Debug = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    note_options(ctx, url, shards, as_json, debug)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run a command; the exit code. Wrong usage is worded like every other error."""
+    command = typer.main.get_command(app)
+    try:
+        code: Any = command.main(list(arguments), prog_name="postroom", standalone_mode=False)
+    except typer.TyperException as error:
+        return _wrong_usage(error, as_json="--json" in arguments)
+    except typer.Abort:
+        exits.say_error("aborted", "nothing was done", as_json="--json" in arguments)
+        return exits.ABORTED
+    except KeyboardInterrupt:
+        return exits.INTERRUPTED
+    return code if isinstance(code, int) else exits.OK
+
+
+def _wrong_usage(error: typer.TyperException, *, as_json: bool) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "postroom"
+    message = error.format_message().rstrip(".")
+    if not message:  # a family without a command: its help was shown
+        return exits.USAGE
+    exits.say_error("usage", f"{message} (see `{path} --help`)", as_json=as_json)
+    return error.exit_code

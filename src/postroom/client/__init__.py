@@ -1,0 +1,1 @@
+"""The SDK. What is public is in `postroom` itself."""

@@ -1,0 +1,424 @@
+"""The app: handlers and the topics they are for, run together.
+
+    app = postroom.App("sqlite:///orders.db")
+
+    @app.subscribe("orders", group="billing")
+    async def bill(order: Order, message): ...
+
+    app.run()                       # or `postroom worker module:app`, `async with app`, app.lifespan
+
+Decides the life of the workers: all consumers are opened before the first handler runs, so that a mistyped
+topic stops the app at once; a worker whose store fails is opened anew; what can never work ends the app with
+its error. Must never make anything but groups, and topics of recurring schedules; and must never stop because
+of what a handler does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import sys
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from datetime import tzinfo
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from ...errors import UnknownPartition, UsageError
+from ...model.lanes import SlowLane
+from ...model.retry import Backoff
+from ...model.settings import Exhausted, Mode
+from ...model.ticks import Missed
+from ...units import Duration, duration_ms
+from ..connection import Connection, connect
+from ..consuming.reading import Position
+from ..message import Message, Receipt, Received, Value
+from ..producing.appending import pause
+from .every import Recurring, make_recurring, prepare
+from .intake import Intake
+from .middleware import Middleware, middleware_of, refuse_unused
+from .portal import Portal
+from .replying import make_reply
+from .run import find, run
+from .subscription import AckMode, Batch, Subscription, make_subscription, window_for
+from .ticking import HOPELESS, Ticker
+from .worker import ErrorHook, Worker
+
+if TYPE_CHECKING:
+    from ..outbox.outbox import Outbox
+    from ..outbox.relay import Relay
+
+__all__ = ["App", "load_app"]
+
+log = logging.getLogger("postroom.app")
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class App:
+    """Handlers, and what runs them. `options` are those of `postroom.connect`; a connection has its own."""
+
+    def __init__(self, url: str | Connection, *, grace: Duration = 30, **options: Any) -> None:
+        if options and not isinstance(url, str):
+            raise UsageError(f"{', '.join(options)}: options are for an address; this connection has its own")
+        self._url, self._options = url, options
+        self._grace_s = duration_ms(grace, name="grace") / 1000
+        self._subscriptions: list[Subscription] = []
+        self._on_error: ErrorHook | None = None
+        self._middleware: list[Middleware] = []
+        self._schedules: list[Recurring] = []
+        self._fraction: Callable[[], float] = random.random
+        self.outboxes: list[tuple[Outbox, Any, dict[str, Any]]] = []
+        self._relays: list[Relay] = []
+        self._connection: Connection | None = None
+        self._workers: list[Worker] = []
+        self._runs: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Event()
+
+    # ---- what is to be handled ----
+
+    def subscribe(
+        self,
+        topic: str,
+        group: str,
+        *,
+        mode: Mode | None = None,
+        order: str | None = None,
+        concurrency: int = 8,
+        batch: Batch | int | tuple[Any, ...] | None = None,
+        timeout: Duration | None = None,
+        retry: Backoff = Backoff(1, 2, "10m"),  # noqa: B008 — frozen
+        window: int | None = None,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        exhausted: Exhausted | None = None,
+        max_hold: Duration | None = None,
+        slow_lane: SlowLane | bool | None = None,
+        start: Position | None = None,
+        ack: AckMode = "after",
+    ) -> Callable[[F], F]:
+        """Register a handler: returns → ack, raises → retry, RetryLater → then, Dead → dead letters.
+
+        Its parameters are the body, decoded by annotation, and `message`. With `batch` it takes lists of
+        them as one unit of work; it may settle some of the messages itself, and the rest follow its ending.
+        A plain function runs in a thread. `timeout` cancels a coroutine function and counts as a failure;
+        a plain function cannot be cancelled. `ack="on_delivery"`: at most once, failures are only told;
+        `ack="manual"`: the handler settles; if it raises, what it left is retried.
+
+        In mode "ordered" different keys run side by side, up to `concurrency`, and each key in order: the
+        next message of a key is begun once the one before is settled. A list may have several messages of
+        a key, in order, and no other list has that key at the same time; if the handler raises, all it left
+        of the list is retried, and comes again in order. With `order="partition"` a partition is one key.
+        """
+        scope = _caller_names()
+
+        def register(function: F) -> F:
+            settings: dict[str, Any] = {"mode": mode, "order": order, "lease": lease}
+            settings |= {"max_attempts": max_attempts, "exhausted": exhausted, "max_hold": max_hold}
+            settings["slow_lane"] = slow_lane
+            subscription = make_subscription(
+                function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
+                timeout=timeout, retry=retry, ack=ack, window=window, start=start, **settings,
+            )  # fmt: skip
+            self._register(subscription)
+            return function
+
+        return register
+
+    def reply(
+        self,
+        topic: str,
+        group: str,
+        *,
+        concurrency: int = 8,
+        timeout: Duration | None = None,
+        traceback: bool = False,
+        window: int | None = None,
+        lease: Duration | None = None,
+        max_attempts: int | None = None,
+        start: Position | None = None,
+    ) -> Callable[[F], F]:
+        """Register a handler that answers requests (R38): what it returns is the reply; see `replying`.
+
+        bytes and str are sent as they are, anything else as JSON; a `postroom.Message` brings headers along.
+        What it raises is told to who asked, at once, and is not tried again. `traceback`: with its traceback.
+        """
+        scope = _caller_names()
+
+        def register(function: F) -> F:
+            settings: dict[str, Any] = {"mode": None, "order": None, "exhausted": None, "max_hold": None}
+            subscription = make_reply(
+                function, scope, topic=topic, group=group, concurrency=concurrency, timeout=timeout,
+                traceback=traceback, window=window, lease=lease, max_attempts=max_attempts, start=start,
+                **settings,
+            )  # fmt: skip
+            self._register(subscription)
+            return function
+
+        return register
+
+    def every(
+        self,
+        when: Duration,
+        *,
+        timezone: str | tzinfo | None = None,
+        missed: Missed = "skip",
+        name: str | None = None,
+        **options: Any,
+    ) -> Callable[[F], F]:
+        """Run a function again and again: once for each tick, however many workers there are.
+
+        `when` is a cron expression ("0 2 * * *", in `timezone`, else UTC) or a duration ("10m"). A run is a
+        message in the topic `every.<name>`: `options` are those of `subscribe`, such as `timeout`, `retry`
+        and `max_attempts`. The function takes its tick (a datetime), `message`, both or nothing. Ticks that
+        came while no worker ran are left out ("skip"), run "once" for all of them, or "all" of them.
+        """
+        scope = _caller_names()
+
+        def register(function: F) -> F:
+            recurring, subscription = make_recurring(function, scope, when, timezone, missed, name, options)
+            if any(recurring.name == other.name for other in self._schedules):
+                raise UsageError(f"there are two schedules {recurring.name!r}: give one another name=")
+            self._register(subscription)
+            self._schedules.append(recurring)
+            return function
+
+        return register
+
+    def outbox(self, outbox: Outbox, connect: Any, **options: Any) -> None:
+        """Relay an outbox while the app runs; the arguments are those of `outbox.relay`, without `mq`."""
+        if self.running:
+            raise UsageError("the app runs already: name its outboxes before it starts")
+        self.outboxes.append((outbox, connect, options))
+
+    def _register(self, subscription: Subscription) -> None:
+        if self.running:
+            raise UsageError("the app runs already: register handlers before it starts")
+        self._subscriptions.append(subscription)
+
+    def on_error(self, hook: F) -> F:
+        """Register a function (async or plain) to be told of failures: it gets the error and the messages."""
+        self._on_error = hook
+        return hook
+
+    def middleware(self, function: F) -> F:
+        """Register what runs around every handler, in the order registered: see `client.app.middleware`.
+
+        `async def mw(message, call_next)` awaits `call_next()`; or a generator, with one `yield` in it.
+        Handlers of lists have it called with the list.
+        """
+        if self.running:
+            raise UsageError("the app runs already: register middleware before it starts")
+        self._middleware.append(middleware_of(function))
+        return function
+
+    @property
+    def subscriptions(self) -> tuple[Subscription, ...]:
+        return tuple(self._subscriptions)
+
+    @property
+    def schedules(self) -> tuple[Recurring, ...]:
+        return tuple(self._schedules)
+
+    # ---- sending ----
+
+    @property
+    def connection(self) -> Connection:
+        """The connection the app runs on."""
+        if self._connection is None:
+            raise UsageError("the app is not running: it is connected between start() and stop()")
+        return self._connection
+
+    @property
+    def sync(self) -> Any:
+        """The same for handlers that are plain functions: `app.sync.send(…)`, as of `postroom.sync`."""
+        return self._for_threads(self.connection)
+
+    async def send(self, topic: str, value: Value, **options: Any) -> Receipt:
+        """As `Connection.send`."""
+        return await self.connection.send(topic, value, **options)
+
+    async def send_many(self, topic: str, messages: list[Message], **options: Any) -> list[Receipt]:
+        """As `Connection.send_many`."""
+        return await self.connection.send_many(topic, messages, **options)
+
+    # ---- life ----
+
+    @property
+    def running(self) -> bool:
+        return self._connection is not None
+
+    async def start(self) -> None:
+        """Connect, open every consumer, and start. What is wrong is raised here, and nothing runs then."""
+        if self.running:
+            raise UsageError("the app runs already")
+        self._stopping = asyncio.Event()
+        self._connection = (
+            await connect(self._url, **self._options) if isinstance(self._url, str) else self._url
+        )
+        try:
+            for outbox, where, options in self.outboxes:
+                self._relays.append(outbox.relay(self._connection, where, **options))
+                await self._relays[-1].start()
+            workers = await self._open_all(self._connection)
+        except BaseException:
+            await self._disconnect()
+            raise
+        self._workers = workers
+        for worker in workers:
+            worker.start()
+        self._runs = [asyncio.create_task(self._keep_running(at)) for at in range(len(workers))]
+        tickers = [Ticker(self._connection, recurring) for recurring in self._schedules]
+        self._runs += [asyncio.create_task(ticker.run(self._stopping)) for ticker in tickers]
+
+    async def stop(self, grace: Duration | None = None) -> None:
+        """Take no more messages, let handlers end, at most for the grace; hand back the rest; disconnect.
+
+        Once more, with `grace=0`, hands back at once.
+        """
+        if not self.running:
+            return
+        if grace is not None:
+            self._grace_s = duration_ms(grace, name="grace") / 1000
+            if self._stopping.is_set() and not self._grace_s:
+                for worker in self._workers:
+                    worker.hurry()
+        self._stopping.set()
+        await asyncio.gather(*self._runs, return_exceptions=True)
+        await self._disconnect()
+
+    async def wait(self) -> None:
+        """Wait until the app is stopped; raises what ended it, if it was that."""
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            done, _ = await asyncio.wait((stopping, *self._runs), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopping.cancel()
+        for task in done:
+            if task is not stopping and not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    @asynccontextmanager
+    async def lifespan(self, web: object = None) -> AsyncIterator[dict[str, Any]]:
+        """`FastAPI(lifespan=app.lifespan)`; `request.state.postroom` is then the connection."""
+        async with self:
+            yield {"postroom": self.connection}
+
+    def run(self) -> None:
+        """Run until SIGINT or SIGTERM; a second one does not wait for handlers."""
+        run(self)
+
+    async def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        relays, self._relays = self._relays, []
+        await asyncio.gather(*(relay.stop() for relay in relays))
+        self._runs, self._workers = [], []
+        if connection is not None and connection is not self._url:
+            await connection.close()
+
+    # ---- workers ----
+
+    async def _open_all(self, connection: Connection, *, by_hand: bool = False) -> list[Worker]:
+        refuse_unused(self._middleware, [subscription.handler for subscription in self._subscriptions])
+        await prepare(connection, self._schedules)
+        workers: list[Worker] = []
+        try:
+            for subscription in self._subscriptions:
+                workers.append(await self._open(connection, subscription, by_hand=by_hand))
+            if by_hand:  # who moves the clock himself misses nothing
+                for recurring in self._schedules:
+                    await Ticker(connection, recurring).step(late_ms=None)
+        except BaseException:
+            await asyncio.gather(*(worker.stop(0) for worker in workers))
+            raise
+        return workers
+
+    async def _open(
+        self, connection: Connection, subscription: Subscription, *, by_hand: bool = False
+    ) -> Worker:
+        consumer = connection.consumer(
+            subscription.topic,
+            subscription.group,
+            ack="on_delivery" if subscription.ack == "on_delivery" else "manual",
+            window=window_for(subscription, None),
+            **subscription.consumer,
+        )
+        intake = Intake(await consumer.__aenter__())
+        if by_hand:
+            intake.by_hand()
+        return Worker(
+            subscription,
+            intake,
+            for_thread=self._for_threads,
+            on_error=self._on_error,
+            fraction=self._fraction,
+            middleware=self._middleware,
+        )
+
+    def _for_threads(self, target: Received | Connection) -> Any:
+        from ...sync import for_threads, wrapped
+
+        return for_threads(Portal(self.connection._guard.loop, wrapped), target)
+
+    async def _keep_running(self, at: int) -> None:
+        """One subscription, until the app stops: with a new consumer whenever the store failed."""
+        tries = 0
+        while True:
+            worker = self._workers[at]
+            error = await self._until_ended(worker)
+            await worker.stop(self._grace_s)
+            tries = 1 if worker.handled else tries + 1
+            while error is not None:
+                if not await self._may_repeat(worker.subscription, error, tries):
+                    return
+                try:
+                    self._workers[at] = await self._open(self.connection, worker.subscription)
+                    self._workers[at].start()
+                    error = None
+                except Exception as failure:
+                    error, tries = failure, tries + 1
+            if self._stopping.is_set():
+                return
+
+    async def _may_repeat(self, subscription: Subscription, error: BaseException, tries: int) -> bool:
+        """Wait a little after an error; False: the app stops. Raises what waiting does not help."""
+        # A partition that is gone may have successors, or its topic is gone: opening anew tells.
+        if isinstance(error, HOPELESS) and not isinstance(error, UnknownPartition):
+            log.error("%s cannot go on: %r", subscription.name, error)
+            raise error
+        log.warning("%s starts again after an error: %r", subscription.name, error, exc_info=error)
+        try:
+            async with asyncio.timeout(10 * pause(tries)):
+                await self._stopping.wait()
+        except TimeoutError:
+            return True
+        return False
+
+    async def _until_ended(self, worker: Worker) -> BaseException | None:
+        failing = asyncio.create_task(worker.failed())
+        stopping = asyncio.create_task(self._stopping.wait())
+        done, waiting = await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return failing.result() if failing in done else None
+
+
+def load_app(target: str) -> App:
+    """The app that "module:app" names."""
+    app: App = find(target, App)
+    return app
+
+
+def _caller_names() -> Mapping[str, Any]:
+    """The names where `subscribe` is called, for annotations of types that are local to a function."""
+    return dict(sys._getframe(2).f_locals)

@@ -1,0 +1,176 @@
+"""Calling a handler once, whatever kind of function it is.
+
+Decides what counts as the handler's own ending: everything it raises, also a CancelledError of something it
+waited for, and its timeout; not that its lane was cancelled, nor that the program ends. A plain function runs
+in a thread and cannot be cancelled: its timeout is only told, and what it did counts, since to retry work
+that was done would double it. The app's middleware is part of the handler, and so is what it raises. Who
+asked (R38) is answered when all of that has ended. Must never settle anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Any
+
+from ..message import Received
+from ..tracing import by_app
+from .middleware import Middleware, around, around_plain
+from .subscription import Subscription
+from .threads import HandlerThreads, refuse_awaitable
+
+__all__ = ["Caller", "being_cancelled"]
+
+log = logging.getLogger("postroom.app")
+
+
+class Caller:
+    def __init__(
+        self,
+        subscription: Subscription,
+        for_thread: Callable[[Received], Any],
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
+        self._subscription = subscription
+        is_async = subscription.handler.is_async
+        self._layers = [one for one in middleware if not one.plain and (is_async or not one.own_kind)]
+        self._plain_layers = [layer for layer in middleware if layer.plain]
+        self._for_thread = for_thread  # a message as a plain function gets it
+        handler = subscription.handler
+        self._threads = (
+            None if handler.is_async else HandlerThreads(subscription.concurrency, f"postroom-{handler.name}")
+        )
+
+        timeout_s, answering = subscription.timeout_s, subscription.answering
+        self._simple = is_async and not self._layers and timeout_s is None and answering is None
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.close()
+
+    async def call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+        """Run the handler, and answer; returns what it raised. Raises only what ends the lane."""
+        span = by_app(self._subscription, unit)
+        if span is None:
+            return await (self._simply(bodies, unit) if self._simple else self._answer(bodies, unit))
+        with span:
+            error = await self._answer(bodies, unit)
+            if error is not None:
+                span.failed(error)
+            return error
+
+    async def _simply(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+        """A coroutine function with nothing around it: the shortest way."""
+        try:
+            await self._subscription.handler.function(**self._arguments(bodies, unit))
+        except BaseException as error:
+            return _own(error)
+        return None
+
+    def _arguments(self, bodies: list[Any], messages: list[Any]) -> dict[str, Any]:
+        handler = self._subscription.handler
+        if self._subscription.batch is None:
+            return handler.arguments(bodies[0] if bodies else None, messages[0])
+        return handler.arguments(bodies, messages)
+
+    async def _answer(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+        answering = self._subscription.answering
+        if answering is None:
+            return (await self._call(bodies, unit))[1]
+        if answering.is_over(unit[0]):
+            return None
+        returned, error = await self._call(bodies, unit)
+        if error is not None:
+            return await self.told(unit[0], error)
+        try:
+            await answering.answered(unit[0], returned)
+        except Exception as failure:
+            return failure
+        return None
+
+    async def told(self, message: Received, error: BaseException) -> BaseException:
+        """Tell who asked, if that was a request; returns what to make of the message."""
+        if self._subscription.answering is not None:
+            try:
+                await self._subscription.answering.failed(message, error)
+            except Exception as failure:
+                return failure
+        return error
+
+    async def _call(self, bodies: list[Any], unit: list[Received]) -> tuple[Any, BaseException | None]:
+        """What it returned, or raised."""
+        handler, single = self._subscription.handler, self._subscription.batch is None
+        wrap = self._threads is not None and (handler.message or self._plain_layers)
+        messages = [self._for_thread(m) for m in unit] if wrap else unit
+        arguments = self._arguments(bodies, messages)
+        in_thread: list[BaseException] = []
+
+        async def handle() -> Any:
+            if self._threads is None:
+                return await handler.function(**arguments)
+            given = messages[0] if single else messages
+            returned, error = await self._in_thread(self._threads, arguments, given)
+            if error is None:
+                return returned
+            in_thread.append(error)
+            raise error
+
+        try:
+            return await self._in_time(around(self._layers, unit[0] if single else unit, handle)), None
+        except BaseException as error:
+            return None, error if error in in_thread else _own(error)
+
+    async def _in_time(self, handle: Callable[[], Awaitable[Any]]) -> Any:
+        seconds = self._subscription.timeout_s
+        if seconds is None or self._threads is not None:
+            return await handle()
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                return await handle()
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise TimeoutError(f"the handler did not end within {seconds:g} seconds") from error
+
+    async def _in_thread(
+        self, threads: HandlerThreads, arguments: dict[str, Any], given: Any
+    ) -> tuple[Any, BaseException | None]:
+        began = monotonic()
+        returned: list[Any] = []
+
+        def handle() -> Any:
+            result = self._subscription.handler.function(**arguments)
+            refuse_awaitable(result)
+            return result
+
+        def work() -> None:
+            returned.append(around_plain(self._plain_layers, given, handle)())
+
+        error = await threads.run(work)
+        limit = self._subscription.timeout_s
+        if limit is not None and monotonic() - began > limit:
+            log.warning(
+                "handler %s took %.1f seconds, its timeout is %g; a plain function cannot be cancelled, so "
+                "what it did counts",
+                self._subscription.handler.name,
+                monotonic() - began,
+                limit,
+            )
+        return (returned[0], None) if error is None else (None, error)
+
+
+def _own(error: BaseException) -> BaseException:
+    """The handler's own error, also a CancelledError of something it waited for; others are raised on."""
+    if isinstance(error, KeyboardInterrupt | SystemExit):
+        raise error
+    if isinstance(error, asyncio.CancelledError) and being_cancelled():
+        raise error
+    return error
+
+
+def being_cancelled() -> bool:
+    """Whether somebody cancels this task, as against something it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,176 @@
+"""A subscription: which messages a handler gets, how many at once, and what its failures mean.
+
+Decides what `@app.subscribe` may be given, when the handler is registered and not when the first message
+comes. Must never open anything: what the store thinks of it (an unknown topic, a group that is set otherwise)
+is found out when the app starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ...config import DEFAULTS
+from ...errors import InvalidSetting, UsageError
+from ...model.names import check_group, check_topic
+from ...model.retry import Backoff
+from ...units import Duration, duration_ms, size_bytes
+from ..admin import group_wish
+from ..message import Received
+from .handler import Handler
+
+__all__ = [
+    "AckMode",
+    "Answering",
+    "Batch",
+    "Subscription",
+    "make_subscription",
+    "smallest_window",
+    "window_for",
+]
+
+AckMode = Literal["manual", "after", "on_delivery"]
+
+_MOST_AT_ONCE = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A handler takes a list as one unit of work: up to so many messages and bytes, or what came in time.
+
+    `linger` is how long the first message of a list waits for others. 0 (the default): not at all; under
+    light load a message is handled at once, under heavy load lists fill by themselves (R37).
+    """
+
+    count: int = 100
+    bytes: int | str = "1MB"
+    linger: Duration = 0
+    size: int = field(init=False, repr=False, compare=False)
+    linger_s: float = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        _whole("Batch.count", self.count)
+        object.__setattr__(self, "size", size_bytes(self.bytes, name="Batch.bytes"))
+        object.__setattr__(self, "linger_s", duration_ms(self.linger, name="Batch.linger") / 1000)
+
+    @staticmethod
+    def of(given: Batch | int | tuple[Any, ...] | None) -> Batch | None:
+        """`100`, `(100, "1MB", 0.5)` or a Batch."""
+        if given is None or isinstance(given, Batch):
+            return given
+        if isinstance(given, int) and not isinstance(given, bool):
+            return Batch(given)
+        if isinstance(given, tuple) and 1 <= len(given) <= 3:
+            return Batch(*given)
+        raise InvalidSetting(
+            f"batch={given!r}: a number of messages such as 100, or postroom.Batch(100, '1MB', linger=0.5)",
+            name="batch",
+        )
+
+
+class Answering(Protocol):
+    """What a subscription to requests does besides (R38)."""
+
+    def is_over(self, message: Received) -> bool:
+        """Nobody waits for the answer any more: it is not to be handled."""
+
+    async def answered(self, message: Received, returned: Any) -> None:
+        """Send what the handler returned; raises what went wrong with that."""
+
+    async def failed(self, message: Received, error: BaseException) -> None:
+        """Tell who asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    topic: str
+    group: str
+    handler: Handler
+    concurrency: int
+    batch: Batch | None
+    timeout_s: float | None
+    retry: Backoff
+    ack: AckMode
+    window: int | None  # None: as much as the handler gets done in a moment
+    consumer: Mapping[str, Any]  # what the group is asked for: mode, order, start, lease, max_attempts, …
+    answering: Answering | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.topic}/{self.group} ({self.handler.name})"
+
+
+def make_subscription(
+    function: Callable[..., Any],
+    scope: Mapping[str, Any],
+    *,
+    topic: str,
+    group: str,
+    concurrency: int,
+    batch: Batch | int | tuple[Any, ...] | None,
+    timeout: Duration | None,
+    retry: Backoff,
+    ack: AckMode,
+    window: int | None,
+    **consumer: Any,
+) -> Subscription:
+    if not isinstance(retry, Backoff):
+        raise InvalidSetting(f"retry={retry!r}: such as postroom.Backoff(1, 2, '10m')", name="retry")
+    if ack not in ("manual", "after", "on_delivery"):
+        raise InvalidSetting(f"ack={ack!r}: choose 'after', 'manual' or 'on_delivery'", name="ack")
+    timeout_ms = None if timeout is None else duration_ms(timeout, name="timeout")
+    if timeout_ms == 0:
+        raise InvalidSetting("timeout=0 leaves no time at all: leave it out, or give some", name="timeout")
+    lists = Batch.of(batch)
+    _check_wish(**consumer)
+    return Subscription(
+        topic=check_topic(topic),
+        group=check_group(group),
+        handler=Handler.of(function, many=lists is not None, scope=scope),
+        concurrency=_whole("concurrency", concurrency),
+        batch=lists,
+        timeout_s=None if timeout_ms is None else timeout_ms / 1000,
+        retry=retry,
+        ack=ack,
+        window=None if window is None else _whole("window", window, 2**31),
+        consumer={name: value for name, value in consumer.items() if value is not None},
+    )
+
+
+def smallest_window(subscription: Subscription) -> int:
+    """Enough for everything at work and as much again waiting."""
+    each = 1 if subscription.batch is None else subscription.batch.count
+    return 2 * subscription.concurrency * each
+
+
+def window_for(subscription: Subscription, seconds_each: float | None, *, ordered: bool = False) -> int:
+    """How many messages to hold, given what one costs: what is done in half a second, within limits.
+
+    A member that held more than it can handle soon would keep it from others (R18, R41). Not so in an ordered
+    group, where others do not get it anyway: there it holds as much as it may, to see many keys.
+    """
+    if subscription.window is not None:
+        return subscription.window
+    least = smallest_window(subscription)
+    if ordered:
+        return max(least, DEFAULTS.window_messages)
+    if seconds_each is None:
+        return least
+    soon = 0.5 * subscription.concurrency / max(seconds_each, 1e-9)
+    return max(least, int(min(soon, DEFAULTS.window_messages)))
+
+
+def _check_wish(
+    mode: Any, order: Any, start: Any, lease: Any, max_attempts: Any, exhausted: Any, max_hold: Any,
+    slow_lane: Any = None,
+) -> None:  # fmt: skip
+    group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, None, slow_lane)
+
+
+def _whole(name: str, value: object, most: int = _MOST_AT_ONCE) -> int:
+    if type(value) is int and 1 <= value <= most:
+        return value
+    if callable(value):
+        raise UsageError("call it: @app.subscribe('orders', group='billing')")
+    raise InvalidSetting(f"{name}={value!r}: a whole number from 1 to {most}", name=name)

@@ -1,0 +1,299 @@
+"""A worker: runs the handler of one subscription on the messages that come.
+
+As many lanes as the subscription's concurrency each take a message (or a list), run the handler on it and go
+on; a feeder keeps a few messages ready for them. No task is made per message. Decides when a handler is run,
+cancelled and given up; `handler` decides what its ending means, `app_intake` how the verdict travels.
+
+Must never let a handler end a lane, whatever it raises; never give a verdict while the handler still runs,
+except to hand the message back when the app stops and the grace is over; and never run more at once than the
+subscription says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic
+from typing import Any, TypeAlias
+
+from ...errors import DecodeError, RequestFailed
+from ..ending import end
+from ..message import Received
+from ..tracing import unfit
+from .call import Caller, being_cancelled
+from .handler import ACK, RELEASE, Dead, RetryLater, outcome_of
+from .intake import Intake
+from .middleware import Middleware
+from .subscription import Subscription, window_for
+
+__all__ = ["ErrorHook", "Worker"]
+
+log = logging.getLogger("postroom.app")
+
+ErrorHook: TypeAlias = Callable[[BaseException, list[Received]], Awaitable[None] | None]
+
+_TURN_SECONDS = 0.005  # a lane lets others run after so long
+_LAST_SECONDS = 5.0  # handlers that were cancelled get so long to end
+_SMOOTHING = 0.1  # how fast the measured cost of a message follows the last one
+_MOST_READY = 500
+
+
+class Worker:
+    def __init__(
+        self,
+        subscription: Subscription,
+        intake: Intake,
+        *,
+        for_thread: Callable[[Received], Any],
+        on_error: ErrorHook | None = None,
+        fraction: Callable[[], float] = random.random,
+        middleware: Sequence[Middleware] = (),
+    ) -> None:
+        self.subscription = subscription
+        self.intake = intake
+        self.handled = 0  # messages whose handler ended, one way or the other
+        self._on_error, self._fraction = on_error, fraction
+        self._ready: deque[Received] = deque()
+        self._arrived, self._hungry = asyncio.Event(), asyncio.Event()
+        self._gathering = asyncio.Lock()  # one lane at a time waits for a list to fill
+        self._at_work: dict[int, list[Received]] = {}  # by lane
+        self._idle = 0  # lanes that wait
+        self._seconds_each: float | None = None
+        self._stopping = False
+        self._lanes: list[asyncio.Task[None]] = []
+        self._feeder: asyncio.Task[None] | None = None
+        self._caller = Caller(subscription, for_thread, middleware)
+        intake.in_order(one_per_key=subscription.batch is None)
+        intake.handlers(subscription.concurrency)
+
+    # ---- life ----
+
+    def start(self, *, feed: bool = True) -> None:
+        """`feed=False`: messages come only from `look`."""
+        self._lanes = [asyncio.create_task(self._lane(n)) for n in range(self.subscription.concurrency)]
+        if feed:
+            self._feeder = asyncio.create_task(self._feed())
+
+    async def failed(self) -> BaseException | None:
+        """Wait until it ends: the error that ended it, or None because of `stop`."""
+        tasks = [*self._lanes, *([self._feeder] if self._feeder else [])]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if self._stopping:
+            return None
+        return next((error for task in done if not task.cancelled() and (error := task.exception())), None)
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no more; let what runs end, at most for the grace; hand everything else back."""
+        self._stopping = True
+        if self._feeder is not None:
+            await end((self._feeder,))
+        try:
+            if self.subscription.ack != "on_delivery":  # those are settled: to be handled now or never
+                self._ready.clear()
+                await self.intake.stop([m for unit in self._at_work.values() for m in unit])
+            await self._end_lanes(grace_s)
+        finally:
+            self._caller.close()
+            await self.intake.close()
+
+    def hurry(self) -> None:
+        """Give up what runs, grace or not."""
+        for lane in self._lanes:
+            lane.cancel()
+
+    async def _end_lanes(self, grace_s: float) -> None:
+        self._arrived.set()
+        running = set(self._lanes)
+        if running:
+            _, running = await asyncio.wait(running, timeout=grace_s)
+        if running:
+            log.warning("%s: %d handlers were still running and are cancelled", self._name, len(running))
+            self.hurry()
+            _, running = await asyncio.wait(running, timeout=_LAST_SECONDS)
+        if running:
+            log.error("%s: %d handlers ignore that they were cancelled", self._name, len(running))
+
+    @property
+    def _name(self) -> str:
+        return self.subscription.name
+
+    @property
+    def progress(self) -> tuple[int, int, int]:
+        """Changes whenever something happened."""
+        return self.handled, self.intake.stored, self.intake.passed_over
+
+    async def quiet(self, seconds: float) -> bool:
+        """Wait until nothing is ready, at work or without an answer of the store; False: not in time."""
+        try:
+            async with asyncio.timeout(seconds):
+                while self._ready or self._at_work:
+                    self._hungry.clear()
+                    await self._hungry.wait()
+                await self.intake.settled()
+        except TimeoutError:
+            return False
+        return not self._ready and not self._at_work
+
+    # ---- getting messages ----
+
+    async def _feed(self) -> None:
+        while True:
+            while not self._wants_more():
+                self._hungry.clear()
+                await self._hungry.wait()
+            self.intake.resize(window_for(self.subscription, self._seconds_each, ordered=self.intake.ordered))
+            self._ready += await self.intake.next(self._limit())
+            self._arrived.set()
+
+    async def look(self) -> int:
+        """Take what is there now, without waiting; returns how much it was."""
+        found = await self.intake.look(self._limit())
+        self._ready += found
+        self._arrived.set()
+        return len(found)
+
+    def _wants_more(self) -> bool:
+        if self.subscription.ack == "on_delivery":
+            return not self._ready and self._idle > 0
+        batch = self.subscription.batch
+        if batch is not None and self.intake.ordered:  # its keys are at work with the list that has them
+            return not self._ready and self._idle > 0
+        return len(self._ready) < (self.subscription.concurrency if batch is None else batch.count)
+
+    def _limit(self) -> int:
+        batch = self.subscription.batch
+        if self.subscription.ack == "on_delivery":  # no more than can be started at once: R16
+            return max(1, self._idle if batch is None else batch.count)
+        if batch is not None and self.intake.ordered:
+            return batch.count
+        return max(_MOST_READY, self.subscription.concurrency, 0 if batch is None else batch.count)
+
+    async def _next(self) -> list[Received]:
+        """The next unit of work; nothing when the worker stops."""
+        batch = self.subscription.batch
+        if batch is None:
+            return [self._ready.popleft()] if self._ready or await self._wait(None) else []
+        async with self._gathering:
+            unit: list[Received] = []
+            size, deadline = 0, None
+            while self._ready or await self._wait(deadline):
+                size += len(self._ready[0].value)
+                if unit and size > batch.size:
+                    break
+                unit.append(self._ready.popleft())
+                deadline = deadline or monotonic() + batch.linger_s
+                if len(unit) >= batch.count or (not self._ready and monotonic() >= deadline):
+                    break
+            if self.intake.ordered:  # the rest may have keys of this list: no other lane must get it
+                self.intake.put_back(self._ready)
+                self._ready.clear()
+            # While it stops, what was gathered but not begun has been handed back already.
+            return [] if self._stopping and self.subscription.ack != "on_delivery" else unit
+
+    async def _wait(self, deadline: float | None) -> bool:
+        """Wait for messages, at most until the deadline; False: there are none, or the worker stops."""
+        self._idle += 1
+        try:
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - monotonic())):
+                while not self._ready and not self._stopping:
+                    self._hungry.set()
+                    self._arrived.clear()
+                    await self._arrived.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._idle -= 1
+        return bool(self._ready)
+
+    # ---- handling ----
+
+    async def _lane(self, number: int) -> None:
+        turn = monotonic()
+        while unit := await self._next():
+            if self._wants_more():
+                self._hungry.set()
+            self._at_work[number] = unit
+            began = monotonic()
+            try:
+                await self._handle(unit)
+            finally:
+                del self._at_work[number]
+                self.handled += len(unit)
+                if self.subscription.ack == "on_delivery":
+                    self.intake.handled(unit)
+            ended = monotonic()
+            self._measure((ended - began) / len(unit))
+            if ended - turn > _TURN_SECONDS:
+                await asyncio.sleep(0)
+                turn = monotonic()
+
+    def _measure(self, seconds: float) -> None:
+        known = self._seconds_each
+        self._seconds_each = seconds if known is None else known + (seconds - known) * _SMOOTHING
+
+    async def _handle(self, unit: list[Received]) -> None:
+        unit = self.intake.still_open(unit) if self.intake.ordered else self.intake.begin(unit)
+        bodies, unit = await self._decoded(unit)
+        if not unit:
+            return
+        try:
+            error = await self._caller.call(bodies, unit)
+        except BaseException as gone:  # the lane was cancelled, or the program ends: not an attempt
+            self.intake.settle(unit, RELEASE)
+            raise gone
+        if error is not None:
+            await self._failed(error, unit)
+        elif self.subscription.ack == "after":
+            self.intake.settle(unit, ACK)
+
+    async def _decoded(self, unit: list[Received]) -> tuple[list[Any], list[Received]]:
+        """Bodies, and the messages they are of; those that do not fit are failures of their own."""
+        decode = self.subscription.handler.decode
+        if decode is None:
+            return [], unit
+        bodies, fitting = [], []
+        for message in unit:
+            try:
+                bodies.append(decode(message.value))
+                fitting.append(message)
+            except Exception as error:
+                unfit(self.subscription, message, error)
+                await self._failed(await self._caller.told(message, error), [message])
+        return bodies, fitting
+
+    # ---- failures ----
+
+    async def _failed(self, error: BaseException, unit: list[Received]) -> None:
+        by_attempt: dict[int, list[Received]] = {}
+        for message in unit:
+            by_attempt.setdefault(message.attempt, []).append(message)
+        fraction = self._fraction()
+        for attempt, messages in by_attempt.items():
+            outcome = outcome_of(error, self.subscription.retry, attempt, fraction)
+            self.intake.settle(messages, outcome)
+        self._tell(error, unit)
+        if self._on_error is not None:
+            await self._call_hook(self._on_error, error, unit)
+
+    def _tell(self, error: BaseException, unit: list[Received]) -> None:
+        first = unit[0]
+        what = f"{first.topic}/{first.partition} offset {first.offset}, attempt {first.attempt}"
+        if len(unit) > 1:
+            what += f", and {len(unit) - 1} more"
+        expected = isinstance(error, RetryLater | Dead | RequestFailed)
+        level = logging.INFO if expected else logging.WARNING
+        trace = None if expected or isinstance(error, DecodeError) else error
+        log.log(level, "handler %s: %s: %r", self.subscription.handler.name, what, error, exc_info=trace)
+
+    async def _call_hook(self, hook: ErrorHook, error: BaseException, unit: list[Received]) -> None:
+        try:
+            waiting = hook(error, unit)
+            if waiting is not None:
+                await waiting
+        except (Exception, asyncio.CancelledError):
+            if being_cancelled():
+                raise
+            log.exception("the on_error hook failed itself, on a message of %s", self._name)

@@ -1,0 +1,303 @@
+"""Messages into records and back.
+
+Decides what a message may be made of (bytes; names and sizes within limits) and which record headers are
+Postroom's own. Must never let a wrong message through: a whole list is checked before any of it is stored.
+Both directions have a path for plain messages (no headers, no id) that costs a fraction of a microsecond.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from ..config import DEFAULTS
+from ..errors import InvalidMessage, InvalidSetting, MessageTooLarge
+from ..model.batch import Headers, Record
+from ..model.names import HEADER_PREFIX
+from ..model.requests import REPLY_TO, REQUEST, asked
+from ..model.schedule import SLOT_HEADER
+from ..units import Duration, duration_ms, moment_ms
+from .delay import due_at, new_id
+from .expiry import Expiry
+from .message import NO_HEADERS, Delivered, Message, Received
+
+__all__ = ["Entry", "Packed", "as_key", "pack", "pack_all", "unpack"]
+
+Entry: TypeAlias = tuple[bytes | None, bytes, Headers]
+"""Key, value and headers, as the batch builder takes them."""
+
+_ID, _SOURCE, _EXPIRES = f"{HEADER_PREFIX}id", f"{HEADER_PREFIX}source", f"{HEADER_PREFIX}expires"
+_TOPIC, _PARTITION = f"{HEADER_PREFIX}topic", f"{HEADER_PREFIX}partition"
+_OFFSET, _TIMESTAMP = f"{HEADER_PREFIX}offset", f"{HEADER_PREFIX}timestamp"
+_ATTEMPTS, _FAILURES = f"{HEADER_PREFIX}attempts", f"{HEADER_PREFIX}failures"  # both: of a far retry
+_NONE: Headers = []
+_MAX_MS = 2**53
+
+
+@dataclass(slots=True)
+class Packed:
+    """Messages that were checked, ready for a batch."""
+
+    entries: list[Entry]
+    size: int
+    ids: list[str | None] | None = None  # None: not one was given
+    timestamps: list[int | None] | None = None  # None: all are stamped when they are sent
+    keyed: bool = False  # at least one has a key
+    dues: list[int] | None = None  # when each is due, 0: now; None: all now
+    origin: Any = None  # the trace that posted them belong to
+
+
+def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
+    """One message. `due` is when it is due if it does not say so itself (0: now), `slot` the one named."""
+    due = _due(message, now_ms, due)
+    id = new_id() if due and message.id is None else message.id
+    entry, size = _entry(message, now_ms, id, due, slot)
+    stamp = message.timestamp
+    return Packed(
+        [entry],
+        size,
+        ids=None if id is None else [id],
+        timestamps=None if stamp is None else [_checked_timestamp(stamp)],
+        keyed=entry[0] is not None,
+        dues=[due] if due else None,
+    )
+
+
+def pack_all(messages: Sequence[Message], now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
+    """A list of messages, all or none."""
+    if due:
+        return _pack_any(messages, now_ms, due, slot)
+    entries: list[Entry] = []
+    add, none, limit, total = entries.append, _NONE, DEFAULTS.max_message_bytes, 0
+    for m in messages:
+        if type(m) is not Message:
+            return _pack_any(messages, now_ms, due, slot)
+        value = m.value
+        if (
+            type(value) is not bytes
+            or m.key is not None
+            or m.headers is not None
+            or m.id is not None
+            or m.source is not None
+            or m.expires is not None
+            or m.timestamp is not None
+            or m.delay is not None
+            or m.at is not None
+            or len(value) > limit
+        ):
+            return _pack_any(messages, now_ms, due, slot)
+        total += len(value)
+        add((None, value, none))
+    return Packed(entries, total)
+
+
+def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | None) -> Packed:
+    packed = Packed([], 0)
+    ids: list[str | None] = []
+    stamps: list[int | None] = []
+    dues: list[int] = []
+    for at, message in enumerate(messages):
+        if not isinstance(message, Message):
+            raise InvalidMessage(
+                f"messages[{at}] is {type(message).__name__}: wrap it, as in postroom.Message(b'…', key='42')"
+            )
+        try:
+            dues.append(_due(message, now_ms, due))
+            ids.append(new_id() if dues[-1] and message.id is None else message.id)
+            entry, size = _entry(message, now_ms, ids[-1], dues[-1], slot)
+            stamps.append(None if message.timestamp is None else _checked_timestamp(message.timestamp))
+        except (InvalidMessage, InvalidSetting, MessageTooLarge) as error:
+            raise type(error)(f"messages[{at}]: {error}", index=at, **error.details) from None
+        packed.entries.append(entry)
+        packed.size += size
+        packed.keyed = packed.keyed or entry[0] is not None
+    packed.ids = ids if any(i is not None for i in ids) else None
+    packed.timestamps = stamps if any(s is not None for s in stamps) else None
+    packed.dues = dues if any(dues) else None
+    return packed
+
+
+def _due(message: Message, now_ms: int, otherwise: int) -> int:
+    if message.delay is None and message.at is None:
+        return otherwise
+    return due_at(message.delay, message.at, now_ms)
+
+
+def _entry(message: Message, now_ms: int, id: str | None, due: int, slot: int | None) -> tuple[Entry, int]:
+    value = _as_value(message.value)
+    key = None if message.key is None else as_key(message.key)
+    headers = _NONE if not message.headers else _user_headers(message.headers)
+    if id is not None or message.source is not None or message.expires is not None:
+        headers = [*headers, *_own_headers(message, id, due or now_ms)]
+    if due and slot is not None:
+        headers = [*headers, (SLOT_HEADER, b"%d" % slot)]
+    size = len(value) + (len(key) if key else 0)
+    if headers:
+        size += sum(len(name) + len(content or b"") for name, content in headers)
+    if size > DEFAULTS.max_message_bytes:
+        raise MessageTooLarge(
+            f"the message has {size:,} bytes, the limit is {DEFAULTS.max_message_bytes:,}: "
+            "split it, or store it elsewhere and send where it is",
+            size=size,
+            limit=DEFAULTS.max_message_bytes,
+        )
+    return (key, value, headers), size
+
+
+def _as_value(value: object) -> bytes:
+    if type(value) is bytes:
+        return value
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    hint = (
+        "call .encode() on it" if isinstance(value, str) else "encode it, for instance json.dumps(…).encode()"
+    )
+    raise InvalidMessage(f"value must be bytes, not {type(value).__name__}: {hint}")
+
+
+def as_key(key: object) -> bytes:
+    found = _text_or_bytes(key, "key")
+    if len(found) > DEFAULTS.max_key_bytes:
+        raise MessageTooLarge(
+            f"the key has {len(found):,} bytes, the limit is {DEFAULTS.max_key_bytes:,}: "
+            "use a hash of it, or a shorter name",
+            size=len(found),
+            limit=DEFAULTS.max_key_bytes,
+        )
+    return found
+
+
+def _text_or_bytes(value: object, what: str) -> bytes:
+    if isinstance(value, str):
+        return _encoded(value, what)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    raise InvalidMessage(
+        f"{what} must be str or bytes, not {type(value).__name__}: write str({value!r}) or encode it"
+    )
+
+
+def _encoded(text: str, what: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError:
+        raise InvalidMessage(f"{what} has a character that UTF-8 does not have: {text!r}") from None
+
+
+def _user_headers(headers: object) -> Headers:
+    if not isinstance(headers, Mapping):
+        raise InvalidMessage(
+            f"headers must be a dict such as {{'source': 'web'}}, not {type(headers).__name__}"
+        )
+    if len(headers) > DEFAULTS.max_headers:
+        raise MessageTooLarge(
+            f"the message has {len(headers)} headers, the limit is {DEFAULTS.max_headers}: use the value",
+            size=len(headers),
+            limit=DEFAULTS.max_headers,
+        )
+    return [
+        (_header_name(name), _text_or_bytes(value, f"header {name!r}")) for name, value in headers.items()
+    ]
+
+
+def _header_name(name: object) -> str:
+    if not isinstance(name, str) or not name:
+        raise InvalidMessage(f"header names must be str, and not empty; not {name!r}")
+    if name.startswith(HEADER_PREFIX):
+        raise InvalidMessage(
+            f"the header name {name!r} is reserved: names must not start with {HEADER_PREFIX!r}"
+        )
+    _encoded(name, "a header name")
+    return name
+
+
+def _own_headers(message: Message, id: str | None, visible_ms: int) -> Headers:
+    own: Headers = []
+    for name, what, text in ((_ID, "id", id), (_SOURCE, "source", message.source)):
+        if text is None:
+            continue
+        if not isinstance(text, str) or not 0 < len(text) <= DEFAULTS.max_key_bytes:
+            raise InvalidMessage(
+                f"{what} must be str of 1 to {DEFAULTS.max_key_bytes} characters; not {text!r}"
+            )
+        own.append((name, _encoded(text, what)))
+    if message.expires is not None:
+        own.append((_EXPIRES, b"%d" % _expiry_ms(message.expires, visible_ms)))
+    return own
+
+
+def _expiry_ms(expires: Duration | datetime, visible_ms: int) -> int:
+    """A duration counts from when the message can be seen: of a delayed one, when it is due."""
+    if isinstance(expires, datetime):
+        return moment_ms(expires, name="expires")
+    return visible_ms + duration_ms(expires, name="expires")
+
+
+def _checked_timestamp(timestamp: object) -> int:
+    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and 0 <= timestamp < _MAX_MS:
+        return timestamp
+    raise InvalidMessage(f"timestamp must be milliseconds since 1970 as int; not {timestamp!r}")
+
+
+# ---- back -------------------------------------------------------------------------------------------
+
+
+def unpack(records: Iterable[Record], delivery: Delivered, expiry: Expiry | None = None) -> list[Received]:
+    """Received messages of one delivery, without those whose moment has passed if `expiry` is given.
+
+    Constructor arguments go by position: it is the hot path.
+    """
+    bare, make, expired = NO_HEADERS, Received, set[int]()
+    found = [
+        make(r.value or b"", r.key, bare, "", None, None, r.timestamp, r.offset, None, delivery, r.offset)
+        if not r.headers
+        else _with_headers(r, delivery, expiry, expired)
+        for r in records
+    ]
+    if not expired or expiry is None:
+        return found
+    expiry.dropped += len(expired)
+    return [message for message in found if message._position not in expired]
+
+
+def _with_headers(record: Record, delivery: Delivered, expiry: Expiry | None, expired: set[int]) -> Received:
+    own: dict[str, str] = {}
+    shown: dict[str, bytes] = {}
+    for name, value in record.headers:
+        if name.startswith(HEADER_PREFIX):
+            own[name] = (value or b"").decode(errors="replace")
+        else:
+            shown[name] = value or b""
+    offset, timestamp, origin = record.offset, record.timestamp, None
+    if _TOPIC in own:
+        origin = (own[_TOPIC], _number(own, _PARTITION, -1))
+        offset, timestamp = _number(own, _OFFSET, offset), _number(own, _TIMESTAMP, timestamp)
+    before = _number(own, _ATTEMPTS, 0) if _FAILURES in own else 0
+    expires = None
+    if _EXPIRES in own:
+        expires = _moment(own[_EXPIRES])
+        if expiry is not None:
+            expiry.some = True
+            if _number(own, _EXPIRES, expiry.now_ms + 1) <= expiry.now_ms:
+                expired.add(record.offset)
+    return Received(
+        record.value or b"", record.key, shown or NO_HEADERS, "", own.get(_SOURCE), expires, timestamp,
+        offset, own.get(_ID), delivery, record.offset, origin, before,
+        asked(own[REQUEST], own.get(REPLY_TO)) if REQUEST in own else None,
+    )  # fmt: skip
+
+
+def _number(own: Mapping[str, str], name: str, otherwise: int) -> int:
+    try:
+        return int(own[name])
+    except (KeyError, ValueError):  # written by somebody else: show what we know
+        return otherwise
+
+
+def _moment(text: str) -> datetime | None:
+    try:
+        return datetime.fromtimestamp(int(text) / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

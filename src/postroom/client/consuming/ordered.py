@@ -1,0 +1,297 @@
+"""Fetching for ordered groups: partitions are held, and given up when it is somebody else's turn (R14, R23).
+
+Decides when to ask and what for. One poll is under way at a time; it names the partitions held and the offset
+expected next of each, so that what a lost reply had comes again (I6). While there is no room it still asks
+once a second whether partitions are to be given up. One that is revoked is handed over as soon as nothing of
+it is at work, and no later than a lease after that was said; what waits here is simply forgotten: unsettled
+stays unsettled. `outlet` decides what is handed out.
+
+What waits behind a message that is not due (a retry, a stopped message) does not count towards the window,
+or one failing key would starve all others; it is bounded by itself (`_MOST_WAITING`, `_WAITING_WINDOWS`).
+What of a suspect cannot begin, because an earlier message of its key waits, is released: it is like any
+other then (I14).
+
+Must never give up a partition while a poll that names it is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ...broker.endpoint import Beat, Endpoint, Grant, PollReply, PollRequest, Settle, Verdict
+from ...config import DEFAULTS
+from ...errors import PostroomError
+from ...model.ordered import FAR
+from ..message import Received
+from .fetching import Fetcher, weight
+from .hands import HeldDelivery, Window
+from .holding import Holding, OrderedDelivery, OrderedHands
+from .outlet import Outlet
+from .settling import Run, Settler, runs_of
+
+__all__ = ["OrderedFetcher"]
+
+log = logging.getLogger("postroom.consumer")
+
+_CHECK_SECONDS = 1.0  # so often it is asked whether partitions are to be given up
+_HURRY_MS = 100  # a poll waits no longer while a partition is about to be given up
+_PAUSE_SECONDS = 0.1  # before a log is asked again for what it did not have
+_MOST_WAITING = 20_000  # messages behind others that are not due
+_WAITING_WINDOWS = 4  # and so many times the window's bytes
+_HUNG = "its handling took longer than max_handling"
+
+
+class OrderedFetcher(Fetcher):
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        who: Beat,
+        hands: OrderedHands,
+        settler: Settler,
+        window: Window,
+        *,
+        on_delivery: bool,
+        max_handling_ms: int,
+        lease_changed: Callable[[int], None],
+        arrived: asyncio.Event,
+    ) -> None:
+        super().__init__(
+            endpoint, who, hands, settler, window, on_delivery=on_delivery, lease_changed=lease_changed
+        )
+        self._partitions = hands
+        self._max_handling_ms = max_handling_ms
+        self.arrived = arrived
+        self.outlet = Outlet(hands, endpoint.now_ms, arrived, on_delivery=on_delivery)
+        self._asked_at = 0.0  # by the loop's clock
+        self._asked: dict[int, Holding] = {}  # what the poll under way names
+        self._started_ms = 0  # of the database, before we received what we hold
+        self._strangers: set[int] = set()  # partitions to give up that are not known here
+        self._crowded = False
+        self._ended = False
+
+    @property
+    def _holdings(self) -> list[Holding]:
+        return list(self._partitions.holdings.values())
+
+    # ---- asking ----
+
+    async def _may_ask(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._hand_over()
+            await self._release_stuck()
+            left = self._asked_at + _CHECK_SECONDS - loop.time()
+            if self._has_room() or left <= 0:
+                return
+            self._hands.changed.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._hands.changed.wait()
+            except TimeoutError:
+                pass
+
+    def _has_room(self) -> bool:
+        outlet, waiting = self.outlet, self.outlet.waiting
+        if self._is_crowded(waiting):
+            return False
+        if self._on_delivery:
+            return self._wanted > 0 and not outlet.has_more and outlet.parked <= self._wanted
+        if outlet.idle:
+            return True
+        if self._hands.alone or asyncio.get_running_loop().time() < self._drain_until:
+            return False
+        messages, size = self._counted(waiting)
+        return 2 * messages <= self._window.messages and 2 * size <= self._window.bytes
+
+    def _counted(self, waiting: int) -> tuple[int, float]:
+        """What counts towards the window: everything but what waits for a message that is not due."""
+        held = self._hands.messages
+        return held - waiting, self._hands.bytes * (held - waiting) / max(1, held)
+
+    def _is_crowded(self, waiting: int) -> bool:
+        most = (1 + _WAITING_WINDOWS) * self._window.bytes
+        crowded = waiting > 0 and (waiting >= _MOST_WAITING or self._hands.bytes >= most)
+        if crowded and not self._crowded:
+            log.warning(
+                "%d messages of %s/%s wait behind messages that failed; nothing more is fetched until these "
+                "are due: look at them with lag() and redrive(), or lower max_hold",
+                waiting,
+                self.who.topic,
+                self.who.group,
+            )
+        self._crowded = crowded
+        return crowded
+
+    def _request(self) -> PollRequest:
+        messages, size = self._counted(self.outlet.waiting)
+        wanted = self._wanted if self._on_delivery else max(1, self._window.messages - messages)
+        room = self._has_room()
+        wait_ms = min(DEFAULTS.poll_wait_ms, self._settler.lease_ms // 2)  # the lease counts from now (I16)
+        giving_up = tuple(h.partition_id for h in self._holdings if h.give_up_at is not None)
+        self._asked_at = asyncio.get_running_loop().time()
+        self._asked = dict(self._partitions.holdings)
+        return PollRequest(
+            topic=self.who.topic,
+            group=self.who.group,
+            member=self.who.member,
+            token=self._partitions.token,
+            messages=wanted if room else 0,
+            bytes=max(1, int(self._window.bytes - size)),
+            wait_ms=0 if not room else _HURRY_MS if giving_up else wait_ms,
+            empty_handed=self.outlet.idle,
+            on_delivery=self._on_delivery,
+            positions=tuple((holding.partition_id, holding.position) for holding in self._holdings),
+            giving_up=giving_up,
+            started_ms=self._started_ms,
+        )
+
+    async def look(self, messages: int) -> None:
+        self.want(messages)
+        await self._hand_over()
+        await self._release_stuck()
+        request = replace(self._request(), wait_ms=0)
+        sent_ms = self._endpoint.now_ms()
+        await self._accept(await self._endpoint.poll(request), request.token, sent_ms)
+
+    # ---- accepting ----
+
+    async def _accept(self, reply: PollReply, token: int, sent_ms: int) -> None:
+        self._partitions.lease_ms = reply.lease_ms
+        if not self._holdings:
+            self._started_ms = reply.started_ms
+        for partition_id in reply.lost:
+            holding = self._partitions.holdings.get(partition_id)
+            if holding is not None:
+                log.warning("%s lost partition %d of %s", self.who.member, holding.partition, holding.topic)
+                self._partitions.drop(holding)
+        for partition_id in reply.revoked:
+            self._revoke(partition_id, reply.lease_ms)
+        await super()._accept(reply, token, sent_ms)
+        await self._hand_over()
+
+    def _receive(self, grant: Grant, token: int, until: float) -> list[Run]:
+        asked = self._asked.get(grant.partition_id)
+        if asked is not None and self._partitions.holdings.get(grant.partition_id) is not asked:
+            return []  # lost meanwhile; this goes on from its middle, the next poll asks for all (I5, I6)
+        holding = self._partitions.hold(grant)
+        holding.until, holding.give_up_at = until, None
+        self._strangers.discard(grant.partition_id)
+        holding.position = max(holding.position, grant.position)
+        missing: list[Run] = []
+        for lease in grant.leases:
+            missing += self._open(grant, lease, OrderedDelivery(self._settler, grant, lease, token, until))
+        return missing
+
+    def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
+        assert isinstance(delivery, OrderedDelivery)
+        holding = self._partitions.holdings[delivery.partition_id]
+        delivery.bytes_each = weight(messages)
+        not_before = delivery.not_before if delivery.not_before > self._endpoint.now_ms() else 0
+        if self._on_delivery and not_before < FAR:
+            delivery.settled_already()
+            self._wanted = 0
+        else:
+            self._partitions.receive(holding, delivery, messages)
+            if len(messages) < len(delivery.state):
+                self._ack_empty(delivery, messages, missing)
+        holding.queue.add(messages, not_before)
+
+    async def _account_for(self, missing: list[Run]) -> None:
+        await super()._account_for(missing)
+        await asyncio.sleep(_PAUSE_SECONDS)  # for those that were handed back
+
+    def _hand_back(self, delivery: HeldDelivery, start: int, stop: int) -> None:
+        """Whoever holds the partition next is sent everything again."""
+        self._revoke(delivery.partition_id, self._settler.lease_ms)
+
+    # ---- giving up ----
+
+    def _revoke(self, partition_id: int, lease_ms: int) -> None:
+        holding = self._partitions.holdings.get(partition_id)
+        if holding is None:  # a reply was lost, or a partition that is given up already is named once more
+            self._strangers.add(partition_id)
+        elif holding.give_up_at is None:
+            holding.give_up_at = asyncio.get_running_loop().time() + lease_ms / 1000
+
+    async def _hand_over(self) -> None:
+        now = asyncio.get_running_loop().time()
+        done = [h for h in self._holdings if h.give_up_at is not None and self._may_go(h, h.give_up_at, now)]
+        ids = [*self._strangers, *(holding.partition_id for holding in done)]
+        self._strangers = set()
+        for holding in done:
+            log.info("%s hands over partition %d of %s", self.who.member, holding.partition, holding.topic)
+            self._partitions.drop(holding)
+        if ids:
+            try:
+                await self._endpoint.hand_over(self.who.topic, self.who.group, self._partitions.token, ids)
+            except PostroomError as error:
+                if not error.retriable:
+                    raise
+                self._strangers.update(ids)
+
+    def _may_go(self, holding: Holding, give_up_at: float, now: float) -> bool:
+        buffered = self._on_delivery and (holding.queue.fresh or holding.queue.parked)
+        return now >= give_up_at or not (holding.at_work or buffered)
+
+    async def leave(self) -> None:
+        """Hand over everything."""
+        for holding in self._holdings:
+            holding.give_up_at = 0.0
+        await self._hand_over()
+
+    # ---- handing out ----
+
+    @property
+    def stale(self) -> bool:
+        return self.outlet.stale
+
+    def take(self, limit: int) -> list[Received]:
+        return self.outlet.take(limit)
+
+    def _look_again(self) -> None:
+        self.outlet.look_again()
+
+    async def _release_stuck(self) -> None:
+        found = self.outlet.stuck()
+        if found is None:
+            return
+        holding, suspect = found
+        runs = [(suspect.first + start, suspect.first + stop - 1) for start, stop in suspect.open_runs()]
+        verdicts = tuple(Verdict("release", *run) for run in runs)
+        part = Settle(holding.topic, holding.partition_id, self._partitions.token, verdicts)
+        try:
+            reply = await self._endpoint.settle(self.who.topic, self.who.group, [part])
+        except PostroomError as error:
+            if error.retriable:
+                return  # it is tried again
+            raise
+        if reply.lost:
+            self._partitions.drop(holding)
+        self._partitions.is_like_any(suspect)
+        self._look_again()
+
+    def nudge(self) -> None:
+        """A heartbeat was made, or time was moved: something may be due, renewed, or hang."""
+        if self._ended:
+            return
+        before_ms = self._endpoint.now_ms() - self._max_handling_ms
+        for holding in self._holdings:
+            for delivery, indexes in holding.hung(before_ms):
+                log.warning("%d messages of %s: %s", len(indexes), holding.topic, _HUNG)
+                messages = [m for i in indexes for m in holding.messages(delivery, i, i + 1)]
+                again = self._partitions.renew(holding, messages)
+                how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=_HUNG)
+                self._settler.submit(runs_of(again), "retry", how)
+        self._look_again()
+
+    def _done_with(self, gone: Sequence[Received]) -> None:
+        super()._done_with(gone)
+        if self._on_delivery and self.outlet.told_of_handling:
+            self.outlet.handled(gone)
+
+    def clear(self) -> int:
+        self._ended = True
+        return self.outlet.close()

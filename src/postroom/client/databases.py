@@ -1,0 +1,222 @@
+"""The caller's own database, through the connection the caller has open, whatever its kind (R30, R33).
+
+Known are `sqlite3`, psycopg 3, PyMySQL, SQLAlchemy 2 (a session or a connection; of the async ones the sync
+side, within `run_sync`) and Django's connections. Outbox and guards write their statements once, with `?` for
+parameters, and run them here, in the transaction that is open on the connection. Must never begin, commit or
+roll back anything: the transaction is the caller's.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+from ..errors import InvalidSetting
+
+__all__ = ["Kind", "Theirs", "is_async", "library", "of"]
+
+Kind = Literal["sqlite", "postgres", "mysql"]
+Args = Sequence[Any]
+
+_KINDS: dict[str, Kind] = {
+    "sqlite": "sqlite",
+    "postgresql": "postgres",
+    "postgres": "postgres",
+    "mysql": "mysql",
+    "mariadb": "mysql",
+}
+_MYSQL_IN_TRANSACTION = 1  # the bit of the server's status
+
+
+class Theirs(Protocol):
+    kind: Kind
+
+    def rows(self, sql: str, args: Args = ()) -> list[tuple[Any, ...]]:
+        """The rows of a SELECT, or of what RETURNING returns."""
+
+    def run(self, sql: str, args: Args = ()) -> int:
+        """How many rows a statement met."""
+
+    def many(self, sql: str, rows: Sequence[Args]) -> None:
+        """One statement for each."""
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether what is run now can still be rolled back by the caller."""
+
+
+def of(connection: Any) -> Theirs:
+    """InvalidSetting: it is none of the kinds that are known."""
+    if isinstance(connection, sqlite3.Connection):
+        return _Driver("sqlite", connection, _sqlite_in_transaction)
+    bases = _packages(connection)
+    if "sqlalchemy" in bases:
+        return _of_sqlalchemy(connection)
+    if "django" in bases:
+        return _Driver(_kind(connection.vendor), connection, _django_in_transaction)
+    if "psycopg" in bases and not is_async(connection):
+        return _Driver("postgres", connection, _psycopg_in_transaction)
+    if "pymysql" in bases:
+        return _Driver("mysql", connection, _pymysql_in_transaction)
+    named = f"{type(connection).__module__}.{type(connection).__qualname__}"
+    raise InvalidSetting(
+        f"a {named} is not a connection that Postroom knows: give it one of sqlite3, psycopg 3 or PyMySQL, a "
+        "session or connection of SQLAlchemy 2, or django.db.connection"
+    )
+
+
+def library(connection: Any) -> str:
+    """Whose connection it is: sqlite3, sqlalchemy, django, psycopg or pymysql; "" for any other object."""
+    found, known = _packages(connection), ("sqlalchemy", "django", "sqlite3", "psycopg", "pymysql")
+    return next((name for name in known if name in found), "")
+
+
+def is_async(connection: Any) -> bool:
+    """An async session or connection of SQLAlchemy: reach its sync side with `run_sync`."""
+    return any(base.__name__.startswith("Async") for base in type(connection).__mro__)
+
+
+def _of_sqlalchemy(connection: Any) -> Theirs:
+    if is_async(connection):
+        raise InvalidSetting(
+            "this is an async session or connection of SQLAlchemy: await the call that takes it, or use "
+            "run_sync to reach its sync side"
+        )
+    if not hasattr(connection, "execute"):
+        raise InvalidSetting(
+            f"a {type(connection).__name__} of SQLAlchemy is no session or connection: give what it opens"
+        )
+    return _SqlAlchemy(connection)
+
+
+def _packages(connection: Any) -> set[str]:
+    """Of its class and those it is made of: a subclass of the caller's is known too."""
+    return {base.__module__.partition(".")[0] for base in type(connection).__mro__}
+
+
+def _kind(name: str) -> Kind:
+    found = _KINDS.get(name)
+    if found is None:
+        raise InvalidSetting(
+            f"a database of kind {name!r} is not known: SQLite, PostgreSQL, MySQL or MariaDB are"
+        )
+    return found
+
+
+class _Driver:
+    """A DB-API connection, or Django's, whose cursors are like one."""
+
+    __slots__ = ("_connection", "_in_transaction", "_mark", "kind")
+
+    def __init__(self, kind: Kind, connection: Any, in_transaction: Callable[[Any], bool]) -> None:
+        self.kind: Kind = kind
+        self._connection, self._in_transaction = connection, in_transaction
+        self._mark = "?" if isinstance(connection, sqlite3.Connection) else "%s"
+
+    def rows(self, sql: str, args: Args = ()) -> list[tuple[Any, ...]]:
+        cursor = self._cursor()
+        try:
+            cursor.execute(self._sql(sql), tuple(args))
+            return [tuple(row) for row in cursor.fetchall()]
+        finally:
+            cursor.close()
+
+    def run(self, sql: str, args: Args = ()) -> int:
+        cursor = self._cursor()
+        try:
+            cursor.execute(self._sql(sql), tuple(args))
+            return int(cursor.rowcount)
+        finally:
+            cursor.close()
+
+    def many(self, sql: str, rows: Sequence[Args]) -> None:
+        cursor = self._cursor()
+        try:
+            cursor.executemany(self._sql(sql), [tuple(row) for row in rows])
+        finally:
+            cursor.close()
+
+    @property
+    def in_transaction(self) -> bool:
+        return self._in_transaction(self._connection)
+
+    def _sql(self, text: str) -> str:
+        return text if self._mark == "?" else text.replace("?", self._mark)
+
+    def _cursor(self) -> Any:
+        """One that returns tuples, whatever rows the caller likes."""
+        if isinstance(self._connection, sqlite3.Connection):
+            cursor = self._connection.cursor()
+            cursor.row_factory = None
+            return cursor
+        names = _packages(self._connection)
+        if "psycopg" in names:
+            from psycopg.rows import tuple_row
+
+            return self._connection.cursor(row_factory=tuple_row)
+        if "pymysql" in names:
+            from pymysql.cursors import Cursor
+
+            return self._connection.cursor(Cursor)
+        return self._connection.cursor()
+
+
+def _sqlite_in_transaction(connection: sqlite3.Connection) -> bool:
+    if connection.in_transaction:
+        return True
+    mode = getattr(connection, "autocommit", None)  # since Python 3.12; -1: as `isolation_level` says
+    return mode is False or (mode in (None, -1) and connection.isolation_level is not None)
+
+
+def _psycopg_in_transaction(connection: Any) -> bool:
+    return not connection.autocommit or connection.info.transaction_status.name != "IDLE"
+
+
+def _pymysql_in_transaction(connection: Any) -> bool:
+    return not connection.get_autocommit() or bool(connection.server_status & _MYSQL_IN_TRANSACTION)
+
+
+def _django_in_transaction(connection: Any) -> bool:
+    return bool(connection.in_atomic_block) or not connection.get_autocommit()
+
+
+class _SqlAlchemy:
+    """A session or a connection. Both begin by themselves; statements go to the driver as they are."""
+
+    __slots__ = ("_connection", "_mark", "kind")
+
+    def __init__(self, given: Any) -> None:
+        self._connection = (
+            given.connection() if hasattr(given, "connection") and callable(given.connection) else given
+        )
+        self.kind: Kind = _kind(self._connection.dialect.name)
+        self._mark: str = self._connection.dialect.paramstyle
+
+    def rows(self, sql: str, args: Args = ()) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in self._execute(sql, args).fetchall()]
+
+    def run(self, sql: str, args: Args = ()) -> int:
+        return int(self._execute(sql, args).rowcount)
+
+    def many(self, sql: str, rows: Sequence[Args]) -> None:
+        if rows:
+            self._connection.exec_driver_sql(self._sql(sql), [tuple(row) for row in rows])
+
+    @property
+    def in_transaction(self) -> bool:
+        options = self._connection.get_execution_options()
+        level = options.get("isolation_level") or self._connection.default_isolation_level
+        return bool(level != "AUTOCOMMIT")
+
+    def _execute(self, sql: str, args: Args) -> Any:
+        return self._connection.exec_driver_sql(self._sql(sql), tuple(args))
+
+    def _sql(self, text: str) -> str:
+        if self._mark == "qmark":
+            return text
+        if self._mark in ("format", "pyformat"):
+            return text.replace("?", "%s")
+        head, *rest = text.split("?")  # numeric: $1, $2, or :1, :2
+        sign = "$" if self._mark == "numeric_dollar" else ":"
+        return head + "".join(f"{sign}{number}{part}" for number, part in enumerate(rest, start=1))

@@ -1,0 +1,230 @@
+"""What users hold in their hands: messages, received messages, receipts and dead letters.
+
+These are made by the hundred thousand a second, so they are msgspec structs without garbage collection (they
+never refer back to what refers to them), and what can be derived is derived when asked: an id that the
+sender did not give is the stored place, "<partition id>-<offset>", and costs nothing until somebody reads it.
+
+A message that Postroom moved (dead letters, retries) shows where it was first stored; settling it uses where
+it is stored now. Must never hold settling state: that belongs to the delivery (`postroom.client.delivery`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import msgspec
+
+from ..errors import InvalidSetting
+from ..model.requests import Asked
+from ..units import Duration, Moment, duration_ms, moment_ms
+
+__all__ = [
+    "NO_HEADERS",
+    "DeadLetter",
+    "Delivered",
+    "Kind",
+    "Message",
+    "Receipt",
+    "Received",
+    "Value",
+    "id_at",
+]
+
+Value = bytes | bytearray | memoryview
+Kind = Literal["ack", "retry", "release", "dead", "lane"]
+
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+"""Shared by all received messages that have none."""
+
+
+def id_at(partition_id: int, offset: int) -> str:
+    """The id of a message that was given none."""
+    return f"{partition_id}-{offset}"
+
+
+class _Content(msgspec.Struct, frozen=True, gc=False):
+    value: Value
+    key: str | bytes | None = None
+    headers: Mapping[str, str | bytes] | None = None
+    id: str | None = None
+    source: str | None = None  # where it comes from
+    expires: Duration | datetime | None = None  # after so long, or at that moment, nobody is to see it
+    timestamp: int | None = None  # milliseconds since 1970; None: when it is sent
+
+
+class Message(_Content, frozen=True, gc=False, kw_only=True):
+    """A message to send. The key decides the partition; equal keys keep their order.
+
+    With `delay` or `at` it is delivered later: not before then, and equal keys in the order in which they are
+    due. `expires`, if it is a duration, then counts from that moment.
+    """
+
+    delay: Duration | None = None  # of a message to be sent: after so long
+    at: Moment | None = None  # of a message to be sent: at that moment
+
+
+class Delivered(Protocol):
+    """What a received message was delivered in; it knows how to settle."""
+
+    @property
+    def topic(self) -> str: ...
+    @property
+    def partition(self) -> int: ...
+    @property
+    def partition_id(self) -> int: ...
+    @property
+    def attempt(self) -> int: ...
+
+    async def settle(
+        self, position: int, kind: Kind, *, delay_ms: int = 0, at_ms: int | None = None, reason: str = ""
+    ) -> None: ...
+
+    async def extend(self, position: int) -> None: ...
+
+
+class Received(Message, frozen=True, eq=False, gc=False):
+    """A message as a consumer or a reader gets it. Keys and header values are bytes."""
+
+    if TYPE_CHECKING:  # narrower than in Message; declaring them anew would move the fields
+        value: bytes
+        key: bytes | None = None
+        headers: Mapping[str, bytes] = NO_HEADERS
+        id: str = ""
+        expires: datetime | None = None
+        timestamp: int = 0
+    else:
+
+        @property
+        def id(self) -> str:
+            if self._id is not None:
+                return self._id
+            return id_at(self._delivery.partition_id, self._position)
+
+    offset: int = -1
+    _id: str | None = None
+    _delivery: Delivered = None  # type: ignore[assignment]
+    _position: int = -1  # the offset where it is stored now
+    _origin: tuple[str, int] | None = None  # topic and partition it was first stored in, if it was moved
+    _before: int = 0  # attempts used up before a far retry
+    _asked: Asked | None = None  # it is a request
+
+    @property
+    def topic(self) -> str:
+        return self._delivery.topic if self._origin is None else self._origin[0]
+
+    @property
+    def partition(self) -> int:
+        return self._delivery.partition if self._origin is None else self._origin[1]
+
+    @property
+    def attempt(self) -> int:
+        """1 at the first delivery; a release does not count."""
+        return self._delivery.attempt + self._before
+
+    async def ack(self, *, connection: Any = None) -> None:
+        """Done with. Returns when it is stored; once more is harmless.
+
+        With `connection`, of a database that the queue's store is in too, the ack is committed or rolled back
+        with the transaction that is open there. Make it the last thing before the commit; LeaseLost: roll
+        back.
+        """
+        if connection is None:
+            await self._delivery.settle(self._position, "ack")
+            return
+        from .consuming.joining import ack_within  # it knows consumers, which know messages
+
+        await ack_within(self, connection)
+
+    async def retry(
+        self, delay: Duration | None = None, *, at: Moment | None = None, reason: str = ""
+    ) -> None:
+        """It failed: to be delivered again after `delay`, or at a moment. Counts as an attempt."""
+        if delay is not None and at is not None:
+            raise InvalidSetting("retry takes delay= or at=, not both")
+        at_ms = None if at is None else moment_ms(at, name="at")
+        delay_ms = 0 if delay is None else duration_ms(delay, name="delay")
+        await self._delivery.settle(
+            self._position, "retry", delay_ms=delay_ms, at_ms=at_ms, reason=str(reason)
+        )
+
+    async def release(self, delay: Duration = 0) -> None:
+        """Not taken: hand it back without counting an attempt."""
+        await self._delivery.settle(self._position, "release", delay_ms=duration_ms(delay, name="delay"))
+
+    async def dead(self, reason: str) -> None:
+        """Hopeless: to the group's dead letters, with the reason."""
+        await self._delivery.settle(self._position, "dead", reason=str(reason))
+
+    async def reply(self, value: Value, *, headers: Mapping[str, str | bytes] | None = None) -> bool:
+        """Answer a request (R38); returns when it is stored. False: the requester is gone. Ack it then."""
+        from .answering import answer
+
+        return await answer(self, value, headers)
+
+    async def extend(self) -> None:
+        """Still at work: renew its lease, and count its handling time from now."""
+        await self._delivery.extend(self._position)
+
+    def __repr__(self) -> str:
+        return (
+            f"Received(topic={self.topic!r}, partition={self.partition}, offset={self.offset}, "
+            f"id={self.id!r}, key={self.key!r}, value={_short(self.value)}, attempt={self.attempt})"
+        )
+
+
+class Receipt(msgspec.Struct, frozen=True, gc=False):
+    """Where a message is stored. `duplicate`: it was there already, from an earlier try or by its id (R32).
+
+    A delayed message has no offset before it is due: `offset` is -1, `partition` where it would go now.
+    It keeps its id; `mq.cancel(topic, receipt.id)` takes it back as long as it waits.
+
+    `spooled`: it is safe in a spool's file, and is forwarded from there (R31); partition and offset are -1.
+    """
+
+    topic: str
+    partition: int
+    offset: int  # -1: delayed; or sent one-way, or spooled: nobody knows
+    duplicate: bool = False
+    due: datetime | None = None  # when a delayed message is delivered; None: at once
+    _id: str | None = None
+    _partition_id: int = -1
+    spooled: bool = False
+
+    @property
+    def id(self) -> str:
+        if self._id is not None or self.offset < 0:  # sent one-way: where it went is not known
+            return self._id or ""
+        return id_at(self._partition_id, self.offset)
+
+    def __repr__(self) -> str:
+        return (
+            f"Receipt(topic={self.topic!r}, id={self.id!r}, partition={self.partition}, "
+            f"offset={self.offset}, due={self.due!r}, duplicate={self.duplicate}"
+            f"{', spooled=True' if self.spooled else ''})"
+        )
+
+
+class DeadLetter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A message that a group gave up on. Topic, partition, offset, timestamp: where it was first stored."""
+
+    topic: str
+    partition: int
+    offset: int
+    id: str
+    key: bytes | None
+    value: bytes
+    headers: Mapping[str, bytes]
+    timestamp: int
+    reason: str
+    attempts: int
+    dead_at: int  # milliseconds since 1970
+    _partition_id: int = -1  # where it is in the dead-letter topic
+    _position: int = -1
+
+
+def _short(value: Any) -> str:
+    text = bytes(value)
+    return repr(text) if len(text) <= 40 else f"{text[:40]!r}… ({len(text)} bytes)"

@@ -1,0 +1,235 @@
+"""One batch on its way into the store, repeated until its fate is known or its callers' time is over.
+
+Decides what an error means for a batch: try the very same bytes again, give it up, or take it back because
+it was surely not stored. Must never change the bytes (I3), and must mark a batch as uncertain whenever a try
+of it may have been stored, or may yet be: its sequence is then never used for anything else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...broker.endpoint import NEVER_STORED, Endpoint
+from ...errors import (
+    BacklogFull,
+    PartitionSealed,
+    PostroomError,
+    SendTimeout,
+    SequenceGap,
+    StoreFull,
+    StoreUnavailable,
+    UnknownFate,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownTopic,
+)
+from ...model.route import Range
+from ...store.contract import Appended
+from .parcel import Parcel, ids_of
+
+__all__ = ["MOVED", "Failed", "InFlight", "Refused", "append", "append_until", "pause"]
+
+MOVED = (PartitionSealed, UnknownPartition, UnknownTopic)  # surely not stored: the route says where else
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
+
+
+@dataclass(slots=True)
+class Failed:
+    error: PostroomError
+
+
+@dataclass(slots=True)
+class Refused:
+    """Surely not stored, and not the callers' affair: its messages leave again."""
+
+
+class InFlight:
+    """A batch under way."""
+
+    __slots__ = (
+        "away",
+        "before",
+        "client",
+        "data",
+        "deadline",
+        "due_at",
+        "ids",
+        "moved",
+        "number",
+        "parcels",
+        "sequence",
+        "span",
+        "tries",
+        "uncertain",
+        "where",
+    )
+
+    def __init__(
+        self,
+        number: int,
+        where: Range,
+        parcels: list[Parcel],
+        data: bytes,
+        sequence: int,
+        before: Callable[[InFlight], asyncio.Task[None] | None],
+        by_id: bool = False,
+        client: str = "",
+    ) -> None:
+        self.client = client  # whose limits it counts against (R40)
+        self.where, self.parcels, self.data, self.sequence = where, parcels, data, sequence
+        self.due_at = parcels[0].due_at
+        self.ids = ids_of(parcels) if self.due_at or by_id else b""  # the topic looks at them
+        self.number = number  # in the order they left this partition's accumulator
+        self.deadline = max(parcel.call.deadline for parcel in parcels)
+        self.before = before  # the unresolved batch right before it, as a task
+        self.tries = 0
+        self.uncertain = False  # a try may have been stored, or may yet be
+        self.moved = False  # its partition takes no more
+        self.away = False  # the store was away when it came, and it is being repeated
+        self.span: Any = None  # of posted messages, if somebody traces
+
+
+async def append_until(
+    endpoint: Endpoint,
+    topic: str,
+    batch: InFlight,
+    loop: asyncio.AbstractEventLoop,
+    *,
+    broken: Callable[[], bool],
+    away: Callable[[], None],
+) -> Appended | Failed | Refused:
+    """`broken`: a batch before this one was given up, so a gap before it will not close. `away` is told when
+    the store is away and the batch is to be repeated.
+
+    Nor will one before a batch that is the first under way: the store has forgotten batches that it had
+    confirmed (a volatile topic, and a crash).
+    """
+    while True:
+        batch.tries += 1
+        first = batch.before(batch) is None  # nothing that it could have overtaken is under way
+        try:
+            async with asyncio.timeout_at(batch.deadline):
+                return await append(endpoint, topic, batch)
+        except TimeoutError as error:
+            return _given_up(batch, waited_only=_never_stored(error))
+        except SequenceGap:
+            if batch.before(batch) is None and (first or broken()):
+                batch.uncertain = (
+                    batch.uncertain or not broken()
+                )  # a crash forgot what was stored: a new epoch
+                return Refused()
+        except UnknownProducer as error:
+            outcome = _unknown_here(batch, error, broken())
+            if outcome is not None:
+                return outcome
+        except PostroomError as error:
+            outcome = _outcome(batch, error)
+            if outcome is not None:
+                return outcome
+            if batch.away:
+                away()
+        except Exception as error:  # not ours: nobody may be left waiting because of it
+            return _surprised(batch, error)
+        if not await _may_repeat(batch, loop):
+            return _given_up(batch)
+
+
+async def append(endpoint: Endpoint, topic: str, batch: InFlight) -> Appended:
+    """One try."""
+    if not batch.due_at and not batch.ids:
+        return await endpoint.append(topic, batch.where.partition_id, batch.data, producer=batch.client)
+    return await endpoint.append(
+        topic,
+        batch.where.partition_id,
+        batch.data,
+        due_at=batch.due_at,
+        ids=batch.ids,
+        producer=batch.client,
+    )
+
+
+def _unknown_here(batch: InFlight, error: UnknownProducer, broken: bool) -> Failed | Refused | None:
+    """The partition has nothing of this producer. None: the same bytes again."""
+    alone = batch.before(batch) is None
+    if not batch.uncertain or (alone and broken):
+        batch.uncertain = True  # the store forgot this producer, or those before were not stored: a new epoch
+        return Refused()
+    return Failed(error) if alone else None  # stored and forgotten, perhaps; or its time has not come
+
+
+def _outcome(batch: InFlight, error: PostroomError) -> Failed | Refused | None:
+    """None: the same bytes again."""
+    if isinstance(error, MOVED):
+        batch.moved = True
+        return Refused()
+    if isinstance(error, StoreFull | BacklogFull) and not batch.uncertain:
+        return Failed(error)  # nothing was stored; waiting for space is the caller's choice
+    if isinstance(error, StoreUnavailable):
+        batch.uncertain = batch.away = True
+    if error.retriable:
+        return None
+    batch.uncertain = True
+    return Failed(error)
+
+
+async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop) -> bool:
+    """Wait a little, or for the batch before; False when the time is over."""
+    left = batch.deadline - loop.time()
+    if left <= 0:
+        return False
+    before = batch.before(batch)
+    if before is not None:
+        await asyncio.wait((before,), timeout=left)
+    else:
+        await asyncio.sleep(min(pause(batch.tries), left))
+    return loop.time() < batch.deadline
+
+
+def pause(tries: int) -> float:
+    """Seconds before the next try: 5 ms, doubled each time up to half a second, and some jitter."""
+    return min(_FIRST_PAUSE * 2.0 ** min(tries - 1, 16), _LONGEST_PAUSE) * (1 + random.random() / 2)
+
+
+def _surprised(batch: InFlight, error: Exception) -> Failed:
+    batch.uncertain = True
+    failure = UnknownFate(
+        f"an unexpected error while a batch was stored: {error!r}; look whether it is there"
+    )
+    failure.__cause__ = error
+    return Failed(failure)
+
+
+def _never_stored(error: TimeoutError) -> bool:
+    """Whether its time ended while it waited for its turn: nothing had begun."""
+    gone = error.__cause__
+    return isinstance(gone, asyncio.CancelledError) and gone.args[:1] == (NEVER_STORED,)
+
+
+def _given_up(batch: InFlight, *, waited_only: bool = False) -> Failed:
+    messages = sum(len(parcel.entries) for parcel in batch.parcels)
+    if waited_only and not batch.uncertain:
+        return Failed(
+            SendTimeout(
+                f"{messages} messages to partition {batch.where.partition} waited for a rate limit until "
+                "their time was over, and were not stored: give them more time (timeout=), or raise the "
+                "limit; mq.rates() lists it",
+                partition=batch.where.partition,
+                messages=messages,
+                stored=False,
+            )
+        )
+    batch.uncertain = True
+    return Failed(
+        SendTimeout(
+            f"no receipt within the time for {messages} messages to partition {batch.where.partition}: it is "
+            "not known whether they were stored; look before sending them again",
+            partition=batch.where.partition,
+            messages=messages,
+            tries=batch.tries,
+        )
+    )

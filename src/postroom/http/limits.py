@@ -1,0 +1,166 @@
+"""The door that every request over HTTP comes through: who it is, how large, how long; and that it is
+counted.
+
+Order: the principal first, so that nobody unknown can send a body; then the body, chunk by chunk, within
+limits of its size, of its time and of all bodies together; then the handler, within the time of a request.
+Whatever goes wrong in there is answered in the one shape of `failures`. What needs no principal is in
+`OPEN`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Response
+
+from ..errors import BrokerUnavailable, PostroomError
+from .access import authenticate
+from .failures import failure, plain_failure
+from .service import Service
+
+__all__ = ["API", "OPEN", "Door", "HttpLimits"]
+
+_log = logging.getLogger("postroom.http")
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+API = "/api/v1"
+
+OPEN = ("/health", "/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json")
+"""What anybody may ask: nothing of it is about the queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class HttpLimits:
+    body_bytes: int = 16 << 20
+    all_bodies_bytes: int = 128 << 20  # of requests under way
+    body_s: float = 30.0  # for a body to arrive
+    request_s: float = 120.0  # for everything
+
+
+class _Refused(Exception):
+    def __init__(self, response: Response) -> None:
+        self.response = response
+
+
+class Door:
+    """ASGI middleware."""
+
+    def __init__(self, app: App, service: Service, limits: HttpLimits) -> None:
+        self._app, self._service, self._limits = app, service, limits
+        self._held_bytes = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        status = 0
+
+        async def answer(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            async with asyncio.timeout(self._limits.request_s):
+                await self._serve(scope, receive, answer)
+        except Exception as error:
+            if status:
+                _log.warning("an answer over HTTP was cut off: %r", error)
+                raise
+            await self._response_for(error)(scope, receive, answer)
+        finally:
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._service.figures.http.add((method, _route(scope), str(status or "cut off")))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] in OPEN:
+            await self._app(scope, receive, send)
+            return
+        if self._service.stopping:
+            raise BrokerUnavailable("this broker is stopping: ask another, or again in a moment")
+        scope.setdefault("state", {})["principal"] = await authenticate(scope, self._service.gatekeeper)
+        held = 0
+
+        def hold(size: int) -> None:
+            nonlocal held
+            held += size
+            self._held_bytes += size
+
+        try:
+            body = await self._body(scope, receive, hold)
+            await self._app(scope, _replay(body, receive), send)
+        finally:
+            self._held_bytes -= held
+
+    async def _body(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> bytes:
+        limits, chunks, size = self._limits, list[bytes](), 0
+        said = dict(scope["headers"]).get(b"content-length", b"0")
+        expected = int(said) if said.isdigit() else 0
+        self._refuse_large(expected, self._held_bytes + expected)
+        try:
+            async with asyncio.timeout(limits.body_s):
+                while True:
+                    message = await receive()
+                    if message["type"] != "http.request":
+                        raise _Refused(plain_failure(408, "timeout", "the request was not sent to its end"))
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    hold(len(chunk))
+                    self._refuse_large(size, self._held_bytes)
+                    chunks.append(chunk)
+                    if not message.get("more_body", False):
+                        return b"".join(chunks)
+        except TimeoutError:
+            sentence = f"the request's body did not arrive within {limits.body_s:g} seconds"
+            raise _Refused(plain_failure(408, "timeout", sentence, retriable=True)) from None
+
+    def _refuse_large(self, size: int, held: int) -> None:
+        limits = self._limits
+        if size > limits.body_bytes:
+            sentence = f"a request has at most {limits.body_bytes:,} bytes: send fewer messages at a time"
+            raise _Refused(plain_failure(413, "too_large", sentence, details={"limit": limits.body_bytes}))
+        if held > limits.all_bodies_bytes:
+            raise BrokerUnavailable("too much is being sent to this broker over HTTP: again in a moment")
+
+    def _response_for(self, error: Exception) -> Response:
+        if isinstance(error, _Refused):
+            return error.response
+        if isinstance(error, TimeoutError):
+            sentence = f"this took longer than {self._limits.request_s:g} seconds; it may yet be done"
+            return plain_failure(504, "timeout", sentence)
+        if isinstance(error, PostroomError) and self._service.stopping:
+            return failure(BrokerUnavailable(f"this broker is stopping: {error}"))
+        return failure(error)
+
+
+def _route(scope: Scope) -> str:
+    """As the handler was registered, whatever names are in the path."""
+    found = getattr(scope.get("route"), "path", None)
+    if found is None:
+        return "(none)"
+    return f"{API}{found}" if scope["path"].startswith(f"{API}/") and not found.startswith(API) else found
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """What was read already, then what comes: that the client has gone."""
+    told = False
+
+    async def again() -> MutableMapping[str, Any]:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return again

@@ -1,0 +1,141 @@
+"""How far groups are behind, as scrapes show it: looked up when somebody scrapes, and not often.
+
+A look is remembered for `FRESH_S`; those who scrape meanwhile are given the same. It is bounded in groups
+and in time, one look-up after another, so that scraping never loads the database; what was left out is
+counted. A scrape does not wait for a store that is away: it shows the last look, and how old that is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..broker.embedded import Broker
+from ..broker.endpoint import PartitionLag, RateInfo
+from ..broker.figures import topic_label
+from ..errors import CatalogError, PostroomError, StoreError, UnknownTopic
+from ..model.lanes import LaneInfo
+from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic
+from ..store import SqlStore
+from ..store.contract import Topic
+from ..store.outbox import OUTBOX, OutboxLook
+
+__all__ = ["FRESH_S", "MOST_GROUPS", "Sample", "Sampler"]
+
+_log = logging.getLogger("postroom.http")
+
+FRESH_S = 5.0
+MOST_GROUPS = 200
+_WORK_S = 2.0  # for one look
+_WAIT_S = 3.0  # of a scrape
+
+GroupKey = tuple[str, str]
+"""Topic and group."""
+
+
+@dataclass(slots=True)
+class Sample:
+    taken_at: float | None = None  # None: there was none yet
+    lags: dict[GroupKey, PartitionLag] = field(default_factory=dict)
+    letters: dict[GroupKey, int] = field(default_factory=dict)  # dead letters that wait for somebody
+    members: dict[GroupKey, int] = field(default_factory=dict)
+    lanes: dict[GroupKey, LaneInfo] = field(default_factory=dict)  # of groups that have a slow lane
+    delayed: dict[str, int] = field(default_factory=dict)  # by topic
+    sealed: dict[str, int] = field(default_factory=dict)  # by topic
+    rates: list[RateInfo] = field(default_factory=list)
+    outbox: OutboxLook | None = None  # in the queue's own database
+    brokers: int = 0
+    left_out: int = 0  # groups, or topics whose groups were not even counted
+
+
+class Sampler:
+    def __init__(self, broker: Broker, clock: Callable[[], float] = time.monotonic) -> None:
+        self._broker, self._clock = broker, clock
+        self.last = Sample()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def look(self) -> Sample:
+        """The last look if it is fresh, else a new one; if that takes too long, the last one all the same."""
+        if self.last.taken_at is not None and self._clock() - self.last.taken_at < FRESH_S:
+            return self.last
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await asyncio.shield(self._looking)
+        except TimeoutError:
+            _log.warning("a scrape shows figures of groups that are old: the store is slow")
+        return self.last
+
+    @property
+    def age_s(self) -> float:
+        """-1: there was no look yet."""
+        return -1.0 if self.last.taken_at is None else max(0.0, self._clock() - self.last.taken_at)
+
+    async def _look(self) -> None:
+        broker, sample, began = self._broker, Sample(), self._clock()
+        try:
+            topics = await broker.in_thread(broker.store.catalog.topics)
+            delayed = await broker.in_thread(broker.store.schedule.delayed)
+            names = {topic.id: topic.name for topic in topics}
+            sample.delayed = {names[id]: count for id, count in delayed.items() if id in names}
+            sample.rates = await broker.rates()
+            sample.outbox = await self._outbox()
+            sample.brokers = len(await broker.in_thread(broker.store.brokers.live))
+            for topic in sorted(topics, key=lambda one: one.name):
+                self._count_sealed(topic, sample)
+                if not is_internal(topic.name):
+                    await self._look_at(topic.name, {one.name for one in topics}, sample, began)
+        except PostroomError as error:
+            _log.warning("a scrape shows figures of groups that are old: %s", error)
+            return
+        except Exception:
+            _log.exception("figures of groups could not be looked up in an unexpected way")
+            return
+        sample.taken_at = self._clock()
+        self.last = sample
+
+    async def _outbox(self) -> OutboxLook | None:
+        store = self._broker.store
+        if not isinstance(store, SqlStore):
+            return None
+        try:
+            return await self._broker.in_thread(store.outboxes.look, OUTBOX)
+        except StoreError as error:  # its tables are the caller's affair
+            _log.debug("the outbox could not be looked at: %s", error)
+            return None
+
+    @staticmethod
+    def _count_sealed(topic: Topic, sample: Sample) -> None:
+        if topic.route.sealed:
+            name = topic_label(topic.name)
+            sample.sealed[name] = sample.sealed.get(name, 0) + len(topic.route.sealed)
+
+    async def _look_at(self, topic: str, topics: set[str], sample: Sample, began: float) -> None:
+        if len(sample.lags) >= MOST_GROUPS or self._clock() - began > _WORK_S:
+            sample.left_out += 1
+            return
+        try:
+            groups = [one for one in await self._broker.groups(topic) if base_of(one.name) is None]
+        except UnknownTopic:
+            return  # it was deleted meanwhile
+        for group in groups:
+            key = (topic, group.name)
+            if len(sample.lags) >= MOST_GROUPS or self._clock() - began > _WORK_S:
+                sample.left_out += 1
+                continue
+            try:
+                sample.lags[key] = (await self._broker.lag(*key)).total
+                sample.members[key] = len(group.members)
+                if group.settings.slow_lane.on or slow_topic(*key) in topics:
+                    sample.lanes[key] = await self._broker.lanes(*key)
+                if dead_topic(*key) in topics:
+                    sample.letters[key] = await self._letters(dead_topic(*key))
+            except CatalogError:
+                sample.lags.pop(key, None)  # likewise
+
+    async def _letters(self, topic: str) -> int:
+        return (await self._broker.lag(topic, REDRIVE_GROUP)).total.messages

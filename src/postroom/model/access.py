@@ -1,0 +1,202 @@
+"""Who may do what: principals and their permissions on topics (R48).
+
+A permission is an action on a pattern of topic names, written `send:orders`, `consume:orders.*`, `manage:*`.
+`*` stands for any characters, none and dots included; nothing else is special. No action implies another.
+
+- A group's own topics (`orders.billing.dead`, `….retry`, `….slow`) belong to their topic: a permission on
+  `orders` holds for them, and patterns are compared with `orders` alone. To send to one by hand is to manage.
+- Topics whose name begins with `_` are Postroom's: they match `*` and patterns that begin with `_`.
+- Whoever may send to some topic has reply topics of its own, and reads only those; whoever may consume some
+  topic may send replies (R38). A reply topic's name is known only to who got a request that names it: lists
+  do not show it to others.
+- What is about no topic in particular (shards) needs the action on `*`.
+
+Decides nothing about who somebody is. Must never see a secret: `hash_of` is as far as one comes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Literal, TypeAlias, get_args
+
+from ..errors import InvalidName, InvalidSetting
+from .names import is_internal, is_reply, owner, owns_reply
+
+__all__ = [
+    "ALL",
+    "ANONYMOUS",
+    "Action",
+    "Need",
+    "Permission",
+    "Principal",
+    "allows",
+    "base_topic",
+    "check_principal",
+    "hash_of",
+    "is_name",
+    "is_token",
+    "needed",
+    "parse_permission",
+    "parse_permissions",
+    "visible",
+]
+
+Action = Literal["send", "consume", "manage"]
+Need: TypeAlias = Action | Literal["any", "none"]
+"""What a call asks for: an action, any permission at all on the topic, or nothing."""
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+_EXAMPLE = "write an action and a pattern of topic names, such as send:orders, consume:orders.* or manage:*"
+_PATTERN = re.compile(r"[A-Za-z0-9._*-]{1,120}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,119}")
+_TOKEN = re.compile(r"pst_[A-Za-z0-9_-]{43}")
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    action: Action
+    pattern: str  # of topic names: "orders", "orders.*", "*"
+
+    def __str__(self) -> str:
+        return f"{self.action}:{self.pattern}"
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    name: str
+    permissions: tuple[Permission, ...]
+    created_at: int = 0
+    secret_hash: str = field(default="", repr=False, compare=False)
+    # of the secret it has, as hex; "": none, it comes with a certificate
+
+
+ALL: tuple[Permission, ...] = tuple(Permission(action, "*") for action in ACTIONS)
+ANONYMOUS = Principal("anonymous", ALL)
+"""Whoever comes from this machine to a broker that was started with `--dev`."""
+
+
+# ---- what is allowed ----
+
+
+@lru_cache(4096)  # every request asks
+def allows(principal: Principal, need: Need, topic: str | None) -> bool:
+    """Whether the principal may do it to the topic; None: to all of the queue."""
+    if need == "none":
+        return True
+    if topic is None:
+        return any(p.pattern == "*" and need in (p.action, "any") for p in principal.permissions)
+    if is_reply(topic) and _about_replies(principal, need, topic):
+        return True
+    wanted, base = needed(need, topic)
+    return any(wanted in (p.action, "any") and _matches(p.pattern, base) for p in principal.permissions)
+
+
+def _about_replies(principal: Principal, need: Need, topic: str) -> bool:
+    actions = {p.action for p in principal.permissions}
+    if need in ("send", "any") and "consume" in actions:
+        return True
+    return need in ("consume", "any") and "send" in actions and owns_reply(topic, principal.name)
+
+
+def needed(need: Need, topic: str) -> tuple[Need, str]:
+    """The action and the topic that a permission has to name: `orders.billing.dead` is a part of `orders`."""
+    base = base_topic(topic)
+    return ("manage" if need == "send" and base != topic else need), base
+
+
+def visible(principal: Principal, topics: Iterable[str]) -> list[str]:
+    """Those that the principal has any permission on: what a list shows."""
+    return [topic for topic in topics if allows(principal, "consume" if is_reply(topic) else "any", topic)]
+
+
+def base_topic(topic: str) -> str:
+    """The topic that a group's own topic belongs to, by however many steps; any other is its own."""
+    while (found := owner(topic)) is not None:
+        topic = found[0]
+    return topic
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    if topic.startswith("_") and not (pattern == "*" or pattern.startswith("_")):
+        return False
+    first, *rest = pattern.split("*")
+    if not rest:
+        return topic == pattern
+    if not (topic.startswith(first) and topic.endswith(rest[-1])):
+        return False
+    at, end = len(first), len(topic) - len(rest[-1])
+    for piece in rest[:-1]:  # the leftmost place is as good as any: no way back, whatever the pattern
+        at = topic.find(piece, at, end)
+        if at < 0:
+            return False
+        at += len(piece)
+    return at <= end
+
+
+# ---- how they are written ----
+
+
+def parse_permission(text: str) -> Permission:
+    """
+    >>> parse_permission("send:orders.*")
+    Permission(action='send', pattern='orders.*')
+    """
+    action, colon, pattern = text.partition(":") if isinstance(text, str) else ("", "", "")
+    if not colon:
+        raise InvalidSetting(f"{text!r} is not a permission: {_EXAMPLE}")
+    if action not in ACTIONS:
+        raise InvalidSetting(f"{text!r}: there is no action {action!r}; choose one of {', '.join(ACTIONS)}")
+    if not _PATTERN.fullmatch(pattern):
+        raise InvalidSetting(
+            f"{text!r}: {pattern!r} is not a pattern of topic names: use letters, digits, '.', '_', '-' and "
+            f"'*' for any of them, such as {action}:orders.*"
+        )
+    if is_internal(pattern) and not pattern.startswith("_"):
+        found = owner(pattern)
+        base = found[0] if found else "orders"
+        raise InvalidSetting(
+            f"{text!r}: a group's own topics belong to their topic, and a permission on that holds for them; "
+            f"write {action}:{base}"
+        )
+    return Permission(action, pattern)
+
+
+def parse_permissions(texts: Iterable[str]) -> tuple[Permission, ...]:
+    """Each once, in the order in which they came."""
+    return tuple(dict.fromkeys(parse_permission(text) for text in texts))
+
+
+def is_name(name: str) -> bool:
+    return _NAME.fullmatch(name) is not None and name != ANONYMOUS.name
+
+
+def check_principal(name: str) -> str:
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidName(
+            f"{name!r} is not a principal's name: use 1 to 120 letters, digits, '.', '_', '@' or '-', "
+            "a letter or digit first, such as 'shop'"
+        )
+    if name == ANONYMOUS.name:
+        raise InvalidName(f"the principal's name {name!r} is reserved: choose another")
+    return name
+
+
+# ---- secrets ----
+
+
+def is_token(text: str) -> bool:
+    """Whether it looks like one at all."""
+    return _TOKEN.fullmatch(text) is not None
+
+
+def hash_of(token: str) -> str:
+    """What is stored of a token.
+
+    A fast hash is right here: a token is 256 random bits, so that nobody can go through the candidates,
+    however fast each try is. Slow hashes are for passwords, which people choose.
+    """
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()

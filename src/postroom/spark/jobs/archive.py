@@ -1,0 +1,172 @@
+"""The job `archive`: a topic's messages into a table of Parquet files, each exactly once.
+
+Spark carries the plan, and executors the rows: each task reads spans of the queue and writes files by itself.
+The driver commits the files of a batch together with the offsets they go to, and only then tells the group
+of the archive, so that retention drops nothing that is not archived. Whatever is killed when: the next run
+goes on from the last commit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+from ...errors import InvalidSetting, PostroomError
+from ..offsets import Offsets
+from ..options import ReadOptions, read_options
+from ..planning import Span, backlog
+from ..streaming import Stream
+from .failures import explained
+from .lake import Compacted, File, Lake, Mark
+from .parquet import RESULT, file_of, write_spans
+from .queues import connected
+
+__all__ = ["ArchiveOptions", "Archived", "archive", "check", "compact"]
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveOptions:
+    queue: Mapping[str, str] = field(repr=False)  # how it is reached: url, token, …
+    topic: str
+    folder: str  # the table is FOLDER/TOPIC; all executors see it
+    group: str = "archive"  # holds retention until the messages are archived, and shows how far that is
+    start: Literal["earliest", "latest"] = "earliest"  # of a new table
+    once: bool = True  # what is there now; else on and on, until stopped
+    every_s: float = 10.0  # on and on: between a batch with nothing in it and the next look
+    max_rows: int = 2_000_000  # of a batch: of one commit
+    fail_on_data_loss: bool = True
+
+    def reading(self) -> ReadOptions:
+        options = {
+            **self.queue,
+            "subscribe": self.topic,
+            "startingOffsets": self.start,
+            "maxOffsetsPerTrigger": str(self.max_rows),
+            "failOnDataLoss": str(self.fail_on_data_loss),
+            "group": self.group,
+        }
+        return read_options(options, streaming=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    topic: str
+    table: str
+    version: int  # of the table
+    batches: int
+    messages: int
+    files: int
+    bytes: int
+    behind: int  # offsets that are not archived yet
+    seconds: float
+
+
+Progress = Callable[[int, int], None]
+"""Is told how many messages are archived, and of about how many."""
+
+
+def archive(
+    spark: Any,
+    options: ArchiveOptions,
+    *,
+    progress: Progress = lambda done, total: None,
+    stop: threading.Event | None = None,
+) -> Archived:
+    """`stop` ends a run that goes on and on, after the batch that is being written."""
+    check(options)
+    run = _Run(spark, options, options.reading(), Lake(options.folder, options.topic))
+    try:
+        run.go(progress, stop or threading.Event())
+        return run.result()
+    finally:
+        run.stream.close()
+
+
+def check(options: ArchiveOptions) -> None:
+    """Refuses what cannot be archived, or not into this table, before anything is made or started."""
+    options.reading()
+    if not options.every_s > 0:
+        raise InvalidSetting(f"every_s={options.every_s!r}: seconds, more than 0")
+    Lake(options.folder, options.topic).mark()
+    with connected(options.queue) as mq:
+        mq.topic(options.topic)
+
+
+def compact(options: ArchiveOptions) -> Compacted:
+    """Merge small files into large ones. Needs no Spark; may run beside the archive."""
+    return Lake(options.folder, options.topic).compact()
+
+
+class _Run:
+    def __init__(self, spark: Any, options: ArchiveOptions, reading: ReadOptions, lake: Lake) -> None:
+        self._spark, self._options, self._reading, self._lake = spark, options, reading, lake
+        self.stream = Stream(reading)
+        self._since = time.monotonic()
+        self._files: list[File] = []
+        self._batches = 0
+        self._at = Offsets()
+
+    def go(self, progress: Progress, stop: threading.Event) -> None:
+        mark = self._begin()
+        if self._options.once:
+            self.stream.freeze()
+        while not stop.is_set():
+            end = self.stream.latest(self._at, self._options.max_rows)  # tells the group, too
+            if end == self._at:
+                if self._options.once:
+                    return
+                stop.wait(self._options.every_s)
+                continue
+            before = sum(file.rows for file in self._files)
+            progress(before, before + backlog(self._at, self.stream.newest()))
+            try:
+                mark = self._batch(mark, end)
+            except PostroomError:
+                if stop.is_set():  # a signal has ended Spark, too: the next run does this batch
+                    return
+                raise
+            progress(sum(file.rows for file in self._files), before + backlog(self._at, self.stream.newest()))
+            self._at = end
+
+    def _begin(self) -> Mark:
+        mark = self._lake.mark()
+        if mark is None:
+            self._at = self.stream.initial()
+            mark = self._lake.create(self._at.encode())
+            self.stream.latest(self._at, None)  # it is pinned: by the table
+        self._at = self.stream.decode(mark.offsets)
+        return mark
+
+    def _batch(self, mark: Mark, end: Offsets) -> Mark:
+        tasks = self.stream.tasks(self._at, end)
+        files = self._write(tasks, mark.batch + 1) if tasks else []
+        mark = self._lake.append(mark, files, end.encode())
+        self._files += files
+        self._batches += 1
+        return mark
+
+    def _write(self, tasks: Sequence[Sequence[Span]], batch: int) -> list[File]:
+        """The rows stay on the executors; what comes back is the list of their files."""
+        write = partial(
+            write_spans, self._reading.reach, tasks, self._lake.path, batch, self._options.fail_on_data_loss
+        )
+        with explained():
+            numbers = self._spark.range(0, len(tasks), 1, len(tasks))
+            return [file_of(row) for row in numbers.mapInArrow(write, RESULT).collect()]
+
+    def result(self) -> Archived:
+        return Archived(
+            topic=self._options.topic,
+            table=self._lake.path,
+            version=self._lake.version,
+            batches=self._batches,
+            messages=sum(file.rows for file in self._files),
+            files=len(self._files),
+            bytes=sum(file.bytes for file in self._files),
+            behind=backlog(self._at, self.stream.newest()),
+            seconds=time.monotonic() - self._since,
+        )

@@ -1,0 +1,107 @@
+"""A task reads its spans: on an executor, over a connection of its own.
+
+Every offset of a span is read once, and reading it again gives the same rows: what is stored is served, never
+what is current. Offsets that are not there any more are an error, or, with failOnDataLoss=false, a warning.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from ..broker.endpoint import Fetched
+from ..errors import DataLoss, UnknownPartition
+from .columns import Columns
+from .options import Reach
+from .planning import Span
+from .queue import Queue
+
+__all__ = ["Losses", "read_spans", "shown"]
+
+log = logging.getLogger("postroom.spark")
+
+_ROWS = 10_000  # of an Arrow batch, about
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """What is done about messages that are gone."""
+
+    fail: bool
+
+    def meet(self, what: str) -> None:
+        if self.fail:
+            raise DataLoss(
+                f"{what}. To go on without what is lost, set the option failOnDataLoss to false; to keep "
+                "messages until they are read, give the stream a group (option group), or the topic a longer "
+                "retention"
+            )
+        log.warning("%s; reading goes on without it, as failOnDataLoss=false says", what)
+
+    def meet_spans(self, lost: Sequence[Span]) -> None:
+        if lost:
+            self.meet(
+                f"{sum(s.rows for s in lost):,} offsets were dropped before they were read: {shown(lost)}"
+            )
+
+
+def shown(spans: Sequence[Span]) -> str:
+    listed = [f"topic {s.topic!r} partition {s.partition}, {s.first} to {s.end - 1}" for s in spans[:_SHOWN]]
+    return "; ".join(listed) + (f" and {len(spans) - _SHOWN} more" if len(spans) > _SHOWN else "")
+
+
+def read_spans(
+    reach: Reach, spans: Iterable[Span], columns: Columns, losses: Losses, not_before_ms: int | None = None
+) -> Iterator[Any]:
+    """Arrow batches."""
+    with _uncollected(), Queue(reach) as queue:
+        for span in spans:
+            for fetched in _fetched(queue, span, losses):
+                for batch in fetched.batches:
+                    columns.add(batch, span, not_before_ms)
+                    if columns.rows >= _ROWS:
+                        yield columns.flush(span)
+            if columns.rows:
+                yield columns.flush(span)
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Records are many and refer to nothing: to look for cycles among them takes a third of the time."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _fetched(queue: Queue, span: Span, losses: Losses) -> Iterator[Fetched]:
+    """All that is stored in the span; the next part is on its way while this one is decoded."""
+    offset = span.first
+    coming = queue.fetch_ahead(span, offset)
+    while offset < span.end:
+        try:
+            fetched = coming.result()
+        except UnknownPartition:
+            losses.meet_spans([_part(span, offset, span.end)])
+            return
+        there = fetched.batches[0].base_offset if fetched.batches else span.end
+        if there > offset:
+            losses.meet_spans([_part(span, offset, min(there, span.end))])
+        if not fetched.batches:
+            return
+        offset = fetched.batches[-1].last_offset + 1
+        if offset < span.end:
+            coming = queue.fetch_ahead(span, offset)
+        yield fetched
+
+
+def _part(span: Span, first: int, end: int) -> Span:
+    return Span(span.topic, span.partition, span.partition_id, first, end)

@@ -1,0 +1,87 @@
+"""A Spark session with settings that fit: `postroom.spark.session()`.
+
+Any other session works as well; this one spares the reader what was found out the hard way. Must never
+change the settings of a session that somebody else has made, except where it is asked to.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import InvalidSetting, UsageError
+from .java import find_java
+
+__all__ = ["session", "settings"]
+
+_ONE_DRIVER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+
+
+def session(
+    app: str = "postroom",
+    *,
+    master: str | None = None,
+    memory: str = "2g",
+    ui: bool = False,
+    config: Mapping[str, object] | None = None,
+) -> Any:
+    """A SparkSession: the active one, or a new one on this machine (`master="local[2]"`) or a cluster.
+
+    `config` is added to the settings, and wins. Java: 17 or newer of this machine, or that of
+    `postroom[spark-local]`.
+    """
+    try:
+        from pyspark.sql import SparkSession
+    except ImportError:
+        raise UsageError("there is no pyspark here: pip install 'postroom[spark-local]'") from None
+    active = SparkSession.getActiveSession()
+    if active is not None:
+        if master is not None and master != active.sparkContext.master:
+            raise InvalidSetting(
+                f"master={master!r}: a session on {active.sparkContext.master!r} is active; stop it first"
+            )
+        for name, value in (config or {}).items():
+            active.conf.set(name, _text(value))
+        return active
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on PATH
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    os.environ["JAVA_HOME"] = str(find_java())
+    builder = SparkSession.builder.appName(app)
+    for name, value in settings(master, memory=memory, ui=ui, config=config).items():
+        builder = builder.config(name, value)
+    return builder.getOrCreate()
+
+
+def settings(
+    master: str | None = None,
+    *,
+    memory: str = "2g",
+    ui: bool = False,
+    config: Mapping[str, object] | None = None,
+) -> dict[str, str]:
+    """The same, for a session that is made in another way, such as by spark-submit."""
+    master = master or "local[*]"
+    cores = os.cpu_count() or 1
+    found = {
+        "spark.master": master,
+        "spark.driver.memory": memory,
+        "spark.driver.extraJavaOptions": "-Xss8m",  # a stream with foreachBatch that is stopped needs it
+        "spark.ui.enabled": _text(ui),
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.sql.streaming.pollingDelay": "50ms",  # a stream without news asks so often; Spark: every 10 ms
+    }
+    if master.startswith("local"):
+        found["spark.sql.shuffle.partitions"] = str(cores)
+        found["spark.driver.host"] = "127.0.0.1"
+        found["spark.driver.bindAddress"] = "127.0.0.1"
+        # Half the time of a small micro-batch; for checkpoints on a disk of this machine
+        found["spark.sql.streaming.checkpointFileManagerClass"] = _ONE_DRIVER
+    found.update({name: _text(value) for name, value in (config or {}).items()})
+    return found
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

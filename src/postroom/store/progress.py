@@ -1,0 +1,358 @@
+"""Progress: cursors, deliveries and members, in a lane of its own.
+
+Each verb locks the progress row of its group and partition first (I1), loads the few deliveries the
+decision needs, lets `model.delivery` (or `model.ordered`) decide, and writes the change. What must be
+flushed is known only once it is decided (I8): the verb then starts over with a flushed transaction. Other
+processes are told where somebody may now be handed something; not of acks, first hand-outs and heartbeats.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from ..errors import GateClosed
+from ..model import delivery, settlement
+from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span, Stamp
+from ..model.ordered import FAR
+from . import ordered
+from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
+from .joining import Guest, Joining
+from .locked import (
+    DELIVERY,
+    UNSETTLED,
+    Locked,
+    NeedsFlushError,
+    NeedsStartError,
+    held_under,
+    reset_meanwhile,
+)
+from .lookups import GONE, lane_of, padded, reading_log
+from .measures import log_start_of, measure
+from .row import ROW, Row, lock
+from .session import Lane, Session, Transaction, verbs
+
+__all__ = ["SqlProgress"]
+
+T = TypeVar("T")
+
+_DUE_ROWS = 64  # deliveries looked at in one poll
+_ENTER = """INSERT INTO postroom_members (group_id, name, client, joined_at, until_ms)
+            VALUES (?, ?, ?, ?, ?)"""
+_THERE = "SELECT group_id, name FROM postroom_members WHERE group_id IN ({marks})"
+_GROUPS = (1, 16, 256)  # asked for at once
+_RENEW = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND name = ?"
+_MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM postroom_members
+              WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
+_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, holder_token, holder, holder_until
+           FROM postroom_progress WHERE group_id = ? AND generation = ?"""
+_EDGES = """SELECT p.state, p.next_offset, COALESCE(t.log_start, 0) FROM postroom_partitions p
+            LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id = ?"""
+_LAST = """SELECT 1 FROM postroom_deliveries
+           WHERE group_id = ? AND partition_id = ? AND first_offset >= ? AND last_offset = ?"""
+_FENCE = "DELETE FROM postroom_{table} WHERE group_id = ? AND partition_id = ?"
+_HELD_BY = """SELECT partition_id FROM postroom_deliveries WHERE token = ? AND group_id = ?
+              UNION SELECT partition_id FROM postroom_progress WHERE holder_token = ? AND group_id = ?"""
+
+
+@verbs
+class SqlProgress:
+    def __init__(self, session: Session, catalog: Catalog) -> None:
+        self._session = session
+        self._catalog = catalog
+        self._joining = Joining(session)
+        self.is_drained: Callable[[Group, int], bool] = self.drain  # of predecessors, wherever they are
+
+    # ---- deliveries ----
+
+    def peek(self, group: Group, partition_ids: Sequence[int]) -> dict[int, Peek]:
+        wanted = set(partition_ids)
+        with self._session.read(Lane.PROGRESS) as tx:
+            rows = tx.all(_LOOK, group.id, group.generation)
+        return {
+            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained))
+            for place, cursor, due, lowest, drained, *holder in rows
+            if place in wanted
+        }
+
+    def dues(self) -> dict[int, int]:
+        earliest = """SELECT group_id, MIN(next_due) FROM postroom_progress
+                      WHERE next_due IS NOT NULL GROUP BY group_id"""
+        with self._session.read(Lane.PROGRESS) as tx:
+            return dict(tx.all(earliest))
+
+    def started_ms(self) -> int:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return tx.started_ms()
+
+    def held_by(self, group_id: int, token: int) -> set[int]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return {row[0] for row in tx.all(_HELD_BY, token, group_id, token, group_id)}
+
+    def poll(
+        self, group: Group, partition_id: int, ask: Ask, *, log_start: int = 0, waited_ms: int | None = None
+    ) -> Granted:
+        def decide(locked: Locked) -> Granted:
+            ordered.leave_order(locked)
+            locked.skip_to(log_start)
+            if again := locked.held(ask.token):
+                return locked.hand_out_again(again, group.settings.lease_ms)
+            looks = locked.looks
+            due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
+            before, safe = locked.row.cursor, locked.safe(due, group.settings.lease_ms)
+            change = delivery.poll(before, safe, locked.now, ask, group.terms)
+            if any(d.spent for d in change.granted) or change.leaving:
+                locked.must_flush()
+            if waited_ms is not None and change.cursor > before:
+                locked.row.first_wait_ms = waited_ms
+            if change.cursor != before or change.drop:
+                locked.apply(change)
+            if looks and len(due) < _DUE_ROWS:
+                locked.look_up_due()
+            return Granted(
+                change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining
+            )
+
+        return self._locked(group, partition_id, decide, flush=ask.on_delivery)
+
+    def settle(
+        self, group: Group, partition_id: int, token: int, settlements: Sequence[Settlement]
+    ) -> Settled:
+        return self.settle_each(group, partition_id, [(token, settlements)])[0]
+
+    def settle_each(
+        self, group: Group, partition_id: int, each: Sequence[tuple[int, Sequence[Settlement]]]
+    ) -> list[Settled]:
+        settle = ordered.settle if group.settings.mode == "ordered" else _settle
+
+        def decide(locked: Locked) -> list[Settled]:
+            return [settle(locked, group, token, settlements) for token, settlements in each]
+
+        return self._locked(group, partition_id, decide)
+
+    def ack_within(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
+        return self._joining.ack(guest, group, partition_id, token, offset)
+
+    def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
+        def decide(locked: Locked) -> tuple[Span, ...]:
+            if group.settings.mode == "ordered":
+                return ordered.extend(locked, group, token, spans)
+            until = locked.now + group.settings.lease_ms
+            change = settlement.extend(locked.held(token), spans, until, locked.row.cursor)
+            if change.drop:
+                locked.apply(change)
+            return change.missing
+
+        return self._locked(group, partition_id, decide)
+
+    def poll_ordered(
+        self,
+        group: Group,
+        partition_id: int,
+        ask: OrderedAsk,
+        *,
+        log_start: int = 0,
+        waited_ms: int | None = None,
+    ) -> Granted:
+        def decide(locked: Locked) -> Granted:
+            locked.skip_to(log_start)
+            return ordered.poll(locked, group, ask, waited_ms)
+
+        return self._locked(group, partition_id, decide, flush=ask.on_delivery)
+
+    def hand_over(self, group: Group, partition_id: int, token: int) -> None:
+        self._locked(group, partition_id, lambda locked: ordered.hand_over(locked, token))
+
+    def restart_stopped(self, group: Group, partition_id: int) -> int:
+        return self._locked(group, partition_id, ordered.restart)
+
+    def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
+        def decide(locked: Locked) -> Granted:
+            rows = [d for d in locked.near(spans) if any(d.first <= b and d.last >= a for a, b in spans)]
+            change = settlement.seize(locked.row.cursor, rows, spans, locked.now, ask, group.terms)
+            locked.apply(change)
+            locked.announce()
+            return Granted(change.granted, change.leaving)
+
+        return self._locked(group, partition_id, decide, flush=True) if spans else Granted(())
+
+    def _locked(
+        self, group: Group, partition_id: int, decide: Callable[[Locked], T], *, flush: bool = False
+    ) -> T:
+        start: int | None = None
+        while True:
+            try:
+                with self._session.write(Lane.PROGRESS, flush=flush) as tx:
+                    locked = Locked(tx, group, partition_id, start, flush)
+                    decided = decide(locked)
+                    locked.save()
+                    return decided
+            except NeedsFlushError:
+                flush = True
+            except NeedsStartError:
+                generation, start = self._catalog.start_of(group.id, partition_id)
+                if generation != group.generation:
+                    raise reset_meanwhile(group) from None
+                self._pass_gate(group, partition_id)
+
+    # ---- the gate (I10) ----
+
+    def _pass_gate(self, group: Group, partition_id: int) -> None:
+        """Progress of an ordered group begins in a partition once everything before it is settled.
+
+        The progress row that is made then is what says so, for ever: nobody asks again.
+        """
+        if group.settings.mode != "ordered":
+            return
+        before = self._catalog.topic(group.topic).route.predecessors.get(partition_id, ())
+        if not all(self.is_drained(group, one) for one in before):
+            raise GateClosed(
+                f"group {group.name!r} of topic {group.topic!r} has not settled all that comes before this "
+                "partition; it opens by itself",
+                partition_id=partition_id,
+            )
+
+    def drain(self, group: Group, partition_id: int) -> bool:
+        with self._session.read(self._session.place_of(lane_of(self._session, partition_id))) as tx:
+            row = tx.one(_EDGES, partition_id)
+        if row is None or row[0] in GONE:
+            return True
+        state, end, log_start = row
+
+        def decide(locked: Locked) -> bool:
+            locked.skip_to(log_start)
+            if not locked.row.drained and locked.row.lowest >= end:
+                locked.must_flush()
+                locked.drained()
+            return bool(locked.row.drained)
+
+        try:
+            return state == "sealed" and self._locked(group, partition_id, decide)
+        except GateClosed:
+            return False
+
+    def restamp(self, group: Group, partition_id: int, leaving: Delivery, stamp: Stamp) -> Delivery | None:
+        again = replace(leaving, stamp=stamp)
+
+        def decide(locked: Locked) -> Delivery | None:
+            found = [d for d in locked.near([(leaving.first, leaving.last)]) if d.first == leaving.first]
+            if not found or (found[0].token, found[0].stamp) != (leaving.token, leaving.stamp):
+                return None
+            locked.apply(Change(locked.row.cursor, drop=(leaving.first,), put=(again,)))
+            return again
+
+        return self._locked(group, partition_id, decide, flush=True)
+
+    def leaving(self, group: Group, partition_id: int, token: int) -> list[Delivery]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return held_under(tx, group.id, partition_id, token)
+
+    def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
+        with self._session.write(Lane.PROGRESS) as tx:
+            for partition_id in partition_ids:
+                row = lock(tx, (group.id, partition_id))
+                if row is None or row[0] >= group.generation:  # its holder has begun in this generation
+                    continue
+                for table in ("progress", "deliveries"):
+                    tx.do(_FENCE.format(table=table), group.id, partition_id)
+
+    # ---- measures ----
+
+    def committed(self, group_id: int, partition_id: int) -> int | None:
+        with self._session.read(Lane.PROGRESS) as tx:
+            row = tx.one(ROW, group_id, partition_id)
+        if row is None or row[0] != self._catalog.start_of(group_id, partition_id)[0]:
+            return None
+        return Row.of(row).lowest
+
+    def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
+        return [self._backlog(group, partition_id, open_spans) for partition_id in partition_ids]
+
+    def _backlog(self, group: Group, partition_id: int, open_spans: int) -> Backlog:
+        key = (group.id, partition_id)
+        with reading_log(self._session, partition_id) as tx:
+            log_start = log_start_of(tx, partition_id)
+        with self._session.read(Lane.PROGRESS) as tx:
+            raw = tx.one(ROW, *key)
+            row = Row.of(raw) if raw is not None and raw[0] == group.generation else None
+            lowest, unsettled, stopped, rows = _unsettled(tx, key, row, log_start, open_spans)
+        if row is None:
+            start = self._catalog.start_of(*key)[1]
+            row = Row(group.generation, start, start, None)
+        row.cursor = max(row.cursor, log_start)  # what was trimmed is passed over by the next poll
+        committed = row.cursor if lowest is None else max(log_start, min(lowest, row.cursor))
+        spans = tuple((max(r[0], log_start), r[1]) for r in rows)
+        with reading_log(self._session, partition_id) as tx:
+            measured = measure(tx, partition_id, row, committed, unsettled, spans)
+        if measured.sealed and unsettled:  # the control batch may be in somebody's hands: it is no message
+            with self._session.read(Lane.PROGRESS) as tx:
+                control = tx.one(_LAST, *key, row.lowest, measured.end - 1)
+            unsettled -= int(control is not None)
+        return replace(measured, stopped=stopped, unsettled=unsettled)
+
+    # ---- groups ----
+
+    def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
+        for partition_id in partition_ids:
+            self._locked(group, partition_id, Locked.announce, flush=True)
+
+    def forget(self, group_id: int) -> None:
+        with self._session.write(Lane.PROGRESS) as tx:
+            for table in ("progress", "deliveries", "members", "activity", "lanes", "lane_counts"):
+                tx.do(f"DELETE FROM postroom_{table} WHERE group_id = ?", group_id)
+            tx.announce(Lane.PROGRESS)
+
+    # ---- members ----
+
+    def join(self, group_id: int, member: str, client: str, ttl_ms: int) -> None:
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            now = tx.now_ms()
+            if not tx.run(_RENEW, now + ttl_ms, group_id, member):
+                tx.do(_ENTER, group_id, member, client, now, now + ttl_ms)
+                tx.do("DELETE FROM postroom_members WHERE group_id = ? AND until_ms < ?", group_id, now)
+
+    def renew_each(self, members: Sequence[tuple[int, str, int]]) -> list[tuple[int, str]]:
+        asked = sorted(members)
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            there: set[tuple[int, str]] = set()
+            for some in padded(sorted({group_id for group_id, _, _ in asked}), _GROUPS):
+                there.update(tx.all(_THERE.format(marks=", ".join("?" * len(some))), *some))
+            now = tx.now_ms()
+            tx.many(_RENEW, [(now + ttl, *who) for *who, ttl in asked if tuple(who) in there])
+        return [(group_id, name) for group_id, name, _ in asked if (group_id, name) not in there]
+
+    def leave(self, group_id: int, member: str) -> None:
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            tx.do("DELETE FROM postroom_members WHERE group_id = ? AND name = ?", group_id, member)
+            tx.announce(Lane.PROGRESS)
+
+    def members(self, group_id: int) -> list[Member]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return [Member(*row) for row in tx.all(_MEMBERS, group_id, tx.now_ms())]
+
+
+def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:
+    held = locked.held(token)
+    change = settlement.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
+    if change.leaving:
+        locked.must_flush()
+    lost = locked.in_other_hands(change.missing, token)
+    if change.drop:
+        locked.apply(change)
+    if any(s.kind in (Kind.RETRY, Kind.RELEASE) for s in settlements):
+        locked.announce()
+    return Settled(lost, change.leaving, change.unplaced)
+
+
+def _unsettled(
+    tx: Transaction, key: tuple[int, int], row: Row | None, log_start: int, open_spans: int
+) -> tuple[int | None, int, int, Sequence[tuple[Any, ...]]]:
+    """The lowest unsettled offset, how many messages are unsettled, how many stopped, and the first rows."""
+    if row is None:
+        return None, 0, 0, ()
+    found = tx.one(UNSETTLED, log_start, log_start, FAR, *key, row.lowest, log_start)
+    lowest, unsettled, stopped = found or (None, 0, 0)
+    where = " AND last_offset >= ? ORDER BY first_offset LIMIT ?"
+    rows = tx.all(DELIVERY + where, *key, row.lowest, log_start, open_spans) if open_spans else ()
+    return lowest, int(unsettled or 0), int(stopped or 0), rows

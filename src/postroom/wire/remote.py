@@ -1,0 +1,293 @@
+"""The endpoint of a served queue: the same verbs as the broker in this process, asked over the network.
+
+Decides nothing about messages. What it adds is the way there: which broker is asked, what may be repeated,
+and what becomes of an answer that nobody waits for any more: deliveries in it are given back, as the broker
+gives back what a cancelled poll was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from ..broker.deliveries import released
+from ..broker.endpoint import (
+    Beat,
+    Endpoint,
+    Fetched,
+    Held,
+    PollReply,
+    PollRequest,
+    Settle,
+    SettleReply,
+)
+from ..clock import Clock
+from ..errors import InvalidSetting, PostroomError, ProtocolError
+from ..model.delivery import Span
+from ..store.contract import Appended
+from . import messages as m
+from .beats import Beater
+from .pool import Pool
+from .staging import Stage
+
+__all__ = ["RemoteEndpoint", "open_remote"]
+
+_log = logging.getLogger("postroom.wire")
+
+
+async def open_remote(
+    addresses: Sequence[str],
+    *,
+    client: str,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    zone: str = "",
+    clock: Clock | None = None,
+) -> Endpoint:
+    """Connected to one of these brokers at least; BrokerUnavailable if none answers."""
+    endpoint = RemoteEndpoint(addresses, client=client, token=token, tls=tls, zone=zone, clock=clock)
+    try:
+        await endpoint.open()
+    except BaseException:
+        await endpoint.close()
+        raise
+    return cast(Endpoint, endpoint)
+
+
+def _asked(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A verb whose arguments are the fields of its request."""
+    operation = m.OPERATIONS[name]
+
+    async def verb(self: RemoteEndpoint, *args: Any, **named: Any) -> Any:
+        request = operation.request(*args, **named)
+        _check(operation, request)
+        return await self.pool.call(operation, request)
+
+    verb.__name__ = name
+    return verb
+
+
+def _check(operation: m.Operation, request: m.Request) -> None:
+    """InvalidSetting if the broker could not read it: that were a fault of the whole connection."""
+    try:
+        m.decode(m.encode_header(request), operation.request)
+    except (ProtocolError, TypeError, ValueError, OverflowError) as error:
+        values = ", ".join(f"{name}={getattr(request, name)!r}" for name in request.__struct_fields__)
+        why = str(error).removeprefix("the header of a frame cannot be read: ")
+        raise InvalidSetting(
+            f"{operation.name}({values:.200}): a value is not what it should be ({why})"
+        ) from error
+
+
+class RemoteEndpoint:
+    """Implements `Endpoint`. Belongs to one event loop, but for `beat` and `now_ms`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        client: str,
+        token: str,
+        tls: ssl.SSLContext | None,
+        zone: str,
+        clock: Clock | None,
+    ) -> None:
+        hello = m.Hello(m.MIN_VERSION, m.MAX_VERSION, client, token, "postroom-python")
+        self.pool = Pool(addresses, hello, tls, zone)
+        self.pool.on_time, self.pool.on_late = self._time_told, self._came_late
+        self.pool.on_ask = lambda ask: self.on_ask(ask)
+        self.on_ask: Callable[[m.Ask], m.Answer] = lambda ask: m.Answer()
+        self._clock = clock  # of tests that move time
+        self._loop = asyncio.get_running_loop()
+        self._offset_ms = 0.0  # what the store's clock is ahead of this process's
+        self._round_trip_s = 1e9  # of the answer it was taken from
+        self._polls_at: dict[tuple[str, str], str] = {}  # by topic and group, where its polls go
+        self._background: set[asyncio.Task[None]] = set()
+        self._beater = Beater(self._loop, self._beat, lambda: self.pool.addresses, hello, tls)
+
+    async def open(self) -> None:
+        await self.pool.open()
+
+    async def close(self) -> None:
+        await self.pool.no_more_late()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.to_thread(self._beater.close)
+        await self.pool.close()
+
+    def now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock.now_ms()
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    def _time_told(self, now_ms: int, sent_at: float) -> None:
+        """Of all answers the quickest tells the time best; it is forgotten by and by."""
+        took = self._loop.time() - sent_at
+        if took <= self._round_trip_s * 1.1:
+            self._round_trip_s = took
+            self._offset_ms = now_ms - (time.monotonic() - took / 2) * 1000
+        self._round_trip_s *= 1.05
+
+    # ---- verbs that are asked as they are ----
+
+    create_topic = _asked("create_topic")
+    topics = _asked("topics")
+    topic = _asked("topic")
+    alter_topic = _asked("alter_topic")
+    delete_topic = _asked("delete_topic")
+    purge = _asked("purge")
+
+    route = _asked("route")
+    route_history = _asked("route_history")
+    route_change = _asked("route_change")
+    split = _asked("split")
+    merge = _asked("merge")
+    move = _asked("move")
+    shards = _asked("shards")
+    drain_shard = _asked("drain_shard")
+    open_shard = _asked("open_shard")
+
+    resolve = _asked("resolve")
+    cancel = _asked("cancel")
+
+    create_group = _asked("create_group")
+    groups = _asked("groups")
+    alter_group = _asked("alter_group")
+    pause = _asked("pause")
+    delete_group = _asked("delete_group")
+    reset = _asked("reset")
+    lag = _asked("lag")
+    lanes = _asked("lanes")
+    report_sources = _asked("report_sources")
+
+    subscribe = _asked("subscribe")
+    _unsubscribe = _asked("unsubscribe")
+    hand_over = _asked("hand_over")
+
+    dead_letters = _asked("dead_letters")
+    redrive = _asked("redrive")
+    discard = _asked("discard")
+
+    set_rate = _asked("set_rate")
+    rates = _asked("rates")
+
+    staged_marks = _asked("staged_marks")
+    decide_staged = _asked("decide_staged")
+    publish_staged = _asked("publish_staged")
+    drop_staged = _asked("drop_staged")
+
+    open_replies = _asked("open_replies")
+    close_replies = _asked("close_replies")
+
+    async def stage(
+        self,
+        topic: str,
+        query: str,
+        batch: int,
+        segment: str,
+        number: int,
+        partition_ids: Sequence[int],
+        data: bytes,
+    ) -> None:
+        request = Stage(topic, query, batch, segment, number, tuple(partition_ids))
+        await self.pool.call(m.OPERATIONS["stage"], request, (data,), key=f"q{query}")
+
+    # ---- the log ----
+
+    async def append(
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
+    ) -> Appended:
+        request = m.Append(topic, partition_id, due_at, ids, producer)
+        answer = await self.pool.call(m.OPERATIONS["append"], request, (batch,), key=f"p{partition_id}")
+        assert isinstance(answer, Appended)
+        return answer
+
+    async def fetch(
+        self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+    ) -> Fetched:
+        request = m.Fetch(topic, partition_id, offset, max_messages, max_bytes, wait_ms)
+        answer = await self.pool.call(m.OPERATIONS["fetch"], request, key=f"p{partition_id}")
+        assert isinstance(answer, Fetched)
+        return answer
+
+    # ---- deliveries ----
+
+    async def poll(self, request: PollRequest) -> PollReply:
+        key = self._polls_at[request.topic, request.group] = f"m{request.member}"
+        answer = await self.pool.call(
+            m.OPERATIONS["poll"],
+            m.Poll(request),
+            key=key,
+            again=lambda: m.Poll(replace(request, repeated=True)),
+        )
+        assert isinstance(answer, PollReply)
+        return answer
+
+    async def unsubscribe(self, topic: str, group: str, member: str) -> None:
+        self._polls_at.pop((topic, group), None)  # members of it that stay say so with their next poll
+        await self._unsubscribe(topic, group, member)
+
+    def _came_late(self, asked: m.Poll, reply: PollReply) -> None:
+        """The answer to a poll that was cancelled: what it brings is given back."""
+        if reply.grants and not asked.request.on_delivery:
+            giving_back = self._loop.create_task(self._give_back(asked.request, reply))
+            self._background.add(giving_back)
+            giving_back.add_done_callback(self._background.discard)
+
+    async def _give_back(self, request: PollRequest, reply: PollReply) -> None:
+        held = {partition_id for partition_id, _ in request.positions}
+        taken = [grant for grant in reply.grants if grant.partition_id not in held]
+        try:
+            if any(grant.position >= 0 for grant in reply.grants):  # an ordered group's
+                ids = [grant.partition_id for grant in taken]
+                await self.hand_over(request.topic, request.group, request.token, ids)
+            else:
+                await self.settle(request.topic, request.group, released(request, taken))
+        except PostroomError as error:
+            _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
+
+    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
+        """By the broker that handed it out, if it can be reached: it knows who has what."""
+        request = m.SettleParts(topic, group, tuple(parts))
+        key = self._polls_at.get((topic, group), "")
+        repeated = False
+
+        def again() -> m.SettleParts:
+            nonlocal repeated
+            repeated = True
+            return request
+
+        answer = await self.pool.call(m.OPERATIONS["settle"], request, key=key, again=again)
+        assert isinstance(answer, SettleReply)
+        return replace(answer, lost=_really_lost(answer)) if repeated else answer
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        answer: list[tuple[Held, tuple[Span, ...]]] = self._beater.beat(m.Beats(tuple(beats)))
+        return answer
+
+    async def _beat(self, beats: m.Beats) -> Any:
+        return await self.pool.call(m.OPERATIONS["beat"], beats, key=f"m{beats.beats[0].member}")
+
+
+def _really_lost(answer: SettleReply) -> tuple[tuple[Settle, tuple[Span, ...]], ...]:
+    """Of a repeated request: what was retried or released by the first is in other hands because of that."""
+    return tuple(
+        (part, spans)
+        for part, spans in answer.lost
+        if any(
+            verdict.kind in ("ack", "dead") and verdict.first <= last and first <= verdict.last
+            for verdict in part.verdicts
+            for first, last in spans
+        )
+    )

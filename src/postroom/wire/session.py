@@ -1,0 +1,171 @@
+"""What an authenticated client may ask, and the asking of it: permissions, then the broker.
+
+Every operation of the table goes through `call`. Decides by `broker.gatekeeper.ACTIONS` which permission it
+needs and on which topics; nothing is done before all of them are there.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ..broker.embedded import Broker
+from ..broker.endpoint import Beat, Held, Settle, Verdict
+from ..broker.gatekeeper import ACTIONS, Gatekeeper
+from ..config import DEFAULTS
+from ..errors import MessageTooLarge, PostroomError
+from ..model.access import ANONYMOUS, Principal
+from ..model.batch import HEADER_SIZE
+from ..model.names import reply_topic
+from . import messages as m
+from . import staging
+from .asking import Holdings
+from .messages import Answer, Ask, Operation, Request
+
+__all__ = ["Session"]
+
+_log = logging.getLogger("postroom.wire")
+
+
+_RECORDS = slice(57, 61)  # where a batch has the number of its messages
+_COMPRESSION_BYTES = 64 * 1024  # what cannot be compressed grows a little
+_LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
+
+
+class Session:
+    """`answer_bytes`: what its polls that wait may bring together, so that it need not be kept for long."""
+
+    def __init__(
+        self, broker: Broker, gatekeeper: Gatekeeper, principal: Principal, client: str, answer_bytes: int
+    ) -> None:
+        self._broker, self._gatekeeper, self._principal = broker, gatekeeper, principal
+        self._client = client
+        self._holdings = Holdings()
+        self._answer_bytes = answer_bytes  # of these, those that nobody waits for
+
+    @property
+    def principal(self) -> Principal:
+        return self._principal
+
+    async def call(self, operation: Operation, request: Request, body: bytes) -> Any:
+        """PermissionDenied, or whatever the broker has against it."""
+        await self._permit(operation, request)
+        if isinstance(request, m.Append):
+            _check_batch(body)
+        named = {field: getattr(request, field) for field in request.__struct_fields__}
+        if operation.body:
+            named[operation.body] = body
+        if operation.name == "beat":  # the only verb that blocks
+            return await self._beat(named["beats"])
+        if operation.name == "append" and self._principal is not ANONYMOUS:
+            named["producer"] = self._principal.name
+        if isinstance(request, m.Requester):
+            named["owner"] = self._principal.name
+        if operation.name == "settle":
+            self._holdings.settled(named["parts"])
+        reply = await self._asked(operation.name, named)
+        if operation.name == "poll":
+            self._holdings.granted(named["request"], reply, self._now_ms())
+        elif operation.name == "topics":
+            shown = self._gatekeeper.visible(self._principal, (info.name for info in reply))
+            return [info for info in reply if info.name in shown]
+        return reply
+
+    async def _asked(self, name: str, named: dict[str, Any]) -> Any:
+        verb = getattr(self._broker, name)
+        if name not in ("poll", "fetch"):
+            return await verb(**named)
+        wanted: int = named["request"].bytes if name == "poll" else named["max_bytes"]
+        share = min(wanted, max(self._answer_bytes, _LEAST_BYTES))
+        if name == "poll":
+            named["request"] = replace(named["request"], bytes=share)
+        else:
+            named["max_bytes"] = share
+        self._answer_bytes -= share
+        try:
+            return await verb(**named)
+        finally:
+            self._answer_bytes += share
+
+    async def _beat(self, beats: Sequence[Beat]) -> Any:
+        self._holdings.renewed(beats, self._now_ms())
+        return await self._broker.in_thread(self._broker.beat, beats)
+
+    # ---- holders that are asked (R19) ----
+
+    def due(self, before_ms: int) -> list[Ask]:
+        """What the client is to be asked about: its lease ends soon."""
+        return self._holdings.due(self._now_ms(), before_ms) if len(self._holdings) else []
+
+    async def answered(self, ask: Ask, answer: Answer) -> None:
+        """At work: extended. Done: settled. What was not answered for is delivered again by and by."""
+        asked = {(held.partition_id, held.token): held.topic for held in ask.held}
+        mine = [held for held in (*answer.working, *answer.done) if asked.get(_key(held)) == held.topic]
+        working = [held for held in answer.working if held in mine]
+        done = [held for held in answer.done if held in mine]
+        try:
+            if done:
+                parts = [Settle(h.topic, h.partition_id, h.token, _acks(h)) for h in done]
+                await self._broker.settle(ask.topic, ask.group, parts)
+            if working:
+                beat = Beat(ask.topic, ask.group, ask.member, self._client, tuple(working))
+                await self._broker.in_thread(self._broker.beat, [beat])
+                self._holdings.kept(ask, working, self._now_ms())
+        except PostroomError as error:
+            _log.warning("what %s holds could not be kept: %s", ask.member, error)
+
+    def _now_ms(self) -> int:
+        """Of the process: leases are counted from when they were granted here."""
+        return int(time.monotonic() * 1000)
+
+    async def _permit(self, operation: Operation, request: Request) -> None:
+        self._principal = principal = await self._gatekeeper.current(self._principal)
+        need = ACTIONS[operation.name]
+        for topic in _topics(operation, request, principal.name):
+            self._gatekeeper.check(principal, need, topic)
+        if isinstance(request, m.Append | m.Fetch):
+            await self._gatekeeper.check_partition(request.topic, request.partition_id)
+
+
+def _check_batch(batch: bytes) -> None:
+    """How large it is; whether it is sound is the broker's to see."""
+    messages = int.from_bytes(batch[_RECORDS]) if len(batch) >= HEADER_SIZE else 0
+    if len(batch) > DEFAULTS.max_batch_bytes + _COMPRESSION_BYTES or messages > DEFAULTS.max_batch_messages:
+        raise MessageTooLarge(
+            f"a batch of {messages:,} messages and {len(batch):,} bytes is too large: send "
+            f"{DEFAULTS.max_batch_messages:,} messages and {DEFAULTS.max_batch_bytes:,} bytes at most",
+            max_messages=DEFAULTS.max_batch_messages,
+            max_bytes=DEFAULTS.max_batch_bytes,
+        )
+
+
+def _topics(operation: Operation, request: Any, who: str) -> Iterable[str | None]:
+    """The topics that a request is about; None: the whole queue."""
+    if isinstance(request, m.Requester):
+        return (reply_topic(request.client, who),)
+    if isinstance(request, m.Poll):
+        return (request.request.topic,)
+    if isinstance(request, m.SettleParts):
+        return {request.topic, *(part.topic for part in request.parts)}
+    if isinstance(request, m.Beats):
+        held = {held.topic for beat in request.beats for held in beat.held}
+        return {beat.topic for beat in request.beats} | held
+    if isinstance(request, m.SetRate):
+        return (request.rate.subject[0] or None,)
+    if isinstance(request, staging.Marks | staging.Decide | staging.Publish | staging.Drop):
+        return request.topics or (None,)
+    if operation.name in ("topics", "shards", "drain_shard", "open_shard", "rates"):
+        return (None,)
+    topic = getattr(request, "topic", None)
+    return (request.name if topic is None else topic,)
+
+
+def _key(held: Held) -> tuple[int, int]:
+    return (held.partition_id, held.token)
+
+
+def _acks(held: Held) -> tuple[Verdict, ...]:
+    return tuple(Verdict("ack", first, last) for first, last in held.spans)
