@@ -20,7 +20,7 @@ from postroom import errors
 
 SOURCE = Path(__file__).resolve().parents[2] / "src"
 
-MAX_MODULE_LINES = 450
+MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 70
 
 # Lowest first. A module may import its own layer and those before it.
