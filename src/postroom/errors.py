@@ -48,7 +48,7 @@ PostroomError                     code, retriable, and a sentence that says what
     ├── StoreBusy                 locked for too long (retriable)
     ├── StoreFull                 no space left (retriable once there is space)
     ├── StoreCorrupt              not a database, damaged, or older than it was
-    └── SchemaMismatch            made by a newer version, or not migrated
+    └── SchemaMismatch            made by a newer version or under the former name, or not migrated
 
 `code` is stable and for machines; `retriable` says whether the very same call may succeed later.
 """

@@ -224,6 +224,10 @@ class MysqlDialect(ServerDialect):
         look = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
         return tx.one(look, name) is not None
 
+    def tables(self, tx: Transaction) -> list[str]:
+        look = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+        return [name for (name,) in tx.all(look)]
+
     @contextmanager
     def migrating(self, connection: Any) -> Iterator[None]:
         with connection.cursor() as cursor:

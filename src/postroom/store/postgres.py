@@ -270,6 +270,10 @@ class PostgresDialect(ServerDialect):
         row = tx.one("SELECT to_regclass(?::text)::text", name)
         return row is not None and row[0] is not None
 
+    def tables(self, tx: Transaction) -> list[str]:
+        look = "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND pg_table_is_visible(oid)"
+        return [name for (name,) in tx.all(look)]
+
     @contextmanager
     def migrating(self, connection: Any) -> Iterator[None]:
         """Locked until the transaction ends: behind PgBouncer a session's lock would outlive it."""

@@ -2,11 +2,16 @@
 
 `{blob}`, `{hash}`, `{serial}` and `{offset}` are the dialect's types. Log tables, one per partition, are made
 with their topic.
+
+The project had another name once. Tables of a queue under that name are refused: an empty queue must never be
+made beside them. They are told by their shape, and only where there is no schema of ours.
 """
 
 from __future__ import annotations
 
+import re
 import uuid
+from collections.abc import Collection
 
 from ..errors import SchemaMismatch
 from .session import Dialect, Lane, Session, Transaction
@@ -16,8 +21,10 @@ __all__ = [
     "VERSION",
     "check_schema",
     "create_log",
+    "former_prefix",
     "log_table",
     "migrate",
+    "refuse_former",
     "script",
     "statements",
     "version_of",
@@ -389,9 +396,13 @@ def check_schema(session: Session) -> None:
 
 
 def version_of(session: Session, lane: Lane) -> int:
-    """The schema's version; 0 for an empty database. SchemaMismatch if it is newer than this program."""
+    """The schema's version; 0 for an empty database.
+
+    SchemaMismatch if it is newer than this program, or if a queue under the former name is there instead.
+    """
     with session.read(lane) as tx:
         if not session.dialect.has_table(tx, "postroom_schema"):
+            refuse_former(session.dialect.tables(tx), session.dialect, lane)
             return 0
         version = _newest(tx)
     if version > VERSION:
@@ -402,6 +413,44 @@ def version_of(session: Session, lane: Lane) -> int:
             known=VERSION,
         )
     return version
+
+
+_MADE = re.compile(r"CREATE TABLE postroom_(\w+)")
+
+
+def refuse_former(tables: Collection[str], dialect: Dialect, lane: Lane) -> None:
+    """SchemaMismatch if these, the tables of one place, are a queue's under the former name."""
+    made = (statements(number, lane, dialect.places) for number in sorted(MIGRATIONS))
+    first = next(filter(None, made))  # what the oldest version made in this place
+    prefix = former_prefix(tables, _MADE.findall("\n".join(first)))
+    if prefix is None:
+        return
+    cure = (
+        "Name another file, or move this one away together with the files beside it"
+        if dialect.kind == "sqlite"
+        else "Name another database, or drop those tables"
+    )
+    raise SchemaMismatch(
+        "the database has a queue from before this project was called Postroom (tables "
+        f"{prefix}_schema, {prefix}_partitions and others): this postroom cannot read it, and there is no "
+        f"upgrade. {cure}; first read what you still need with the program that wrote it",
+        found=0,
+        known=VERSION,
+        former=prefix,
+    )
+
+
+def former_prefix(tables: Collection[str], ours: Collection[str]) -> str | None:
+    """Another prefix than ours that has a `_schema` and every one of these tables; None: there is none.
+
+    All of them, since a database on a server is shared with programs that have tables of their own.
+    """
+    there = set(tables)
+    for table in sorted(there):
+        prefix, _, last = table.rpartition("_")
+        if last == "schema" and prefix not in ("", "postroom") and {f"{prefix}_{n}" for n in ours} <= there:
+            return prefix
+    return None
 
 
 def _newest(tx: Transaction) -> int:

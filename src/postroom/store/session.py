@@ -121,6 +121,9 @@ class Dialect(Protocol):
 
     def has_table(self, tx: Transaction, name: str) -> bool: ...
 
+    def tables(self, tx: Transaction) -> list[str]:
+        """All tables there are, those of others too."""
+
     def migrating(self, connection: Any) -> AbstractContextManager[None]:
         """Held while tables are made: one process at a time."""
 

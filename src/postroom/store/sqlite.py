@@ -235,6 +235,9 @@ class SqliteDialect:
     def has_table(self, tx: Transaction, name: str) -> bool:
         return tx.one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name) is not None
 
+    def tables(self, tx: Transaction) -> list[str]:
+        return [name for (name,) in tx.all("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
     def migrating(self, connection: _Connection) -> AbstractContextManager[None]:
         return nullcontext()  # BEGIN IMMEDIATE locks the file
 

@@ -97,6 +97,9 @@ def check_tables(exam: Examination) -> Iterator[Finding]:
         check_schema(exam.session)
         yield Finding("schema", "ok", f"version {VERSION}")
     except SchemaMismatch as error:
+        if "former" in error.details:
+            yield Finding("schema", "fail", str(error))
+            return
         found, known = error.details["found"], error.details["known"]
         if found > known:
             said, advice = f"version {found} is newer than this postroom's {known}", "pip install -U postroom"

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...clock import SystemClock
-from ...errors import StoreCorrupt
-from ...store.schema import VERSION
-from ...store.session import Lane
+from ...errors import SchemaMismatch, StoreCorrupt
+from ...store.schema import VERSION, refuse_former
+from ...store.session import Lane, Row
 from ...store.sqlite import SqliteDialect
 from ...units import format_bytes
 from .finding import Checks, Finding, made
@@ -64,12 +64,21 @@ class Examination:
 
     def one(self, lane: Lane, sql: str) -> int:
         """A number from the lane's file, read-only."""
+        return int(self.rows(lane, sql)[0][0] or 0)
+
+    def rows(self, lane: Lane, sql: str) -> list[Row]:
         file = self.dialect.file(lane)
         try:
             with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
-                return int(connection.execute(sql).fetchone()[0] or 0)
+                return connection.execute(sql).fetchall()
         except sqlite3.Error as error:
             raise StoreCorrupt(f"{file}: {error}") from error
+
+    def refuse_former(self, lane: Lane) -> None:
+        """SchemaMismatch if the lane's file has a queue under the project's former name, and none of ours."""
+        tables = {name for (name,) in self.rows(lane, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "postroom_schema" not in tables:
+            refuse_former(tables, self.dialect, lane)
 
 
 def check_writable(exam: Examination) -> Iterator[Finding]:
@@ -91,6 +100,11 @@ def check_writable(exam: Examination) -> Iterator[Finding]:
 def check_schema(exam: Examination) -> Iterator[Finding]:
     for lane, _ in exam.files():
         name = f"schema ({lane.value})"
+        try:
+            exam.refuse_former(lane)
+        except SchemaMismatch as error:
+            yield Finding(name, "fail", str(error))
+            continue
         found = exam.one(lane, "SELECT MAX(version) FROM postroom_schema")
         if found == VERSION:
             yield Finding(name, "ok", f"version {found}")

@@ -36,7 +36,8 @@ from .owning import Owner, Ownership, owner_of
 __all__ = ["SpoolFile", "Spooled", "look"]
 
 _MAGIC = b"SQLite format 3\0"
-_APPLICATION = 0x50535031  # says that a database is a spool
+_APPLICATION = 0x50525350  # says that a database is a spool
+_FORMER = 0x50535031  # said so before the project was called Postroom
 _VERSION = 1
 _HEADER_BYTES = 100
 _PAGE_BYTES = 8192
@@ -285,6 +286,12 @@ def _is_ours(path: Path) -> bool:
         raise StoreCorrupt(
             f"{path} is not a spool, or it is damaged: it was left as it is. Name another file; if this one "
             "was a spool, restore it, or move it away and keep it to look into"
+        )
+    if application == _FORMER:
+        raise SchemaMismatch(
+            f"{path} is a spool from before this project was called Postroom; it was left as it is, and "
+            "there is no upgrade. Name another file, and forward what still waits in this one with the "
+            "program that wrote it"
         )
     if application != _APPLICATION:
         raise StoreCorrupt(
