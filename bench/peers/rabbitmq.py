@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from postroom.install import how_to_install
 from tests.servers.places import free_port
 
 from .peer import HOST, NotInstalled, Peer, ServerProcess, program
@@ -37,7 +38,7 @@ class RabbitMQ(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if aio_pika is None:
-            raise NotInstalled("not installed: pip install 'postroom[bench]'")
+            raise NotInstalled(f"not installed: {how_to_install('bench')}")
         plain = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")  # Debian's in sbin runs as a user of its own
         binary = str(plain) if plain.exists() else program("rabbitmq-server", HOW)
         with ServerProcess("epmd") as names, ServerProcess("rabbitmq") as server:

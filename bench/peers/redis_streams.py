@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from postroom.install import how_to_install
 from tests.servers.places import free_port
 
 from .peer import HOST, NotInstalled, Peer, ServerProcess, program
@@ -32,7 +33,7 @@ class RedisStreams(Peer):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if redis is None:
-            raise NotInstalled("not installed: pip install 'postroom[bench]'")
+            raise NotInstalled(f"not installed: {how_to_install('bench')}")
         binary = program("redis-server", "apt-get install redis-server (or, as root: make peers)")
         with ServerProcess("redis") as server:
             port = free_port()

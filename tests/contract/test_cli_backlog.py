@@ -148,7 +148,7 @@ def test_a_newer_schema_fails(cli: Cli, tmp_path: Path) -> None:
     connection.close()
     code, states = _states(cli)
     assert code == 1 and states["schema (log)"] == "fail"
-    assert "pip install -U postroom" in cli("doctor").out
+    assert "update your checkout of Postroom" in cli("doctor").out
 
 
 def test_a_missing_progress_file_fails(cli: Cli, tmp_path: Path) -> None:

@@ -101,7 +101,7 @@ def test_a_newer_version_is_refused(cli: Cli) -> None:
     for words in (["migrate"], ["migrate", "--check"], ["migrate", "--sql"], ["topic", "list"]):
         answer = cli(*words, "--json")
         assert answer.code == 1 and answer.error["error"] == "schema_mismatch"
-        assert "pip install -U postroom" in answer.error["message"]
+        assert "update your checkout of Postroom and run `pip install .`" in answer.error["message"]
 
 
 def test_the_sql_is_valid_and_enough(cli: Cli) -> None:

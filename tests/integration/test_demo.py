@@ -46,7 +46,7 @@ def test_the_story_and_its_figures(tmp_path: Path) -> None:
     assert "0 messages lost" in done.stdout and "behind" in done.stdout
     assert "40 keys, 3 changes of the route, in order: yes" in done.stdout
     assert done.stdout.count("postroom -u sqlite:///postroom-demo/demo.db") == 3
-    how = "were not shown. Spark is not installed here: pip install 'postroom[spark-local]', and run the demo"
+    how = "were not shown. Spark is not installed here: run `pip install '.[spark-local]'` in a checkout of"
     assert f"{how} again." in " ".join(done.stdout.split())
     figures = json.loads((tmp_path / "postroom-demo" / "figures.json").read_text())
     assert figures["pipeline"] is None
@@ -117,7 +117,7 @@ def test_without_java_it_says_how_to_see_the_pipeline(
     monkeypatch.setattr("postroom.spark.java._bundled", lambda: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "pip install 'postroom[spark-local]'" in str(why_not())
+    assert "run `pip install '.[spark-local]'` in a checkout of Postroom" in str(why_not())
 
 
 @pytest.mark.parametrize(

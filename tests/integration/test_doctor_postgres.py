@@ -92,7 +92,7 @@ def test_no_tables(postgres_server: PostgresServer, postgres_url: str, tmp_path:
 def test_a_newer_schema(doctor: Doctor) -> None:
     doctor.admin("INSERT INTO postroom_schema (version, applied_at) VALUES (999, 0)")
     found = doctor.finds()
-    assert found["schema"]["state"] == "fail" and "pip install -U" in found["schema"]["advice"]
+    assert found["schema"]["state"] == "fail" and "run `pip install .`" in found["schema"]["advice"]
 
 
 def test_a_role_that_does_not_wait_for_the_disk(doctor: Doctor) -> None:

@@ -146,7 +146,7 @@ async def test_a_database_of_an_earlier_version(own: Ground) -> None:
 @both
 async def test_a_database_of_a_newer_version(own: Ground) -> None:
     own.rows("INSERT INTO postroom_schema (version, applied_at) VALUES (%s, 0)", VERSION + 1)
-    words = (f"version {VERSION + 1}", f"knows {VERSION}", "pip install -U postroom")
+    words = (f"version {VERSION + 1}", f"knows {VERSION}", "update your checkout", "pip install .")
     await refused(own.url, SchemaMismatch, *words)
     await refused(own.url, SchemaMismatch, *words, migrate=True)
 
@@ -426,6 +426,7 @@ async def test_a_driver_that_is_not_installed(
         if name in ("postroom.store.postgres", "postroom.store.mysql", driver):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, driver, None)
-    with pytest.raises(UsageError, match=rf"needs a driver .*pip install 'postroom\[{extra}\]'") as told:
+    says = rf"needs a driver .*: run `pip install '\.\[{extra}\]'` in a checkout of Postroom"
+    with pytest.raises(UsageError, match=says) as told:
         await postroom.connect(url)
     assert "secret" not in str(told.value)

@@ -25,4 +25,4 @@ import postroom.broker.measured, postroom.cli
 def test_a_missing_package_is_named_with_the_way_to_get_it(package: str, module: str) -> None:
     code = _WITHOUT.format(package=package, module=module)
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert package in ran.stdout and "pip install 'postroom[server]'" in ran.stdout
+    assert package in ran.stdout and "pip install '.[server]'" in ran.stdout

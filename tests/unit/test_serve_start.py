@@ -64,7 +64,7 @@ async def test_without_the_extra_there_is_no_http(
     caplog.set_level("INFO", "postroom")
     nothing: Any = None
     assert await start_http(nothing, nothing, ServeSettings()) is None
-    assert "pip install 'postroom[server]'" in caplog.text
+    assert "pip install '.[server]'" in caplog.text
     caplog.clear()
     assert await start_http(nothing, nothing, ServeSettings(http_port=0)) is None
     assert caplog.text == ""

@@ -28,7 +28,7 @@ def test_it_is_found_by_its_name() -> None:
 
 def test_without_pyarrow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(UsageError, match=r"needs pyarrow here: pip install 'postroom\[spark\]'"):
+    with pytest.raises(UsageError, match=r"needs pyarrow here: run `pip install '\.\[spark\]'`"):
         PostroomSource(GIVEN)
 
 

@@ -18,6 +18,7 @@ from ..broker.embedded import Broker
 from ..broker.gatekeeper import Gatekeeper
 from ..broker.measured import unmeasured
 from ..errors import UsageError
+from ..install import how_to_install
 from ..wire.server import WireServer
 
 try:
@@ -29,7 +30,7 @@ try:
     from starlette.exceptions import HTTPException
 except ModuleNotFoundError as missing:
     raise UsageError(
-        f"HTTP needs a package that is not installed ({missing.name}): pip install 'postroom[server]'"
+        f"HTTP needs a package that is not installed ({missing.name}): {how_to_install('server')}"
     ) from missing
 
 from ..errors import PostroomError

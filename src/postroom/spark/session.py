@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidSetting, UsageError
+from ..install import how_to_install
 from .java import find_java
 
 __all__ = ["session", "settings"]
@@ -30,12 +31,12 @@ def session(
     """A SparkSession: the active one, or a new one on this machine (`master="local[2]"`) or a cluster.
 
     `config` is added to the settings, and wins. Java: 17 or newer of this machine, or that of
-    `postroom[spark-local]`.
+    the extra `spark-local`.
     """
     try:
         from pyspark.sql import SparkSession
     except ImportError:
-        raise UsageError("there is no pyspark here: pip install 'postroom[spark-local]'") from None
+        raise UsageError(f"there is no pyspark here: {how_to_install('spark-local')}") from None
     active = SparkSession.getActiveSession()
     if active is not None:
         if master is not None and master != active.sparkContext.master:

@@ -27,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from ..errors import UsageError
+from ..install import how_to_install
 from . import positions
 from .columns import Columns, check_schema, schema_text
 from .filters import Narrowing, narrowing
@@ -46,9 +47,7 @@ class PostroomSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         if find_spec("pyarrow") is None:
-            raise UsageError(
-                "reading and writing with Spark needs pyarrow here: pip install 'postroom[spark]'"
-            )
+            raise UsageError(f"reading and writing with Spark needs pyarrow here: {how_to_install('spark')}")
 
     @classmethod
     def name(cls) -> str:

@@ -14,6 +14,7 @@ from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import InvalidSetting, StoreCorrupt, UsageError
+from ..install import how_to_install
 from .access import SqlAccess
 from .brokers import SqlBrokers
 from .catalog import SqlCatalog
@@ -257,8 +258,7 @@ def _dialect(address: Address, clock: Clock | None, limits: Limits) -> Dialect:
     except ImportError as error:
         extra = "postgres" if address.kind == "postgresql" else "mysql"
         raise UsageError(
-            f"{address.kind}:// needs a driver that is not installed ({error}): "
-            f"pip install 'postroom[{extra}]'"
+            f"{address.kind}:// needs a driver that is not installed ({error}): {how_to_install(extra)}"
         ) from error
 
 

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Collection
 
 from ..errors import SchemaMismatch
+from ..install import how_to_update
 from .session import Dialect, Lane, Session, Transaction
 
 __all__ = [
@@ -408,7 +409,7 @@ def version_of(session: Session, lane: Lane) -> int:
     if version > VERSION:
         raise SchemaMismatch(
             f"the database has schema version {version}, and this postroom knows {VERSION} at most: "
-            "install the newer postroom that wrote it (pip install -U postroom)",
+            f"{how_to_update()}",
             found=version,
             known=VERSION,
         )

@@ -108,7 +108,7 @@ def test_refused(
         archive(None, ArchiveOptions({"url": url}, "order", str(tmp_path / "d")))
     monkeypatch.setitem(sys.modules, "pyspark.sql", None)
     assert run(["pipeline", "archive", "orders", "--to", str(tmp_path / "d"), "--url", url]) == 2
-    assert "there is no pyspark here: pip install 'postroom[spark-local]'" in capsys.readouterr().err
+    assert "no pyspark here: run `pip install '.[spark-local]'` in a checkout" in capsys.readouterr().err
     assert (
         run(["pipeline", "archive", "a", "b", "--continuous", "--to", str(tmp_path / "d"), "--url", url]) == 2
     )

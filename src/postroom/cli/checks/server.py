@@ -17,6 +17,7 @@ from typing import Any
 from ...address import Address
 from ...config import DEFAULTS, Limits
 from ...errors import PostroomError, SchemaMismatch
+from ...install import how_to_update
 from ...store import open_session
 from ...store.duties import SqlDuties
 from ...store.schema import VERSION, check_schema
@@ -102,7 +103,7 @@ def check_tables(exam: Examination) -> Iterator[Finding]:
             return
         found, known = error.details["found"], error.details["known"]
         if found > known:
-            said, advice = f"version {found} is newer than this postroom's {known}", "pip install -U postroom"
+            said, advice = f"version {found} is newer than this postroom's {known}", how_to_update()
         elif found:
             said, advice = f"version {found}, and this postroom needs {known}", "run `postroom migrate`"
         else:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from ...clock import SystemClock
 from ...errors import SchemaMismatch, StoreCorrupt
+from ...install import how_to_update
 from ...store.schema import VERSION, refuse_former
 from ...store.session import Lane, Row
 from ...store.sqlite import SqliteDialect
@@ -112,7 +113,7 @@ def check_schema(exam: Examination) -> Iterator[Finding]:
             advice = "it is brought up to date when a program connects"
             yield Finding(name, "warn", f"version {found}, this postroom has {VERSION}", advice)
         else:
-            advice = "pip install -U postroom"
+            advice = how_to_update()
             yield Finding(name, "fail", f"version {found} is newer than this postroom's {VERSION}", advice)
 
 

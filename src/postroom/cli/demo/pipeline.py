@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
+from ...install import how_to_install
 from ...units import format_bytes
 from ..frame import Run
 from .figures import Figures, Pipeline
@@ -37,7 +38,7 @@ _TOLD = ("lost", "gap", "unknown", "out of order")  # what may never be; handled
 def why_not() -> str | None:
     """What to do if Spark cannot be started here. None: it can."""
     if any(find_spec(name) is None for name in _NEEDED):
-        return "Spark is not installed here: pip install 'postroom[spark-local]', and run the demo again"
+        return f"Spark is not installed here: {how_to_install('spark-local')}, then run the demo again"
     from ...spark.java import find_java
 
     try:

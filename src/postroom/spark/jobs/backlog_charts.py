@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidSetting, UsageError
+from ...install import how_to_install
 
 if TYPE_CHECKING:
     from .backlog import Backlogged
@@ -22,7 +23,7 @@ def draw(found: Backlogged, folder: str) -> list[str]:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise UsageError("charts need matplotlib: pip install 'postroom[spark]'") from None
+        raise UsageError(f"charts need matplotlib: {how_to_install('spark')}") from None
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)
     except OSError as error:

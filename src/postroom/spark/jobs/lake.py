@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidSetting, StagingConflict, StoreCorrupt, UsageError
+from ...install import how_to_install
 from ...model.names import check_topic
 
 __all__ = ["COLUMNS", "Compacted", "File", "Lake", "Mark", "arrow_schema", "is_uri"]
@@ -291,5 +292,5 @@ def _deltalake() -> Any:
         import deltalake.exceptions
         import deltalake.transaction
     except ImportError:
-        raise UsageError("the archive needs deltalake here: pip install 'postroom[spark-local]'") from None
+        raise UsageError(f"the archive needs deltalake here: {how_to_install('spark-local')}") from None
     return deltalake
