@@ -16,7 +16,7 @@ from postroom.broker.duties import Retention
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.model import route as routes
-from postroom.model.batch import build_control
+from postroom.model.batch import SEAL, build_control, control_kind
 from postroom.model.slot import slot_of
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
@@ -374,6 +374,16 @@ async def test_what_is_of_another_kind_than_it_should_be(
         await call(mq)
 
 
+async def test_the_last_batch_of_a_sealed_partition_says_so(mq: Connection) -> None:
+    """In the kind that the protocol's page names, which is none of Kafka's own."""
+    await send(mq, 0, 3)
+    log = broker_of(mq).store.log
+    place = (await mq.route("orders")).ranges[0].partition_id
+    await mq.split("orders", 0)
+    stored = log.read(place, 0, max_bytes=1 << 20, max_messages=100)
+    assert [control_kind(piece.data) for piece in stored][-1] == SEAL == 64
+
+
 async def test_strangers_are_not_merged(mq: Connection) -> None:
     await mq.split("orders", 0)
     await mq.split("orders", 2)
@@ -390,7 +400,7 @@ async def test_one_change_at_a_time(mq: Connection, clock: ManualClock) -> None:
     left = await asyncio.to_thread(store.routes.begin, draft)
     with pytest.raises(RouteConflict, match="a split of partition 1 of topic 'orders' is under way"):
         await mq.merge("orders", 1, 2)
-    store.log.seal(left.seals[0].partition_id, build_control(routes.SEAL))
+    store.log.seal(left.seals[0].partition_id, build_control(SEAL))
     sending = asyncio.create_task(send(mq, 0, 12))
     await asyncio.sleep(0.3)
     assert not sending.done()  # somebody may still be at work on it

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from postroom.config import DEFAULTS
+from postroom.model.batch import SEAL
 from postroom.units import format_bytes, format_duration
 from postroom.wire import link
 from postroom.wire import messages as m
@@ -61,6 +62,7 @@ def test_the_kinds_that_are_no_operations_are_named() -> None:
         assert f"`{name}` (kind {kind}" in TEXT
     assert f"a frame of kind {m.ASK} that is no answer" in TEXT
     assert f"Send `brokers` (kind {m.BROKERS})" in TEXT
+    assert f"There is one kind, {SEAL}, the last batch of a sealed partition" in TEXT
     assert f"This is version {m.MAX_VERSION}." in TEXT
 
 

@@ -30,9 +30,9 @@ from ..errors import (
     UnknownTopic,
 )
 from ..model import route as routes
-from ..model.batch import build_control
+from ..model.batch import SEAL, build_control
 from ..model.names import is_internal
-from ..model.route import SEAL, Change, Draft, Route
+from ..model.route import Change, Draft, Route
 from ..store.contract import Store
 from .catalog import CatalogCache
 

@@ -55,7 +55,7 @@ Headers: TypeAlias = list[tuple[str, bytes | None]]
 
 HEADER_SIZE = 61
 SEAL = 64
-"""Control kind of the last batch of a sealed partition; far from the kinds that Kafka uses."""
+"""The kind of the control batch that is the last one of a sealed partition (R26); far from those of Kafka."""
 
 _HEADER = struct.Struct(">qi4xb4xhiqqqhii")
 _OFFSET = struct.Struct(">q")

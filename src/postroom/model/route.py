@@ -23,7 +23,6 @@ from ..config import SLOTS
 from ..errors import InvalidSetting, UnknownPartition
 
 __all__ = [
-    "SEAL",
     "Change",
     "Draft",
     "Kind",
@@ -37,9 +36,6 @@ __all__ = [
 ]
 
 Kind = Literal["split", "merge", "move", "renew"]
-
-SEAL = 1
-"""The kind of the control batch that is the last one of a sealed partition (R26)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +137,7 @@ class Route:
         )
 
     def without(self, partition_id: int) -> Route:
-        """The same when the log of a sealed partition is gone: it counts as read by all (I10).
+        """The same when the log of a sealed partition is gone: it counts as read by all.
 
         What followed it follows what it followed: a group that is reset reads those again first.
         """

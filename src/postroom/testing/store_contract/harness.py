@@ -16,9 +16,8 @@ from unittest import mock
 import pytest
 
 from ...errors import PostroomError, StoreUnavailable
-from ...model.batch import BatchBuilder, build_control, records
+from ...model.batch import SEAL, BatchBuilder, build_control, records
 from ...model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
-from ...model.route import SEAL
 from ...model.settings import GroupSettings, TopicSettings
 from ...store import SqlStore
 from ...store.contract import Append, Appended, Granted, Group, Store, StoredBatch, Topic

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from ...errors import InvalidSetting, PartitionSealed, RouteConflict, UnknownPartition, UnknownTopic
-from ...model.batch import build_control
-from ...model.route import SEAL, Change, Draft, Route, merge, move, renew, split
+from ...model.batch import SEAL, build_control
+from ...model.route import Change, Draft, Route, merge, move, renew, split
 from ...model.settings import TopicSettings
 from ...store.contract import Append, Store, Topic
 from .harness import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ...errors import PartitionSealed, StoreUnavailable, UnknownPartition
-from ...model.batch import build_control, control_kind
-from ...model.route import SEAL, split
+from ...model.batch import SEAL, build_control, control_kind
+from ...model.route import split
 from ...model.settings import TopicSettings
 from ...store.contract import Append, Appended, Store, Topic
 from .harness import (

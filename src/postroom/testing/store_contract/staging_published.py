@@ -14,8 +14,8 @@ import pytest
 from ...broker.publishing import FinishDecisions, Publisher
 from ...config import DEFAULTS
 from ...errors import PostroomError, StagingConflict, StoreUnavailable
-from ...model.batch import build_control
-from ...model.route import SEAL, split
+from ...model.batch import SEAL, build_control
+from ...model.route import split
 from ...model.settings import TopicSettings
 from ...model.staging import Decision
 from ...store.contract import Store, StoredBatch, Topic
