@@ -53,9 +53,7 @@ def test_one_that_is_too_old_is_passed_over(tmp_path: Path) -> None:
 
 
 def test_no_java_at_all() -> None:
-    with pytest.raises(
-        UsageError, match=r"there is none: install one .* or run `pip install '\.\[spark"
-    ):
+    with pytest.raises(UsageError, match=r"there is none: install one .* or run `pip install '\.\[spark"):
         find_java({"PATH": ""}, bundled=none)
 
 

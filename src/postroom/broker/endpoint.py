@@ -76,7 +76,7 @@ class ShardInfo:
 
 @dataclass(frozen=True, slots=True)
 class RateInfo:
-    """A limit on a topic, a group or a producer (R40); the names that it is not about are empty."""
+    """A limit on a topic, a group or a producer; the names that it is not about are empty."""
 
     kind: str  # "topic", "group" or "producer"
     topic: str

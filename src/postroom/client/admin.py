@@ -141,7 +141,7 @@ class Admin(RateLimits):
         return await self._explained(topic, self._endpoint.cancel(topic, id))
 
     async def split(self, topic: str, partition: int, *, at: int | None = None) -> Route:
-        """Two partitions in the place of one, live and in order; the second begins with slot `at` (R25).
+        """Two partitions in the place of one, live and in order; the second begins with slot `at`.
 
         By default in the middle. RouteConflict if another change of the topic is under way.
         """
@@ -149,12 +149,12 @@ class Admin(RateLimits):
         return await self._explained(topic, self._endpoint.split(topic, partition, at))
 
     async def merge(self, topic: str, one: int, other: int) -> Route:
-        """One partition in the place of two neighbours, live and in order (R25)."""
+        """One partition in the place of two neighbours, live and in order."""
         self._guard.check()
         return await self._explained(topic, self._endpoint.merge(topic, one, other))
 
     async def move(self, topic: str, partition: int, *, shard: str | None = None) -> Route:
-        """The same range of slots on another shard, live and in order (R25); None: the emptiest one."""
+        """The same range of slots on another shard, live and in order; None: the emptiest one."""
         self._guard.check()
         return await self._explained(topic, self._endpoint.move(topic, partition, shard))
 
@@ -221,7 +221,7 @@ class Admin(RateLimits):
         """Make a group before its first consumer does, for instance to fix where it starts.
 
         A group that nobody used for `expires` is forgotten, unless dead letters wait in it; 0: never. With
-        `slow_lane`, sources that fail or take long are read apart, in a share of the handlers' time (R42).
+        `slow_lane`, sources that fail or take long are read apart, in a share of the handlers' time.
         """
         self._guard.check()
         wish = group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires, slow_lane)
@@ -270,7 +270,7 @@ class Admin(RateLimits):
         return await self._explained(topic, self._endpoint.lag(topic, group))
 
     async def lanes(self, topic: str, group: str) -> LaneInfo:
-        """The group's slow sources, since when and why, and how many messages wait in its lane (R42)."""
+        """The group's slow sources, since when and why, and how many messages wait in its lane."""
         self._guard.check()
         return await self._explained(topic, self._endpoint.lanes(topic, group))
 

@@ -172,7 +172,7 @@ class Connection(Admin, Requesting):
     ) -> Receipt:
         """Send a message and wait until it is stored. Concurrent sends share batches.
 
-        With `delay` or `at` it is delivered then (R35): to the millisecond and never before, however far
+        With `delay` or `at` it is delivered then: to the millisecond and never before, however far
         away; `cancel` takes it back until then.
         """
         return await self._sender(topic).send(
@@ -221,7 +221,7 @@ class Connection(Admin, Requesting):
     ) -> Producer:
         """A producer of its own: posts without waiting, gathers, compresses. `confirm=False` is one-way.
 
-        With `spool`, a file, messages land there first and are forwarded when the queue takes them (R31).
+        With `spool`, a file, messages land there first and are forwarded when the queue takes them.
         """
         self._guard.check()
         if spool is not None:
@@ -265,7 +265,7 @@ class Connection(Admin, Requesting):
         return found
 
     def staging(self, query: str, batch: int = 0, *, timeout: Duration = "1m") -> Staging:
-        """What a job writes, published once however often the job is run again: see `client.staging` (I20).
+        """What a job writes, published once however often the job is run again: see `client.staging`.
 
         `query` is the job's name, the same whenever it is run again; `batch` counts what it writes one after
         the other. A store or broker that is away is waited for until `timeout`.

@@ -159,7 +159,7 @@ class Received(Message, frozen=True, eq=False, gc=False):
         await self._delivery.settle(self._position, "dead", reason=str(reason))
 
     async def reply(self, value: Value, *, headers: Mapping[str, str | bytes] | None = None) -> bool:
-        """Answer a request (R38); returns when it is stored. False: the requester is gone. Ack it then."""
+        """Answer a request; returns when it is stored. False: the requester is gone. Ack it then."""
         from .answering import answer
 
         return await answer(self, value, headers)
@@ -176,12 +176,12 @@ class Received(Message, frozen=True, eq=False, gc=False):
 
 
 class Receipt(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is stored. `duplicate`: it was there already, from an earlier try or by its id (R32).
+    """Where a message is stored. `duplicate`: it was there already, from an earlier try or by its id.
 
     A delayed message has no offset before it is due: `offset` is -1, `partition` where it would go now.
     It keeps its id; `mq.cancel(topic, receipt.id)` takes it back as long as it waits.
 
-    `spooled`: it is safe in a spool's file, and is forwarded from there (R31); partition and offset are -1.
+    `spooled`: it is safe in a spool's file, and is forwarded from there; partition and offset are -1.
     """
 
     topic: str

@@ -37,7 +37,7 @@ class RateLimits:
         messages_per_s: float | None = None,
         bytes_per_s: int | str | None = None,
     ) -> None:
-        """Limit what a topic takes, a group of it is handed, or a producer sends, in a second (R40).
+        """Limit what a topic takes, a group of it is handed, or a producer sends, in a second.
 
         `limit_rate(topic="orders", messages_per_s=1000, bytes_per_s="10MB")`; a `producer` is the `client_id`
         of a connection, or on a served broker its principal. All who send or receive share it, in all

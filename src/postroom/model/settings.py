@@ -54,7 +54,7 @@ class TopicSettings:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a group starts: resolved into offsets once, when the group is made (I9)."""
+    """Where a group starts: resolved into offsets once, when the group is made."""
 
     kind: Literal["earliest", "latest", "time", "offsets"] = "earliest"
     time_ms: int = 0

@@ -1,4 +1,4 @@
-"""The data pipeline: Spark reads topics and writes into them, through PySpark (R45)."""
+"""The data pipeline: Spark reads topics and writes into them, through PySpark."""
 
 from __future__ import annotations
 

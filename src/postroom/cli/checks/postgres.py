@@ -88,7 +88,7 @@ def check_flushing(exam: Examination) -> Iterator[Finding]:
         advice = f"whatever else this role commits is not safe: ALTER ROLE … SET synchronous_commit = {ours}"
         yield Finding("synchronous_commit", "warn", said, advice)
     else:
-        yield Finding("synchronous_commit", "ok", f"{ours} for messages; progress need not wait (R15)")
+        yield Finding("synchronous_commit", "ok", f"{ours} for messages; progress need not wait")
 
 
 def check_isolation(exam: Examination) -> Iterator[Finding]:

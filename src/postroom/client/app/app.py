@@ -139,7 +139,7 @@ class App:
         max_attempts: int | None = None,
         start: Position | None = None,
     ) -> Callable[[F], F]:
-        """Register a handler that answers requests (R38): what it returns is the reply; see `replying`.
+        """Register a handler that answers requests: what it returns is the reply; see `replying`.
 
         bytes and str are sent as they are, anything else as JSON; a `postroom.Message` brings headers along.
         What it raises is told to who asked, at once, and is not tried again. `traceback`: with its traceback.

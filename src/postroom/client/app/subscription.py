@@ -40,7 +40,7 @@ class Batch:
     """A handler takes a list as one unit of work: up to so many messages and bytes, or what came in time.
 
     `linger` is how long the first message of a list waits for others. 0 (the default): not at all; under
-    light load a message is handled at once, under heavy load lists fill by themselves (R37).
+    light load a message is handled at once, under heavy load lists fill by themselves.
     """
 
     count: int = 100

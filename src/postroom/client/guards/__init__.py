@@ -1,4 +1,4 @@
-"""Guards make a handler safe to repeat: their state is in your database, in the handler's transaction (R33).
+"""Guards make a handler safe to repeat: their state is in your database, in the handler's transaction.
 
     with guards.once(connection, message) as fresh:            seen before? then pass it over
         if fresh: …

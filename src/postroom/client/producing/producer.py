@@ -86,7 +86,7 @@ class Producer:
     ) -> Receipt:
         """Send a message and wait until it is stored.
 
-        With `delay` or `at` it is stored aside and delivered then (R35); `cancel` takes it back until then.
+        With `delay` or `at` it is stored aside and delivered then; `cancel` takes it back until then.
         """
         packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
         receipt: Receipt = await self._sent(packed, slot, timeout, single=True)
