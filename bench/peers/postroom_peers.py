@@ -53,7 +53,7 @@ class PostroomServed(PostroomEmbedded):
     @contextmanager
     def serve(self) -> Iterator[str]:
         if subprocess.run([*SERVE, "--help"], capture_output=True, timeout=60).returncode != 0:
-            raise NotInstalled("not available: this version has no `postroom serve`")
+            raise NotInstalled("not available: `postroom serve` does not start")
         with ServerProcess("served") as server:
             port = free_port()
             store = f"sqlite:///{Path(server.folder, 'bench.db')}"

@@ -4,7 +4,7 @@ A micro-batch reads from one `Offsets` to the next. Every offset is in exactly o
 goes back, and a partition that was not there before is read from its beginning. A partition advances only
 once those it follows are read to their seal, so that the messages of a key, too, come in their order from one
 micro-batch to the next (R25). A partition that retention dropped leaves the offsets if it was read to its
-seal; otherwise messages are lost, and `losses` says so.
+seal; otherwise messages are lost, and `reading.Losses` says so.
 
 A span is a range of offsets of one partition. Long ones are cut and short ones packed, so that there are few
 tasks of about equal weight: a task costs about 35 ms, however little it reads.

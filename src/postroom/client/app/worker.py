@@ -2,7 +2,7 @@
 
 As many lanes as the subscription's concurrency each take a message (or a list), run the handler on it and go
 on; a feeder keeps a few messages ready for them. No task is made per message. Decides when a handler is run,
-cancelled and given up; `handler` decides what its ending means, `app_intake` how the verdict travels.
+cancelled and given up; `handler` decides what its ending means, `intake` how the verdict travels.
 
 Must never let a handler end a lane, whatever it raises; never give a verdict while the handler still runs,
 except to hand the message back when the app stops and the grace is over; and never run more at once than the
