@@ -197,7 +197,7 @@ async def test_a_database_of_a_newer_version(url: str, tmp_path: Path) -> None:
     with db:
         db.execute("INSERT INTO postroom_schema (version, applied_at) VALUES (99, 0)")
     db.close()
-    with pytest.raises(postroom.SchemaMismatch, match="install the newer postroom"):
+    with pytest.raises(postroom.SchemaMismatch, match="at most: update your checkout of Postroom"):
         await postroom.connect(url)
 
 
