@@ -186,8 +186,8 @@ class UnparkRequest:
 @dataclass(frozen=True, slots=True)
 class Verdict:
     kind: Literal["ack", "retry", "release", "dead", "lane", "park"]
-    # lane: set aside, untried (R42); park: a line of the store claims more of its key (I27); what it claims is
-    # acked in the same part
+    # lane: set aside, untried (R42). park: a line of the store claims more of its key (I27); that is acked in
+    # the same part
     first: int
     last: int
     delay_ms: int = 0  # retry, release: from now

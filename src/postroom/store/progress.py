@@ -47,7 +47,8 @@ _GROUPS = (1, 16, 256)  # asked for at once
 _RENEW = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND name = ?"
 _MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM postroom_members
               WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
-_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, parked, holder_token, holder, holder_until
+_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, parked,
+                  holder_token, holder, holder_until
            FROM postroom_progress WHERE group_id = ? AND generation = ?"""
 _EDGES = """SELECT p.state, p.next_offset, COALESCE(t.log_start, 0) FROM postroom_partitions p
             LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id = ?"""
