@@ -119,7 +119,8 @@ class ParkingMachine(OrderedMachine):
         if now >= member.lease_until or not member.may_ask(now):
             return []
         busy = {item.key for item in member.hands.values()}
-        return [key for key in member.lines if key not in busy]
+        received = member.position or 0
+        return [key for key, line in member.lines.items() if key not in busy and line.first < received]
 
     def _unpark(self, member: Member, key: int, messages: int, *, lost: bool = False) -> None:
         line, keys = member.lines[key], self.ledger.keys
@@ -131,6 +132,9 @@ class ParkingMachine(OrderedMachine):
         )
         if reply.holder is not None:
             return member.lose()
+        if reply.draining:  # what stopped was restarted, and comes first
+            assert any(not row.token for row in self.backend.picture().deliveries)
+            return
         assert offsets(reply.deliveries) == found, "something of the line is missing"
         if lost:
             return

@@ -214,6 +214,17 @@ def test_a_key_whose_line_is_stored_goes_on_with_that_first() -> None:
     assert queue.hungry() is None and queue.take(1, 0) == []
 
 
+def test_what_came_and_was_not_looked_at_comes_before_what_is_stored() -> None:
+    queue = KeyQueue()
+    queue.has_stored([Line(3, b"a", 3, 9, 4)])
+    queue.add(some("ba", start=1))
+    assert queue.hungry() is None
+    assert offsets(queue.take(10, 0)) == [1, 2]
+    queue.done([message(1, b"b"), message(2)])
+    assert queue.hungry(received=3) is None  # something may come that is earlier
+    assert queue.hungry(received=4) is not None
+
+
 def test_nothing_is_taken_out_of_a_line_while_the_store_is_told_of_it() -> None:
     queue = KeyQueue()
     queue.has_stored([Line(3, b"a", 3, 9, 4)])
@@ -426,6 +437,23 @@ class ParkedKeys(Keys):
             self.stored.update((m._position, m) for m in messages)
         else:
             self.queue.claim_again(messages)
+
+    @precondition(lambda self: not self.stored and not self.queue.claimed and not self.telling)
+    @rule(keys=st.text("ab-c", min_size=4, max_size=9), split=st.integers(1, 8))
+    def hand_over(self, keys: str, split: int) -> None:
+        """The partition is newly held, with a line of the store behind what is received."""
+        self.queue, self.out, self.sent = KeyQueue(), {}, {}
+        self.open, self.not_before = defaultdict(list), {}
+        messages = some(keys, start=self.end)
+        self.end += len(messages)
+        for m in messages:
+            self.open[m.key].append(m._position)
+        parked = [m for m in messages[split:] if m.key == messages[-1].key]
+        if parked:
+            first, last = parked[0]._position, parked[-1]._position
+            self.stored = {m._position: m for m in parked}
+            self.queue.has_stored([Line(first, parked[0].key, first, last, len(parked))])
+        self.queue.add([m for m in messages if m not in parked])
 
     @rule(limit=st.integers(1, 4))
     def unpark(self, limit: int) -> None:

@@ -57,7 +57,8 @@ class ParkedLines:
             return PollReply((), lease_ms, lost=(place,))
         leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in granted.deliveries)
         batches = tuple(found.batches) if leases else ()
-        grant = Grant(topic, number, place, leases, batches, found.upto + 1)
+        following = request.first if granted.draining else found.upto + 1
+        grant = Grant(topic, number, place, leases, batches, following)
         return PollReply((grant,), lease_ms)
 
     def leave_order(self, group: Group, partition_id: int) -> None:

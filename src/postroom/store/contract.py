@@ -300,7 +300,8 @@ class Progress(Protocol):
         """Take messages out of a line, into the holder's hands: all of its key's up to the offset `upto`.
 
         The store cannot see keys: the caller looked for them in the log, and names their offsets. Repeated,
-        it returns the same deliveries (I6). `Granted.holder` says who holds the partition if it is another.
+        it returns the same deliveries (I6). `Granted.holder` says who holds the partition if it is another,
+        and `draining` that the holder has to receive what comes before the line first: ask again (I5).
         """
 
     def restart_stopped(self, group: Group, partition_id: int) -> int:

@@ -134,7 +134,7 @@ def unpark(
 
     Its first messages may be deliveries of the holder already, since the answer to an earlier request was
     lost (I6): then they are handed over once more. Nobody's token: the group is shared now, and anybody is
-    to receive them.
+    to receive them. What the holder has not received comes before: until then there is nothing (`draining`).
     """
     if locked.row.holder.token != token:
         return Granted((), holder=locked.row.holder)
@@ -148,6 +148,8 @@ def unpark(
     )
     if line is None:
         return Granted(again)
+    if token != NOBODY and locked.where(f"token = 0 AND {_STAYS} AND first_offset < ?", line.first, limit=1):
+        return Granted(again, draining=True)  # it may be of the same key, and comes first (I5)
     claimed = ((max(first, line.first), min(last, line.last)) for first, last in spans)
     fresh = [
         Delivery(*span, locked.now if token == NOBODY else 0, token, member)

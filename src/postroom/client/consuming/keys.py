@@ -391,13 +391,20 @@ class KeyQueue:
         for message in messages:
             self.claimed.setdefault(self._key_of(message), []).append(message)
 
-    def hungry(self) -> StoredLine | None:
-        """A line of the store whose messages are next."""
+    def hungry(self, received: int = FAR) -> StoredLine | None:
+        """A line of the store whose messages are next, if everything below `received` has come here."""
+        found = self._hungry(received)
+        if found is None or not self._fresh:
+            return found
+        self._walk()  # there may be earlier ones of its key, at which nobody has looked
+        return self._hungry(received)
+
+    def _hungry(self, received: int) -> StoredLine | None:
         for key in (None,) if self._whole else self._stored:
             stored, line = self._stored_of(key), self._lines.get(key)
             if stored is None or stored.telling or key in self.claimed or key in self._busy:
                 continue
-            if line is None or line[0]._position >= stored.first:
+            if stored.first < received and (line is None or line[0]._position >= stored.first):
                 return stored
         return None
 

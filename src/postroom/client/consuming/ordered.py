@@ -276,13 +276,13 @@ class OrderedFetcher(Fetcher):
                 await self._partitions.freed.wait()
                 continue
             try:
-                await self._unpark_line(*found)
-                tries = 0
+                tries = 0 if await self._unpark_line(*found) else tries + 1
             except PostroomError as error:
                 if not error.retriable:
                     log.warning("%s cannot go on with parked messages: %s", self.who.member, error)
                     self._partitions.drop(found[0])  # whoever holds it next is told of the line
                 tries += 1
+            if tries:
                 await asyncio.sleep(pause(tries))
 
     def _hungry(self) -> Iterator[tuple[Holding, StoredLine]]:
@@ -291,10 +291,11 @@ class OrderedFetcher(Fetcher):
         now_ms = self._endpoint.now_ms()
         for holding in self._holdings:
             usable = holding.give_up_at is None and holding.until > now_ms
-            if usable and (stored := holding.queue.hungry()) is not None:
+            if usable and (stored := holding.queue.hungry(holding.position)) is not None:
                 yield holding, stored
 
-    async def _unpark_line(self, holding: Holding, stored: StoredLine) -> None:
+    async def _unpark_line(self, holding: Holding, stored: StoredLine) -> bool:
+        """Ask for the next of a line; False: something else has to come first."""
         request = UnparkRequest(
             topic=self.who.topic,
             group=self.who.group,
@@ -311,10 +312,10 @@ class OrderedFetcher(Fetcher):
         )
         reply = await self._endpoint.unpark(request)
         if holding.dropped:
-            return
+            return True
         if reply.lost:
             self._partitions.drop(holding)
-            return
+            return True
         self._unparked, missing = [], list[Run]()
         grant = reply.grants[0]
         for lease in grant.leases:
@@ -325,6 +326,7 @@ class OrderedFetcher(Fetcher):
         self._look_again()
         if missing:
             await self._account_for(missing)
+        return grant.position > request.first
 
     # ---- giving up ----
 

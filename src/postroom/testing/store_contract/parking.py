@@ -129,6 +129,18 @@ class ParkingContract(OrderedHarness):
             assert granted.lines == (Line(1, b"k", 1, 3, 2),)
         assert store.progress.poll_ordered(line, place, want(BOB, 10, 0)).lines == ()
 
+    def test_what_the_holder_has_not_received_comes_before_its_lines(
+        self, store: Store, place: int, line: Group, clock: MovableClock
+    ) -> None:
+        """I5: it may be of the same key."""
+        self.begun(store, line, place, (2, 2), (3, 3))
+        store.progress.hand_over(line, place, ANN)
+        store.progress.poll_ordered(line, place, want(BOB, 10, messages=1))
+        early = store.progress.unpark(line, place, BOB, "bob", 1, [(2, 2)], 2)
+        assert early.draining and early.deliveries == ()
+        store.progress.poll_ordered(line, place, want(BOB, 10, 1))
+        assert spans(store.progress.unpark(line, place, BOB, "bob", 1, [(2, 2)], 2)) == [(2, 2)]
+
     def test_settled_as_it_is_taken_out(self, store: Store, place: int, line: Group) -> None:
         """R16: at most once, so it is flushed."""
         self.begun(store, line, place, (1, 1), (3, 3))
