@@ -146,8 +146,8 @@ class OrderedEndpoint(FakeEndpoint):
             return PollReply((), self.group.lease_ms, lost=(pid,))
         keys = {r.offset: r.key for b in partition.batches for r in records(b.data)}
         mine = [o for o in range(request.first, request.last + 1) if keys[o] == request.key]
-        found = mine[: request.messages]
-        upto = found[-1] if len(found) == request.messages else request.last
+        found = mine[: request.max_messages]
+        upto = found[-1] if len(found) == request.max_messages else request.last
         for offset in found:
             if kept.parked.pop(offset, None) is not None:
                 kept.unsettled[offset] = Unsettled()

@@ -178,8 +178,8 @@ class UnparkRequest:
     key: bytes | None
     first: int
     last: int
-    messages: int
-    bytes: int
+    max_messages: int
+    max_bytes: int
     on_delivery: bool = False
 
 

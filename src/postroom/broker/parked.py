@@ -66,13 +66,13 @@ class ParkedLines:
         for line in self._store.progress.lines(group, partition_id)[:1]:
             ask = UnparkRequest(
                 group.topic, group.name, "", NOBODY, partition_id, line.id, line.key, line.first, line.last,
-                messages=_READ, bytes=_READ_BYTES,
+                max_messages=_READ, max_bytes=_READ_BYTES,
             )  # fmt: skip
             found = self._find(partition_id, ask)
             self._store.progress.unpark(group, partition_id, NOBODY, "", line.id, found.spans, found.upto)
 
     def _find(self, partition_id: int, request: UnparkRequest) -> _Found:
-        found, left, size = _Found([], [], request.first - 1), request.messages, request.bytes
+        found, left, size = _Found([], [], request.first - 1), request.max_messages, request.max_bytes
         end = min(request.last, request.first + _LOOKED_AT - 1)
         while found.upto < end and left > 0 and size > 0:
             batches = self._read(partition_id, found.upto + 1, _READ, _READ_BYTES)

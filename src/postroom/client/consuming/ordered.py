@@ -167,6 +167,10 @@ class OrderedFetcher(Fetcher):
             started_ms=self._started_ms,
         )
 
+    def want(self, messages: int) -> None:
+        super().want(messages)
+        self._partitions.freed.set()
+
     async def look(self, messages: int) -> None:
         self.want(messages)
         await self._hand_over()
@@ -306,8 +310,8 @@ class OrderedFetcher(Fetcher):
             key=stored.key,
             first=stored.first,
             last=stored.last,
-            messages=self._wanted if self._on_delivery else max(1, self._window.messages // 2),
-            bytes=max(1, self._window.bytes // 2),
+            max_messages=self._wanted if self._on_delivery else max(1, self._window.messages // 2),
+            max_bytes=max(1, self._window.bytes // 2),
             on_delivery=self._on_delivery,
         )
         reply = await self._endpoint.unpark(request)
