@@ -277,7 +277,7 @@ class OrderedMachine(RuleBasedStateMachine):
         return reply
 
     @precondition(lambda self: self.past)
-    @step(which=WHICH, kind=st.sampled_from(Kind))
+    @step(which=WHICH, kind=st.sampled_from([kind for kind in Kind if kind is not Kind.PARK]))
     def settle_late(self, which: int, kind: Kind) -> None:
         """Of a member that is gone: nothing of it counts any more (I7)."""
         generation, token, hands = self.past[-1 - which % len(self.past)]
@@ -458,10 +458,14 @@ class OrderedMachine(RuleBasedStateMachine):
         picture, now = self.backend.picture(), self.backend.now()
         rows = picture.by_offset()
         assert picture.end == len(self.ledger.keys)
-        lost = [o for o in self.ledger.unsettled if o < picture.cursor and o not in rows]
+        parked = self._parked(picture)
+        lost = [o for o in self.ledger.unsettled if o < picture.cursor and o not in rows and o not in parked]
         assert not lost, f"{lost} were lost"
+        assert not parked & rows.keys(), "in a line, and a delivery (I27)"
+        assert parked <= set(self.ledger.unsettled), "settled, and in a line (I27)"
         assert all(o not in self.ledger.settled for o, row in rows.items() if row.stamp is None)
-        assert picture.committed == min(rows, default=picture.cursor), "committed is the lowest unsettled"
+        lowest = min([*rows, *(line.first for line in picture.lines)], default=picture.cursor)
+        assert picture.committed == lowest, "committed is the lowest unsettled"
         assert picture.committed >= self.committed, "committed went back"
         self.committed = picture.committed
         for row in picture.deliveries:
@@ -470,6 +474,16 @@ class OrderedMachine(RuleBasedStateMachine):
         assert len(live) <= 1, "two holders (I5)"
         assert all(m.token == picture.holder.token for m in live)
         self._check_dead(picture)
+
+    def _parked(self, picture: Picture) -> set[int]:
+        """Offsets that lines of the store claim (I27)."""
+        keys = self.ledger.keys
+        return {
+            offset
+            for line in picture.lines
+            for offset in range(line.first, line.last + 1)
+            if b"%d" % keys[offset] == line.key
+        }
 
     def _check_dead(self, picture: Picture) -> None:
         appended = [o for generation, span in self.dead_log.values() if generation == self.generation
@@ -539,7 +553,8 @@ class OrderedMachine(RuleBasedStateMachine):
                 self._append_dead(mover)
                 self._finish_move(mover)
             self.movers.clear()
-            if not self.ledger.unsettled and not self.backend.picture().deliveries:
+            picture = self.backend.picture()
+            if not self.ledger.unsettled and not picture.deliveries and not picture.lines:
                 return
             self.backend.advance(LEASE_MS)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from postroom.model.delivery import Delivery, OrderedAsk
+from postroom.model.parking import Line
 
 __all__ = ["Item", "Member"]
 
@@ -35,10 +36,12 @@ class Member:
     lease_until: int = 0
     hands: dict[int, Item] = field(default_factory=dict)
     unanswered: OrderedAsk | None = None  # a poll whose reply was lost
+    lines: dict[int, Line] = field(default_factory=dict)  # by key, what is parked in the store (I27)
 
     def lose(self) -> None:
         """The partition is not its own any more, or it handed it over."""
         self.hands, self.position, self.lease_until, self.unanswered = {}, None, 0, None
+        self.lines = {}
 
     def crash(self, token: int) -> None:
         self.lose()

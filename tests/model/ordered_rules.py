@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from postroom.model.delivery import NOBODY, Delivery, Holder, Kind, OrderedAsk, Settlement, Span
+from postroom.model.parking import Line
 from postroom.store.contract import Granted, Settled
 
 __all__ = ["FAR", "LEASE_MS", "MAX_HOLD_MS", "MOVER_MS", "Limits", "Picture", "check_poll", "check_settle"]
@@ -30,6 +31,7 @@ class Picture:
     settled: int
     holder: Holder
     deliveries: Sequence[Delivery]
+    lines: Sequence[Line] = ()
 
     def by_offset(self) -> dict[int, Delivery]:
         rows: dict[int, Delivery] = {}

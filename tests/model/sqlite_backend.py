@@ -68,7 +68,7 @@ class GroupOnSqlite:
         with self._store.session.read(Lane.PROGRESS) as tx:
             rows = [_delivery(row) for row in tx.all(ROWS)]
         assert list(backlog.open) == [(row.first, row.last) for row in rows]
-        assert backlog.unsettled == sum(row.size for row in rows)
+        assert backlog.unsettled == sum(row.size for row in rows) + backlog.parked
         assert backlog.committed == self._store.progress.committed(self._group.id, self._partition)
         return rows, backlog
 

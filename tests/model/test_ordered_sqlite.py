@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import pytest
 from hypothesis import settings
 
-from postroom.model.delivery import Holder, OrderedAsk
+from postroom.model.delivery import Holder, OrderedAsk, Span
 from postroom.model.settings import GroupSettings
 from postroom.store.contract import Granted
 from postroom.store.session import Lane
 from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine
 from tests.model.ordered_rules import FAR, LEASE_MS, MAX_HOLD_MS, Picture
+from tests.model.parking_machine import ParkingMachine
 from tests.model.sqlite_backend import GroupOnSqlite
 
 PROGRESS = """SELECT next_new, lowest, next_due, deliveries, settled, holder_token, holder, holder_until
@@ -55,12 +56,22 @@ class SqliteBackend(GroupOnSqlite):
         cursor, lowest, due, deliveries, settled, *holder = progress
         assert deliveries == len(rows)
         assert backlog.stopped == sum(row.size for row in rows if row.visible_at == FAR)
-        assert lowest == backlog.committed == min((row.first for row in rows), default=cursor)
+        lines = self._store.progress.lines(self._group, self._partition)
+        assert backlog.parked == sum(line.messages for line in lines)
+        assert lowest == backlog.committed == min((one.first for one in (*rows, *lines)), default=cursor)
         stamped = [row.visible_at for row in rows if row.stamp is not None]
         assert not stamped or due <= min(stamped), "a stamped delivery would not be found"
         hint = self._store.progress.peek(self._group, [self._partition])[self._partition]
         assert (hint.cursor, hint.next_due, hint.holder) == (cursor, due, Holder(*holder))
-        return Picture(cursor, backlog.end, backlog.committed, settled, hint.holder, tuple(rows))
+        return Picture(
+            cursor, backlog.end, backlog.committed, settled, hint.holder, tuple(rows), tuple(lines)
+        )
+
+    def unpark(
+        self, generation: int, token: int, member: str, line_id: int, spans: Sequence[Span], upto: int
+    ) -> Granted:
+        group = self._groups[generation]
+        return self._store.progress.unpark(group, self._partition, token, member, line_id, spans, upto)
 
 
 class SqliteMachine(OrderedMachine):
@@ -69,3 +80,11 @@ class SqliteMachine(OrderedMachine):
 
 TestSqliteMachine = pytest.mark.timeout(120)(SqliteMachine.TestCase)
 TestSqliteMachine.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)
+
+
+class SqliteParkingMachine(ParkingMachine):
+    backend_class: ClassVar[Callable[[int, bool], Backend]] = SqliteBackend
+
+
+TestSqliteParkingMachine = pytest.mark.timeout(120)(SqliteParkingMachine.TestCase)
+TestSqliteParkingMachine.settings = settings(max_examples=examples(60), stateful_step_count=50, deadline=None)

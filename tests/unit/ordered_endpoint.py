@@ -12,8 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from postroom.broker.endpoint import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, SettleReply
+from postroom.broker.endpoint import (
+    Beat,
+    Grant,
+    Held,
+    Lease,
+    PollReply,
+    PollRequest,
+    Settle,
+    SettleReply,
+    UnparkRequest,
+)
+from postroom.model.batch import records
 from postroom.model.delivery import Span
+from postroom.model.parking import Line
 from tests.unit.client_endpoint import FakeEndpoint
 
 STOPPED = 2**62
@@ -36,6 +48,7 @@ class Kept:
     member: str = ""
     until: int = 0
     unsettled: dict[int, Unsettled] = field(default_factory=dict)
+    parked: dict[int, Line] = field(default_factory=dict)  # offset → the line it is in
 
 
 class OrderedEndpoint(FakeEndpoint):
@@ -119,7 +132,42 @@ class OrderedEndpoint(FakeEndpoint):
             if any(x.first <= b.last_offset and x.last >= b.base_offset for x in leases)
         )
         position = max(found) + 1 if found else kept.cursor
-        return [Grant(partition.topic, partition.number, pid, leases, batches, position)]
+        lines = {line.id: line for line in kept.parked.values()} if expects < 0 else {}
+        return [
+            Grant(partition.topic, partition.number, pid, leases, batches, position, tuple(lines.values()))
+        ]
+
+    async def unpark(self, request: UnparkRequest) -> PollReply:
+        self.calls.append(("unpark", request))
+        await self._fault(self.on, "unpark")
+        pid = request.partition_id
+        kept, partition = self.kept[pid], self.partitions[pid]
+        if kept.token != request.token:
+            return PollReply((), self.group.lease_ms, lost=(pid,))
+        keys = {r.offset: r.key for b in partition.batches for r in records(b.data)}
+        mine = [o for o in range(request.first, request.last + 1) if keys[o] == request.key]
+        found = mine[: request.max_messages]
+        upto = found[-1] if len(found) == request.max_messages else request.last
+        for offset in found:
+            if kept.parked.pop(offset, None) is not None:
+                kept.unsettled[offset] = Unsettled()
+        leases = _leases({offset: kept.unsettled[offset] for offset in found})
+        grant = Grant(partition.topic, partition.number, pid, leases, tuple(partition.batches), upto + 1)
+        await self._fault(self.after, "unpark")
+        return PollReply((grant,), self.group.lease_ms)
+
+    def _park(self, kept: Kept, part: Settle) -> None:
+        """Whatever is acked beside it, of its key, is in the line from now on."""
+        keys = {r.offset: r.key for b in self.partitions[part.partition_id].batches for r in records(b.data)}
+        acked = {o for v in part.verdicts if v.kind == "ack" for o in range(v.first, v.last + 1)}
+        for line in (v.line for v in part.verdicts if v.line is not None):
+            mine = [o for o in acked if line.first <= o <= line.last and keys[o] == line.key]
+            assert len(mine) == line.messages
+            before = next((one for one in kept.parked.values() if one.id == line.id), line)
+            first, last = min(before.first, line.first), max(before.last, line.last)
+            offsets = [*mine, *(o for o, one in kept.parked.items() if one.id == line.id)]
+            wide = Line(line.id, line.key, first, last, len(offsets))
+            kept.parked.update(dict.fromkeys(offsets, wide))
 
     # ---- settling ----
 
@@ -143,10 +191,11 @@ class OrderedEndpoint(FakeEndpoint):
         if kept.token != part.token:
             spans = [(v.first, v.last) for v in part.verdicts]
             return tuple(s for s in spans if any(o in kept.unsettled for o in range(s[0], s[1] + 1))), ()
+        self._park(kept, part)
         for verdict in part.verdicts:
             for offset in range(verdict.first, verdict.last + 1):
                 one = kept.unsettled.get(offset)
-                if one is None:
+                if one is None or verdict.kind == "park":
                     continue
                 if verdict.kind in ("ack", "dead"):
                     self._remove(kept, offset, dead=verdict.kind == "dead")
@@ -210,7 +259,7 @@ class OrderedEndpoint(FakeEndpoint):
         return lost
 
     def open_offsets(self, pid: int) -> list[int]:
-        return sorted(self.kept[pid].unsettled)
+        return sorted({*self.kept[pid].unsettled, *self.kept[pid].parked})
 
 
 def _leases(found: dict[int, Unsettled]) -> tuple[Lease, ...]:

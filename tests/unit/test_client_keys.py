@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,11 +18,14 @@ from hypothesis.stateful import (
 )
 
 from postroom import Received
-from postroom.client.consuming.keys import KeyQueue
+from postroom.client.consuming.keys import KeyQueue, StoredLine
+from postroom.model.ordered import FAR
+from postroom.model.parking import Line
 
 
 def message(position: int, key: bytes | None = b"a") -> Received:
-    return Received(b"", key, offset=position, _position=position)
+    delivery: Any = SimpleNamespace(attempt=1)
+    return Received(b"", key, offset=position, _position=position, _delivery=delivery)
 
 
 def some(*keys: str, start: int = 0) -> list[Received]:
@@ -146,6 +151,114 @@ def test_keys_that_came_to_nothing_are_forgotten() -> None:
         queue.add(some("abcdefghij", start=start))
         queue.done(queue.take(10, 0, one_per_key=True))
     assert not queue._busy and not queue._lines and not queue._ready and not queue._not_before
+
+
+# ---- lines in the store (I27) ----
+
+
+def claims(queue: KeyQueue) -> dict[bytes | None, list[int]]:
+    return {line.key: offsets(messages) for line, messages in queue.take_claimed()}
+
+
+def test_what_is_behind_a_stopped_message_is_claimed_for_the_store() -> None:
+    queue = KeyQueue()
+    queue.add(some("aabaa"))
+    first = queue.take(1, 0)
+    queue.done(first)
+    queue.back(first, FAR)
+    assert offsets(queue.take(10, 0)) == [2] and queue.waiting == 4
+    queue.park_stopped()
+    assert claims(queue) == {b"a": [1, 3, 4]}
+    assert (queue.parked, queue.waiting, queue.behind) == (1, 1, 0)
+    queue.add(some("ba", start=5))
+    assert offsets(queue.take(10, 0)) == [] and claims(queue) == {b"a": [6]}  # b is still out
+
+
+def test_what_comes_behind_a_stopped_message_that_had_nothing_behind_it_is_claimed_too() -> None:
+    queue = KeyQueue()
+    queue.add(some("a"))
+    first = queue.take(1, 0)
+    queue.done(first)
+    queue.back(first, FAR)
+    queue.park_stopped()
+    assert claims(queue) == {}
+    queue.add(some("a", start=1))
+    assert queue.take(1, 0) == []
+    queue.park_stopped()
+    assert claims(queue) == {b"a": [1]}
+
+
+def test_what_was_tried_keeps_its_attempts_and_is_not_parked() -> None:
+    queue = KeyQueue()
+    queue.add(some("aaa"))
+    run = queue.take(3, 0)
+    for one in run[:2]:
+        one._delivery.attempt = 2  # type: ignore[misc]
+    queue.done(run)
+    queue.back(run, 50)
+    queue.park_waiting()
+    assert claims(queue) == {}  # the last one waits for its time as well
+    assert offsets(queue.take(10, 50)) == [0, 1, 2]
+
+
+def test_a_key_whose_line_is_stored_goes_on_with_that_first() -> None:
+    queue = KeyQueue()
+    queue.has_stored([Line(3, b"a", 3, 9, 4)])
+    queue.add(some("ab", start=20))
+    assert offsets(queue.take(10, 0)) == [21] and claims(queue) == {b"a": [20]}
+    line = queue.hungry()
+    assert line is not None and (line.first, line.last) == (3, 20)
+    queue.unparked(line, [message(3), message(7)], 8)
+    assert queue.hungry() is None
+    assert offsets(queue.take(1, 0)) == [3]
+    assert queue.hungry() is None and queue.take(1, 0) == []
+
+
+def test_what_came_and_was_not_looked_at_comes_before_what_is_stored() -> None:
+    queue = KeyQueue()
+    queue.has_stored([Line(3, b"a", 3, 9, 4)])
+    queue.add(some("ba", start=1))
+    assert queue.hungry() is None
+    assert offsets(queue.take(10, 0)) == [1, 2]
+    queue.done([message(1, b"b"), message(2)])
+    assert queue.hungry(received=3) is None  # something may come that is earlier
+    assert queue.hungry(received=4) is not None
+
+
+def test_nothing_is_taken_out_of_a_line_while_the_store_is_told_of_it() -> None:
+    queue = KeyQueue()
+    queue.has_stored([Line(3, b"a", 3, 9, 4)])
+    line = queue.hungry()
+    assert line is not None
+    line.telling += 1
+    assert queue.hungry() is None
+
+
+def test_what_is_settled_on_delivery_waits_here_behind_what_is_stored() -> None:
+    queue = KeyQueue(keeps=True)
+    queue.has_stored([Line(3, b"a", 3, 9, 4)])
+    queue.add(some("ab", start=20))
+    assert offsets(queue.take(10, 0)) == [21] and not queue.claimed
+    line = queue.hungry()
+    assert line is not None
+    queue.unparked(line, [message(9)], 10)
+    assert offsets(queue.take(10, 0)) == [9, 20]
+
+
+def test_a_whole_partition_goes_on_with_lines_that_were_stored_by_key() -> None:
+    queue = KeyQueue(whole=True)
+    queue.has_stored([Line(3, b"a", 3, 9, 2), Line(5, b"b", 5, 8, 2)])
+    queue.add(some("ab", start=20))
+    assert queue.take(10, 0) == []
+    found: list[int] = []
+    for _ in range(9):
+        if (line := queue.hungry()) is not None:
+            at = next(o for o in {b"a": [3, 9], b"b": [5, 8]}[line.key or b""] if o >= line.first)
+            queue.unparked(line, [message(at, line.key)], at + 1)
+        taken = queue.take(10, 0)
+        found += offsets(taken)
+        queue.done(taken)
+    assert found == [3, 5, 8, 9, 20, 21]
 
 
 # ---- any course of events ----
@@ -275,7 +388,113 @@ class WholePartition(Keys):
     whole = True
 
 
-@pytest.mark.parametrize("machine", [Keys, WholePartition])
+class ParkedKeys(Keys):
+    """The same while lines go to a store and come back, and the store is sometimes not reached."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stored: dict[int, Received] = {}
+        self.telling: list[tuple[StoredLine, list[Received]]] = []
+
+    def away(self) -> set[int]:
+        """Offsets that are in the store, or on their way there."""
+        claimed = [m for messages in self.queue.claimed.values() for m in messages]
+        told = [m for _, messages in self.telling for m in messages]
+        return {m._position for m in (*claimed, *told, *self.stored.values())}
+
+    @precondition(lambda self: self.out)
+    @rule(data=st.data(), wait=st.sampled_from([1, 3, 10]))
+    def fail(self, data: st.DataObject, wait: int) -> None:
+        chosen = data.draw(st.sampled_from(sorted(self.out)))
+        self.out[chosen]._delivery.attempt = 2  # type: ignore[misc]
+        later = [p for p, m in self.out.items() if p > chosen and m.key == self.out[chosen].key]
+        back = [self.out.pop(position) for position in sorted(later)]
+        failed = self.out.pop(chosen)
+        self.sent = {}
+        self.queue.done([*back, failed])
+        self.queue.back(back)
+        self.not_before[chosen] = self.now + wait
+        self.queue.back([failed], self.now + wait)
+
+    @rule()
+    def park(self) -> None:
+        self.queue.park_waiting()
+
+    @rule()
+    def tell(self) -> None:
+        for line, messages in self.queue.take_claimed():
+            assert offsets(messages) == sorted(offsets(messages))
+            assert line.first <= messages[0]._position and messages[-1]._position <= line.last
+            line.telling += 1
+            self.telling.append((line, messages))
+
+    @precondition(lambda self: self.telling)
+    @rule(which=st.integers(0, 9), reached=st.booleans())
+    def told(self, which: int, reached: bool) -> None:
+        line, messages = self.telling.pop(which % len(self.telling))
+        line.telling -= 1
+        if reached:
+            self.stored.update((m._position, m) for m in messages)
+        else:
+            self.queue.claim_again(messages)
+
+    @precondition(lambda self: not self.stored and not self.queue.claimed and not self.telling)
+    @rule(keys=st.text("ab-c", min_size=4, max_size=9), split=st.integers(1, 8))
+    def hand_over(self, keys: str, split: int) -> None:
+        """The partition is newly held, with a line of the store behind what is received."""
+        self.queue, self.out, self.sent = KeyQueue(), {}, {}
+        self.open, self.not_before = defaultdict(list), {}
+        messages = some(keys, start=self.end)
+        self.end += len(messages)
+        for m in messages:
+            self.open[m.key].append(m._position)
+        parked = [m for m in messages[split:] if m.key == messages[-1].key]
+        if parked:
+            first, last = parked[0]._position, parked[-1]._position
+            self.stored = {m._position: m for m in parked}
+            self.queue.has_stored([Line(first, parked[0].key, first, last, len(parked))])
+        self.queue.add([m for m in messages if m not in parked])
+
+    @rule(limit=st.integers(1, 4))
+    def unpark(self, limit: int) -> None:
+        line = self.queue.hungry()
+        if line is None:
+            return
+        found = sorted(p for p, m in self.stored.items() if m.key == line.key and p >= line.first)[:limit]
+        upto = found[-1] if len(found) == limit else line.last
+        self.queue.unparked(line, [self.stored.pop(position) for position in found], upto + 1)
+
+    def nothing_is_left_that_could_go(self, busy: set[object]) -> None:
+        away = self.away()
+        for key, positions in self.open.items():
+            if key not in busy and positions and positions[0] not in away:
+                assert self.not_before.get(positions[0], 0) > self.now, f"{key!r} could go on"
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        assert self.queue.out == len(self.out)
+        held = sum(map(len, self.open.values())) - len(self.away())
+        assert self.queue.fresh + self.queue.parked == held - len(self.out)
+        waits = self.queue._waiting
+        assert self.queue.waiting == sum(len(self.queue._lines[key]) for key in waits)
+        assert all(self.queue._lines.values()), "an empty line"
+
+    def teardown(self) -> None:
+        self.now += 1000
+        for _ in range(2000):
+            if self.out:
+                self._done(sorted(self.out))
+            self.tell()
+            while self.telling:
+                self.told(0, True)
+            self.unpark(2)
+            self._take(5, False)
+            if not self.out and not self.stored:
+                break
+        assert not any(self.open.values()) and not self.queue.has_more(self.now)
+
+
+@pytest.mark.parametrize("machine", [Keys, WholePartition, ParkedKeys])
 def test_any_course_of_events(machine: type[Keys]) -> None:
     run_state_machine_as_test(
         machine, settings=settings(max_examples=100, stateful_step_count=40, deadline=None)

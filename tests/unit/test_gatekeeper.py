@@ -236,6 +236,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
     assert set(needs) == {
         *("topics", "topic", "route", "route_history", "route_change", "groups", "lag", "now_ms", "close"),
         *("append", "cancel", "fetch", "resolve", "subscribe", "unsubscribe", "poll", "settle", "hand_over"),
+        *("unpark",),
         *("beat", "dead_letters", "redrive", "lanes", "report_sources"),
         *("open_replies", "close_replies"),
         *("stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"),

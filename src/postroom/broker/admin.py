@@ -190,6 +190,7 @@ def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
         drain_per_s=b.drain_per_s,
         drain_eta_s=_eta(messages, b.drain_per_s, b.arrival_per_s),
         stopped=b.stopped,
+        parked=b.parked,
         sealed=b.sealed,
     )
 
@@ -211,6 +212,7 @@ def _total(topic: str, rows: Sequence[PartitionLag]) -> PartitionLag:
         drain_per_s=drain,
         drain_eta_s=_eta(messages, drain, arrival),
         stopped=sum(r.stopped for r in rows),
+        parked=sum(r.parked for r in rows),
     )
 
 

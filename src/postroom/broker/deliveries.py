@@ -22,6 +22,7 @@ from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
+from .parked import ParkedLines
 from .retries import FarRetries
 from .setting_aside import SettingAside
 from .tail import TailCache
@@ -45,7 +46,9 @@ __all__ = [
 _WHOLE = 2**31  # no limit on bytes
 _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
 
-_KINDS = {"ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE}
+_KINDS = {
+    "ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE, "park": Kind.PARK,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class Deliveries:
         self._catalog = catalog
         self._tail = tail
         self.unread = Unread(store.progress)
+        self.parked = ParkedLines(store, catalog, self.read)
         self._retries = FarRetries(catalog, self.read_span, far_retry_ms)
         self._turn = 0  # partitions take turns at being first
 
@@ -155,7 +159,9 @@ class Deliveries:
             peek = peeks.get(partition_id) or self.first_peek(group, partition_id, bounds)
             if peek is None:
                 continue
-            if held or has_new(peek, bounds[partition_id]) or has_due(peek, now):
+            if peek.parked:
+                self.parked.leave_order(group, partition_id)
+            if held or peek.parked or has_new(peek, bounds[partition_id]) or has_due(peek, now):
                 granted = self._poll_partition(group, partition_id, peek, bounds[partition_id], look)
                 self._hand(handed, look, topic, group, piece, granted)
             else:
@@ -410,6 +416,7 @@ def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:
         visible_at=now + verdict.delay_ms if verdict.at_ms is None else verdict.at_ms,
         reason=as_reason(verdict.reason),
         stamp=new_stamp(target),
+        line=verdict.line,
     )
 
 
@@ -418,7 +425,7 @@ def _within(verdicts: Sequence[Verdict], span: Span) -> list[Verdict]:
     return [
         replace(v, first=max(v.first, span[0]), last=min(v.last, span[1]))
         for v in verdicts
-        if v.first <= span[1] and v.last >= span[0]
+        if v.kind != "park" and v.first <= span[1] and v.last >= span[0]
     ]
 
 

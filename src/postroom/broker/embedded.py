@@ -49,6 +49,7 @@ from .endpoint import (
     SettleReply,
     ShardInfo,
     TopicInfo,
+    UnparkRequest,
 )
 from .figures import Figures
 from .gatekeeper import InThread
@@ -423,6 +424,9 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
 
     async def poll(self, request: PollRequest) -> PollReply:
         return await self._polling.poll(request)
+
+    async def unpark(self, request: UnparkRequest) -> PollReply:
+        return await self._polling.unpark(request)
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
         await self._polling.hand_over(topic, group, token, partition_ids)

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from ..model.delivery import Span
 from ..model.flow import Rate
 from ..model.lanes import LaneInfo, LaneView, Seen
+from ..model.parking import Line
 from ..model.requests import ReplyTopic
 from ..model.route import Change, Route
 from ..model.settings import GroupSettings, GroupWish, Start, TopicSettings
@@ -25,7 +26,7 @@ from ..store.contract import Appended, StoredBatch
 __all__ = [
     "NEVER_STORED", "Beat", "DeadLetters", "Decided", "Endpoint", "Fetched", "Grant", "GroupInfo", "Held",
     "Lag", "Lease", "MemberInfo", "PartitionLag", "PollReply", "PollRequest", "Published", "PublishedPlace",
-    "RateInfo", "Settle", "SettleReply", "ShardInfo", "TopicInfo", "Verdict",
+    "RateInfo", "Settle", "SettleReply", "ShardInfo", "TopicInfo", "UnparkRequest", "Verdict",
 ]  # fmt: skip
 
 
@@ -146,6 +147,7 @@ class Grant:
     leases: tuple[Lease, ...]
     batches: tuple[StoredBatch, ...]
     position: int = -1  # ordered groups: the offset to expect next; no leases: it is held, and read so far
+    lines: tuple[Line, ...] = ()  # ordered groups: what is parked, if the partition is newly held (I27)
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,13 +162,38 @@ class PollReply:
 
 
 @dataclass(frozen=True, slots=True)
+class UnparkRequest:
+    """Ordered groups: the holder of a partition asks for the next messages of a parked line (I27).
+
+    Asked again after a lost answer it is answered the same, so `first` is what the holder knows (I6). In the
+    answer the grant's `position` is where the line begins from then on.
+    """
+
+    topic: str
+    group: str
+    member: str
+    token: int
+    partition_id: int
+    line: int
+    key: bytes | None
+    first: int
+    last: int
+    max_messages: int
+    max_bytes: int
+    on_delivery: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Verdict:
-    kind: Literal["ack", "retry", "release", "dead", "lane"]  # lane: set aside, untried (R42)
+    kind: Literal["ack", "retry", "release", "dead", "lane", "park"]
+    # lane: set aside, untried (R42). park: a line of the store claims more of its key (I27); that is acked in
+    # the same part
     first: int
     last: int
     delay_ms: int = 0  # retry, release: from now
     at_ms: int | None = None  # retry: at that moment instead
     reason: str = ""
+    line: Line | None = None  # park
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +249,7 @@ class PartitionLag:
     drain_eta_s: float | None  # None: not draining at these rates
     holder: str = ""  # ordered groups: the member that holds the partition
     stopped: int = 0  # ordered groups: messages that hold their key until they are redriven (R23)
+    parked: int = 0  # ordered groups: of the unsettled ones, those parked behind a failing message (I27)
     sealed: bool = False  # takes no more messages: its successors do
     waits_for: tuple[int, ...] = ()  # ordered groups: partitions to be read to their end before this one
 
@@ -367,6 +395,9 @@ class Endpoint(Protocol):
         """Wait for deliveries. A poll that is cancelled gives back what it was given meanwhile."""
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply: ...
+
+    async def unpark(self, request: UnparkRequest) -> PollReply:
+        """Ordered groups: the next messages of a parked line, for the holder of its partition."""
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
         """Ordered groups: hold these partitions no longer; what is unsettled goes to the next holder."""

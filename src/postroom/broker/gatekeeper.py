@@ -77,6 +77,7 @@ ACTIONS: dict[str, Need] = {
     "poll": "consume",
     "settle": "consume",
     "hand_over": "consume",
+    "unpark": "consume",
     "beat": "consume",
     "dead_letters": "consume",
     "redrive": "consume",

@@ -101,9 +101,12 @@ class _Measured:
         for part in parts:
             if part not in reply.away:
                 for verdict in part.verdicts:
-                    sums[verdict.kind] = sums.get(verdict.kind, 0) + verdict.last - verdict.first + 1
+                    if verdict.line is not None:  # what is parked is acked beside it, and not settled
+                        sums["ack"] = sums.get("ack", 0) - verdict.line.messages
+                    else:
+                        sums[verdict.kind] = sums.get(verdict.kind, 0) + verdict.last - verdict.first + 1
         for kind, messages in sums.items():
-            self.figures.settled.add((*label, kind), messages)
+            self.figures.settled.add((*label, kind), max(0, messages))
         if reply.lost:
             self.figures.lost.add(label, sum(len(spans) for _, spans in reply.lost))
         return reply

@@ -208,7 +208,9 @@ class OrderedDeliveries:
         if leases or position is None or following > position:
             batches = self._deliveries.batches_of(place.id, granted.deliveries, look.batches)
             number = place.piece.partition
-            handed.grants.append(Grant(place.topic.name, number, place.id, leases, batches, following))
+            handed.grants.append(
+                Grant(place.topic.name, number, place.id, leases, batches, following, granted.lines)
+            )
             look.spend(leases, batches)
 
     def _read_so_far(self, place: _Place, granted: Granted) -> int:

@@ -21,7 +21,7 @@ from ..store.contract import Store
 from .catalog import CatalogCache, Source
 from .crowd import Crowds, Turn
 from .deliveries import Deliveries, Departure, Handed, released
-from .endpoint import PollReply, PollRequest, Settle, SettleReply
+from .endpoint import PollReply, PollRequest, Settle, SettleReply, UnparkRequest
 from .lanes import Lanes
 from .mover import Mover
 from .ordered import OrderedDeliveries
@@ -213,6 +213,9 @@ class Polling:
     def _until(self, due_ms: int | None) -> float:
         """Seconds until something is due. A manual clock wakes all waiters when it is moved."""
         return 3600.0 if due_ms is None else max(0.001, (due_ms - self._store.now_ms()) / 1000)
+
+    async def unpark(self, request: UnparkRequest) -> PollReply:
+        return await self._for_group(request.topic, request.group, self._deliveries.parked.unpark, request)
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
         ended = await self._for_group(

@@ -131,7 +131,7 @@ def _topics(verb: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> Itera
     if verb in _WHOLE:
         return (None,)
     first = args[0] if args else next(iter(named.values()))
-    if verb == "poll":
+    if verb in ("poll", "unpark"):
         return (first.topic,)
     if verb == "set_rate":
         return (first.subject[0] or None,)

@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
+from .parking import Line
+
 __all__ = [
     "NOBODY",
     "WENT_AWAY",
@@ -157,6 +159,7 @@ class Kind(Enum):
     RELEASE = "release"  # does not
     MOVE = "move"  # to another topic: dead letters, redrive
     LANE = "lane"  # to the group's slow lane, untried: not an attempt (R42)
+    PARK = "park"  # ordered groups: its key's messages in the range wait in a line of the store (I27)
 
     # `dead` in the API is MOVE with the group's dead-letter topic as its target.
 
@@ -171,6 +174,7 @@ class Settlement:
     stamp: Stamp | None = None  # MOVE: its target; RETRY: where it goes if that was the last attempt
     later: Stamp | None = None  # RETRY: so far away that it leaves through the schedule (I17)
     used: int = 0  # RETRY: failures that were counted before it came here through the schedule
+    line: Line | None = None  # PARK: what the line claims; its offsets are acked beside it
 
 
 # ---- poll -------------------------------------------------------------------------------------------

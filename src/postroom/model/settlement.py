@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from .delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Terms, set_aside, stamped
 
-__all__ = ["Becomes", "becomes", "covered", "extend", "seize", "settle"]
+__all__ = ["Becomes", "becomes", "covered", "extend", "seize", "settle", "uncovered"]
 
 Becomes = Callable[[Delivery, Settlement, int, Terms], Delivery | None]
 """What becomes of a settled piece; see `becomes`, which decides it for groups in mode "shared"."""
@@ -195,3 +195,16 @@ def covered(spans: Iterable[Span], by: Iterable[Delivery]) -> Iterator[Span]:
             low, high = max(first, delivery.first), min(last, delivery.last)
             if low <= high:
                 yield (low, high)
+
+
+def uncovered(span: Span, by: Iterable[Delivery]) -> Iterator[Span]:
+    """The parts of a span that lie in none of the given deliveries (disjoint, lowest first)."""
+    first, last = span
+    for delivery in by:
+        if delivery.last < first or delivery.first > last:
+            continue
+        if delivery.first > first:
+            yield (first, delivery.first - 1)
+        first = delivery.last + 1
+    if first <= last:
+        yield (first, last)

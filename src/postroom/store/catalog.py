@@ -189,7 +189,7 @@ class SqlCatalog:
                 tx.do("UPDATE postroom_partitions SET state = 'removed' WHERE id = ?", partition_id)
         self.drop_table(partition_id)
         with self._session.write(Lane.PROGRESS) as tx:
-            for table in ("progress", "deliveries"):
+            for table in ("progress", "deliveries", "parked"):
                 tx.do(f"DELETE FROM postroom_{table} WHERE partition_id = ?", partition_id)
 
     def drop_log(self, partition_id: int) -> None:

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from ..errors import PostroomError
 from ..model.delivery import Ask, Delivery, OrderedAsk, Settlement, Span, Stamp
+from ..model.parking import Line
 from ..model.route import Change, Draft, Route
 from ..model.schedule import Waiting
 from ..model.settings import GroupSettings, Start, TopicSettings
@@ -274,6 +275,33 @@ class Progress(Protocol):
         """End this holder's lease on the partition; flushed. Nothing happens if it is not the holder.
 
         What it has not settled goes to the next holder as it is: no attempt is counted.
+        """
+
+    def lines(self, group: Group, partition_id: int) -> list[Line]:
+        """What is parked behind failing messages of its key, lowest offset first; without a lock (I27).
+
+        A line is made, and claims more, by a settlement of kind PARK of the holder's; the offsets that it
+        claims are acked in the same call, and are unsettled for as long as the line has them: they count for
+        `committed`, `backlog` and `drain`. A holder that expects nothing is told the lines with its poll.
+        """
+
+    def unpark(
+        self,
+        group: Group,
+        partition_id: int,
+        token: int,
+        member: str,
+        line_id: int,
+        spans: Sequence[Span],
+        upto: int,
+        *,
+        on_delivery: bool = False,
+    ) -> Granted:
+        """Take messages out of a line, into the holder's hands: all of its key's up to the offset `upto`.
+
+        The store cannot see keys: the caller looked for them in the log, and names their offsets. Repeated,
+        it returns the same deliveries (I6). `Granted.holder` says who holds the partition if it is another,
+        and `draining` that the holder has to receive what comes before the line first: ask again (I5).
         """
 
     def restart_stopped(self, group: Group, partition_id: int) -> int:

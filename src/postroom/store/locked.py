@@ -14,11 +14,13 @@ passed, in one go over all of them, and no more often than that is cheap.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..errors import GenerationChanged
 from ..model import settlement
 from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp
+from ..model.parking import Line
 from . import row as rows
 from .contract import Granted, Group
 from .lookups import padded
@@ -32,6 +34,7 @@ __all__ = [
     "NeedsFlushError",
     "NeedsStartError",
     "held_under",
+    "lines_of",
     "reset_meanwhile",
 ]
 
@@ -63,6 +66,16 @@ _INSERT = f"""INSERT INTO postroom_deliveries (group_id, partition_id, {_OF_DELI
               VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"""
 _DELETE = f"DELETE FROM postroom_deliveries WHERE {_KEY} AND first_offset IN ({{marks}})"
 _DELETE_ALL = f"DELETE FROM postroom_deliveries WHERE {_KEY}"
+
+_LINES = f"SELECT line, line_key, first_offset, last_offset, messages FROM postroom_parked WHERE {_KEY}"
+_MAKE_LINE = """INSERT INTO postroom_parked
+                (line_key, first_offset, last_offset, messages, group_id, partition_id, line)
+                VALUES (?, ?, ?, ?, ?, ?, ?)"""
+_SAVE_LINE = f"""UPDATE postroom_parked SET line_key = ?, first_offset = ?, last_offset = ?, messages = ?
+                 WHERE {_KEY} AND line = ?"""
+_DROP_LINE = f"DELETE FROM postroom_parked WHERE {_KEY} AND line = ?"
+_DROP_LINES = f"DELETE FROM postroom_parked WHERE {_KEY}"
+_FIRST_LINE = f"SELECT MIN(first_offset) FROM postroom_parked WHERE {_KEY}"
 
 _NO_LIMIT = 2**31 - 1
 _SIZES = (1, 4, 16, 64)  # of deletes: few different statements, and few round trips
@@ -111,6 +124,7 @@ class Locked:
             self._tx.do(MAKE, *self._key, *self.row.columns)
         else:
             self._tx.do(_DELETE_ALL, *self._key)
+            self._tx.do(_DROP_LINES, *self._key)
             self._changed = True
 
     def must_flush(self) -> None:
@@ -187,6 +201,8 @@ class Locked:
 
     def skip_to(self, log_start: int) -> None:
         """Pass over what retention took away."""
+        if self.row.parked_from is not None and self.row.parked_from < log_start:
+            self._cut_lines(log_start)
         if log_start <= self.row.lowest:
             return
         old = self.where("first_offset < ?", log_start)
@@ -235,11 +251,14 @@ class Locked:
         """Keep `lowest` and `next_due`. They are looked up only where the lowest or the earliest is gone."""
         row = self.row
         row.deliveries += len(change.put) - len(change.drop)
+        first = min((d.first for d in change.put), default=change.cursor)
         if row.lowest == row.cursor:  # there was nothing: all there is now was put
-            row.lowest = min((d.first for d in change.put), default=change.cursor)
+            row.lowest = first
             row.next_due = self._earliest(change.put)
             return
-        if row.lowest in change.drop and all(d.first != row.lowest for d in change.put):
+        if first < row.lowest:  # out of a parked line
+            row.lowest = first
+        elif row.lowest in change.drop and all(d.first != row.lowest for d in change.put):
             lowest = self._minimum(_LOWEST)
             row.lowest = change.cursor if lowest is None else lowest
         added = self._earliest(change.put)
@@ -273,6 +292,41 @@ class Locked:
         due = (d.visible_at for d in deliveries if not self._ordered or d.stamp is not None)
         return min(due, default=None)
 
+    # ---- parked lines (I27) ----
+
+    def lines(self, line_id: int | None = None) -> list[Line]:
+        """All of them, lowest offset first, or the one of that id."""
+        if self.row.parked_from is None:
+            return []
+        if line_id is None:
+            rows = self._tx.all(f"{_LINES} ORDER BY first_offset", *self._key)
+        else:
+            rows = self._tx.all(f"{_LINES} AND line = ?", *self._key, line_id)
+        return [line_of(raw) for raw in rows]
+
+    def change_line(self, before: Line | None, after: Line | None) -> None:
+        """Make, change or drop a line that was read here."""
+        if after is not None:
+            columns = (after.key, after.first, after.last, after.messages, *self._key, after.id)
+            self._tx.do(_MAKE_LINE if before is None else _SAVE_LINE, *columns)
+        elif before is not None:
+            self._tx.do(_DROP_LINE, *self._key, before.id)
+        row = self.row
+        row.parked += (after.messages if after else 0) - (before.messages if before else 0)
+        if row.parked_from is None:
+            row.parked_from = None if after is None else after.first
+        else:
+            found = self._tx.one(_FIRST_LINE, *self._key)
+            row.parked_from = None if found is None else found[0]
+        self._changed = True
+
+    def _cut_lines(self, log_start: int) -> None:
+        for line in self.lines():
+            if line.first < log_start:
+                rest = None if line.last < log_start else replace(line, first=log_start)
+                self.change_line(line, rest)
+                self.row.settled += 0 if rest else line.messages
+
     def save(self) -> None:
         if self._changed:
             self.row.sample(self.now)
@@ -293,6 +347,16 @@ def held_under(tx: Transaction, group_id: int, partition_id: int, token: int) ->
     """What has this token, lowest offset first; without a lock."""
     rows = tx.all(_HELD, token, group_id, partition_id)
     return sorted(map(_delivery, rows), key=lambda d: d.first)
+
+
+def line_of(raw: tuple[Any, ...]) -> Line:
+    line_id, key, first, last, messages = raw
+    return Line(line_id, None if key is None else bytes(key), first, last, messages)
+
+
+def lines_of(tx: Transaction, group_id: int, partition_id: int) -> list[Line]:
+    """The parked lines, lowest offset first; without a lock."""
+    return [line_of(raw) for raw in tx.all(f"{_LINES} ORDER BY first_offset", group_id, partition_id)]
 
 
 def _delivery(raw: tuple[Any, ...]) -> Delivery:

@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model import ordered
-from ..model.delivery import NOBODY, Delivery, Holder, OrderedAsk, Settlement, Span
+from ..model.delivery import NOBODY, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span
 from ..model.ordered import FAR, Claim
+from ..model.parking import cut, widened
+from ..model.settlement import uncovered
 from .contract import Granted, Group, Settled
 from .locked import Locked
 
-__all__ = ["extend", "hand_over", "leave_order", "poll", "restart", "settle"]
+__all__ = ["extend", "hand_over", "leave_order", "poll", "restart", "settle", "unpark"]
 
 _MORE_ROWS = 64  # looked at in one poll beyond what its budget needs: what leaves costs nothing of it
 _STAYS = "stamp_producer IS NULL"
@@ -49,6 +51,7 @@ def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -
         locked.row.next_due,
         change.draining,
         recall=change.recall,
+        lines=tuple(locked.lines()) if ask.expects is None else (),
     )
 
 
@@ -89,6 +92,12 @@ def _unreceived(locked: Locked, ask: OrderedAsk, looks: bool) -> tuple[list[Deli
 
 def settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:
     """What the token has: all that the holder has received, or what a mover was told to move."""
+    parks = [s for s in settlements if s.kind is Kind.PARK]
+    if parks:
+        if locked.row.holder.token != token:
+            return Settled(tuple((s.first, s.last) for s in settlements))
+        settlements = [s for s in settlements if s.kind is not Kind.PARK]
+        _park(locked, parks)
     rows = locked.near([(s.first, s.last) for s in settlements])
     held = [row for row in rows if row.token == token]
     change = ordered.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
@@ -98,6 +107,63 @@ def settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settl
     if change.drop:
         locked.apply(change)
     return Settled(lost, change.leaving, change.unplaced, change.kept)
+
+
+def _park(locked: Locked, parks: Sequence[Settlement]) -> None:
+    """Lines claim more. What they claim is acked in this very transaction, and is not settled by that."""
+    for one in parks:
+        assert one.line is not None, "whoever parks says what"
+        before = next(iter(locked.lines(one.line.id)), None)
+        after = widened(before, one.line)
+        if after is not None:
+            locked.change_line(before, after)
+            locked.row.settled -= one.line.messages
+
+
+def unpark(
+    locked: Locked,
+    group: Group,
+    token: int,
+    member: str,
+    line_id: int,
+    spans: Sequence[Span],
+    upto: int,
+    on_delivery: bool,
+) -> Granted:
+    """The next of a line: these offsets are its key's, and it was looked through up to `upto`.
+
+    Its first messages may be deliveries of the holder already, since the answer to an earlier request was
+    lost (I6): then they are handed over once more. Nobody's token: the group is shared now, and anybody is
+    to receive them. What the holder has not received comes before: until then there is nothing (`draining`).
+    """
+    if locked.row.holder.token != token:
+        return Granted((), holder=locked.row.holder)
+    line = next(iter(locked.lines(line_id)), None)
+    rows = locked.near(spans)
+    again = tuple(
+        row.part(max(row.first, first), min(row.last, last))
+        for first, last in spans
+        for row in rows
+        if row.token == token != NOBODY and row.first <= last and row.last >= first
+    )
+    if line is None:
+        return Granted(again)
+    if token != NOBODY and locked.where(f"token = 0 AND {_STAYS} AND first_offset < ?", line.first, limit=1):
+        return Granted(again, draining=True)  # it may be of the same key, and comes first (I5)
+    claimed = ((max(first, line.first), min(last, line.last)) for first, last in spans)
+    fresh = [
+        Delivery(*span, locked.now if token == NOBODY else 0, token, member)
+        for first, last in claimed
+        if first <= last
+        for span in uncovered((first, last), rows)
+    ]
+    taken = sum(d.size for d in fresh)
+    if fresh:
+        change = Change(locked.row.cursor, put=() if on_delivery else tuple(fresh))
+        locked.apply(change)
+        locked.row.settled += taken if on_delivery else 0
+    locked.change_line(line, cut(line, upto, taken))
+    return Granted(tuple(sorted((*again, *fresh), key=lambda d: d.first)))
 
 
 def extend(locked: Locked, group: Group, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:

@@ -16,6 +16,7 @@ from ..errors import GateClosed
 from ..model import delivery, settlement
 from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span, Stamp
 from ..model.ordered import FAR
+from ..model.parking import Line
 from . import ordered
 from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
 from .joining import Guest, Joining
@@ -26,6 +27,7 @@ from .locked import (
     NeedsFlushError,
     NeedsStartError,
     held_under,
+    lines_of,
     reset_meanwhile,
 )
 from .lookups import GONE, lane_of, padded, reading_log
@@ -45,7 +47,8 @@ _GROUPS = (1, 16, 256)  # asked for at once
 _RENEW = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND name = ?"
 _MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM postroom_members
               WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
-_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, holder_token, holder, holder_until
+_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, parked,
+                  holder_token, holder, holder_until
            FROM postroom_progress WHERE group_id = ? AND generation = ?"""
 _EDGES = """SELECT p.state, p.next_offset, COALESCE(t.log_start, 0) FROM postroom_partitions p
             LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id = ?"""
@@ -71,8 +74,8 @@ class SqlProgress:
         with self._session.read(Lane.PROGRESS) as tx:
             rows = tx.all(_LOOK, group.id, group.generation)
         return {
-            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained))
-            for place, cursor, due, lowest, drained, *holder in rows
+            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained), parked)
+            for place, cursor, due, lowest, drained, parked, *holder in rows
             if place in wanted
         }
 
@@ -164,6 +167,27 @@ class SqlProgress:
     def hand_over(self, group: Group, partition_id: int, token: int) -> None:
         self._locked(group, partition_id, lambda locked: ordered.hand_over(locked, token))
 
+    def lines(self, group: Group, partition_id: int) -> list[Line]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return lines_of(tx, group.id, partition_id)
+
+    def unpark(
+        self,
+        group: Group,
+        partition_id: int,
+        token: int,
+        member: str,
+        line_id: int,
+        spans: Sequence[Span],
+        upto: int,
+        *,
+        on_delivery: bool = False,
+    ) -> Granted:
+        def decide(locked: Locked) -> Granted:
+            return ordered.unpark(locked, group, token, member, line_id, spans, upto, on_delivery)
+
+        return self._locked(group, partition_id, decide, flush=on_delivery)
+
     def restart_stopped(self, group: Group, partition_id: int) -> int:
         return self._locked(group, partition_id, ordered.restart)
 
@@ -222,7 +246,7 @@ class SqlProgress:
 
         def decide(locked: Locked) -> bool:
             locked.skip_to(log_start)
-            if not locked.row.drained and locked.row.lowest >= end:
+            if not locked.row.drained and locked.row.committed >= end:
                 locked.must_flush()
                 locked.drained()
             return bool(locked.row.drained)
@@ -254,7 +278,7 @@ class SqlProgress:
                 row = lock(tx, (group.id, partition_id))
                 if row is None or row[0] >= group.generation:  # its holder has begun in this generation
                     continue
-                for table in ("progress", "deliveries"):
+                for table in ("progress", "deliveries", "parked"):
                     tx.do(_FENCE.format(table=table), group.id, partition_id)
 
     # ---- measures ----
@@ -264,7 +288,7 @@ class SqlProgress:
             row = tx.one(ROW, group_id, partition_id)
         if row is None or row[0] != self._catalog.start_of(group_id, partition_id)[0]:
             return None
-        return Row.of(row).lowest
+        return Row.of(row).committed
 
     def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
         return [self._backlog(group, partition_id, open_spans) for partition_id in partition_ids]
@@ -281,7 +305,9 @@ class SqlProgress:
             start = self._catalog.start_of(*key)[1]
             row = Row(group.generation, start, start, None)
         row.cursor = max(row.cursor, log_start)  # what was trimmed is passed over by the next poll
+        lowest = min((at for at in (lowest, row.parked_from) if at is not None), default=None)
         committed = row.cursor if lowest is None else max(log_start, min(lowest, row.cursor))
+        unsettled += row.parked
         spans = tuple((max(r[0], log_start), r[1]) for r in rows)
         with reading_log(self._session, partition_id) as tx:
             measured = measure(tx, partition_id, row, committed, unsettled, spans)
@@ -289,7 +315,7 @@ class SqlProgress:
             with self._session.read(Lane.PROGRESS) as tx:
                 control = tx.one(_LAST, *key, row.lowest, measured.end - 1)
             unsettled -= int(control is not None)
-        return replace(measured, stopped=stopped, unsettled=unsettled)
+        return replace(measured, stopped=stopped, unsettled=unsettled, parked=row.parked)
 
     # ---- groups ----
 
@@ -299,7 +325,7 @@ class SqlProgress:
 
     def forget(self, group_id: int) -> None:
         with self._session.write(Lane.PROGRESS) as tx:
-            for table in ("progress", "deliveries", "members", "activity", "lanes", "lane_counts"):
+            for table in ("progress", "deliveries", "parked", "members", "activity", "lanes", "lane_counts"):
                 tx.do(f"DELETE FROM postroom_{table} WHERE group_id = ?", group_id)
             tx.announce(Lane.PROGRESS)
 

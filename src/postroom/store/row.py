@@ -1,7 +1,9 @@
 """The progress row of a group and a partition: its columns, and what is counted in them.
 
 It is the lock of every progress verb (I1). Besides the cursor it keeps what reads would have to look for:
-where the deliveries begin, when the first of them is due, who holds the partition (I5, I19).
+where the deliveries begin, when the first of them is due, who holds the partition (I5, I19), and where the
+parked lines begin (I27). The column `lowest` is what others read: the lowest offset that is unsettled, be it
+in a delivery or in a line.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ _SAMPLE_MS = 10_000  # rates are measured over one to two of these
 
 _COLUMNS = (
     "generation", "next_new", "lowest", "next_due", "deliveries", "settled", "first_wait_ms", "sampled_at",
-    "sampled", "earlier_at", "earlier", "drained", "holder_token", "holder", "holder_until",
+    "sampled", "earlier_at", "earlier", "drained", "delivered_from", "parked_from", "parked", "holder_token",
+    "holder", "holder_until",
 )  # fmt: skip
 _KEY = "group_id = ? AND partition_id = ?"
 ROW = f"SELECT {', '.join(_COLUMNS)} FROM postroom_progress WHERE {_KEY}"
@@ -46,7 +49,7 @@ class Row:
 
     generation: int
     cursor: int
-    lowest: int  # the lowest unsettled offset; the cursor if there is none
+    lowest: int  # the lowest offset of a delivery; the cursor if there is none
     next_due: int | None
     deliveries: int = 0  # how many there are
     settled: int = 0
@@ -57,19 +60,28 @@ class Row:
     earlier: int = 0
     drained: int = 0  # a sealed partition: all of it is settled, and that was flushed (I10)
     holder: Holder = field(default_factory=Holder)  # ordered groups
+    parked_from: int | None = None  # ordered groups: the lowest offset of a parked line (I27)
+    parked: int = 0  # and how many messages wait in them
 
     @staticmethod
     def of(raw: Sequence[Any]) -> Row:
-        row = Row(*raw[:-3])
+        row = Row(*raw[:-6])
+        row.lowest, row.parked_from, row.parked = raw[-6:-3]
         row.holder = Holder(*raw[-3:])
         return row
 
     @property
+    def committed(self) -> int:
+        """The lowest unsettled offset; the cursor if there is none."""
+        return self.lowest if self.parked_from is None else min(self.lowest, self.parked_from)
+
+    @property
     def columns(self) -> tuple[Any, ...]:
         return (
-            self.generation, self.cursor, self.lowest, self.next_due, self.deliveries, self.settled,
+            self.generation, self.cursor, self.committed, self.next_due, self.deliveries, self.settled,
             self.first_wait_ms, self.sampled_at, self.sampled, self.earlier_at, self.earlier,
-            self.drained, self.holder.token, self.holder.member, self.holder.until,
+            self.drained, self.lowest, self.parked_from, self.parked, self.holder.token, self.holder.member,
+            self.holder.until,
         )  # fmt: skip
 
     def sample(self, now: int) -> None:

@@ -309,6 +309,23 @@ _6_PROGRESS: Statements = (
         PRIMARY KEY (group_id, source, bucket))""",
 )
 
+_7_PROGRESS: Statements = (
+    # what waits behind a failing message of its key: every message of the key from first to last (I27)
+    """CREATE TABLE postroom_parked (
+        group_id BIGINT NOT NULL,
+        partition_id BIGINT NOT NULL,
+        line BIGINT NOT NULL,
+        line_key {blob},
+        first_offset BIGINT NOT NULL,
+        last_offset BIGINT NOT NULL,
+        messages BIGINT NOT NULL,
+        PRIMARY KEY (group_id, partition_id, line))""",
+    "ALTER TABLE postroom_progress ADD COLUMN delivered_from BIGINT NOT NULL DEFAULT 0",
+    "ALTER TABLE postroom_progress ADD COLUMN parked_from BIGINT",
+    "ALTER TABLE postroom_progress ADD COLUMN parked BIGINT NOT NULL DEFAULT 0",
+    "UPDATE postroom_progress SET delivered_from = lowest",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE postroom_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -326,6 +343,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
     5: {Lane.LOG: _5_LOG},
     6: {Lane.PROGRESS: _6_PROGRESS},
+    7: {Lane.PROGRESS: _7_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -14,6 +14,7 @@ from typing import cast
 
 from ..errors import StoreUnavailable
 from ..model.delivery import Ask, Delivery, OrderedAsk, Settlement, Span, Stamp
+from ..model.parking import Line
 from .contract import Backlog, Granted, Group, Member, Peek, Progress, Settled
 from .joining import Guest, Joins
 from .shard_database import Shard, Shards, shown
@@ -137,6 +138,27 @@ class ShardedProgress:
 
     def hand_over(self, group: Group, partition_id: int, token: int) -> None:
         self._of(partition_id).hand_over(group, partition_id, token)
+
+    def lines(self, group: Group, partition_id: int) -> list[Line]:
+        return self._of(partition_id).lines(group, partition_id)
+
+    def unpark(
+        self,
+        group: Group,
+        partition_id: int,
+        token: int,
+        member: str,
+        line_id: int,
+        spans: Sequence[Span],
+        upto: int,
+        *,
+        on_delivery: bool = False,
+    ) -> Granted:
+        shard = self._shards.of(partition_id)
+        found = shard.progress.unpark(
+            group, partition_id, token, member, line_id, spans, upto, on_delivery=on_delivery
+        )
+        return self._shards.skew(shard).granted(found)
 
     def restart_stopped(self, group: Group, partition_id: int) -> int:
         return self._of(partition_id).restart_stopped(group, partition_id)

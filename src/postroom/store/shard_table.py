@@ -129,7 +129,7 @@ class SqlPlaces:
             with self._session.write(place) as tx:
                 tx.do("UPDATE postroom_partitions SET state = 'removed' WHERE id = ?", partition_id)
         self._drop_table(partition_id)
-        self._delete(("progress", "deliveries"), partition_id)
+        self._delete(("progress", "deliveries", "parked"), partition_id)
 
     def drop(self, partition_id: int) -> None:
         """All that there is of a partition."""

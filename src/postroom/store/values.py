@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ..errors import StoreError
 from ..model.delivery import Delivery, Holder, Span, Terms
+from ..model.parking import Line
 from ..model.route import Route
 from ..model.schedule import Home, Planned, Waiting
 from ..model.settings import GroupSettings, TopicSettings
@@ -161,6 +162,7 @@ class Peek:
     holder: Holder = field(default_factory=Holder)  # ordered groups
     lowest: int = field(default=0, compare=False)  # the lowest unsettled offset; the cursor if there is none
     drained: bool = False  # a sealed partition: all of it is settled, durably
+    parked: int = field(default=0, compare=False)  # messages that wait in lines (I27)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ class Granted:
     holder: Holder | None = None  # ordered groups: the asker was refused; who holds the partition, if anybody
     again: bool = False  # the token held it before: an earlier answer to it was lost, or so it seemed (I6)
     recall: bool = False  # ordered groups: the holder settles what it handles and hands the partition over
+    lines: tuple[Line, ...] = ()  # ordered groups: what is parked here, for a holder that expects nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +211,7 @@ class Backlog:
     drain_per_s: float
     open: tuple[Span, ...] = field(default=(), repr=False)
     stopped: int = 0  # ordered groups: messages that wait for people to look at them (R23)
+    parked: int = 0  # ordered groups: of the unsettled ones, those that wait in lines of the store (I27)
     sealed: bool = False
 
     @property

@@ -58,7 +58,7 @@ class Holdings:
             key = (part.partition_id, part.token)
             holding = self._holdings.get(key)
             if holding is not None:
-                left = _without(holding.held.spans, [(v.first, v.last) for v in part.verdicts])
+                left = _without(holding.held.spans, _settled(part))
                 if left:
                     self._holdings[key] = replace(holding, held=replace(holding.held, spans=left))
                 else:
@@ -89,6 +89,10 @@ class Holdings:
                 (held.partition_id, held.token),
                 _Holding(ask.topic, ask.group, ask.member, held, ask.lease_ms, now_ms + ask.lease_ms),
             )
+
+
+def _settled(part: Settle) -> list[Span]:
+    return [(v.first, v.last) for v in part.verdicts if v.kind != "park"]  # whose range has other keys in it
 
 
 def _without(spans: Sequence[Span], gone: Iterable[Span]) -> tuple[Span, ...]:

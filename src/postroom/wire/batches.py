@@ -15,6 +15,7 @@ from ..broker.endpoint import DeadLetters, Fetched, Grant, Lease, PollReply
 from ..errors import ProtocolError
 from ..model.delivery import Span
 from ..model.lanes import LaneView
+from ..model.parking import Line
 from ..store.contract import StoredBatch
 
 __all__ = [
@@ -53,6 +54,7 @@ class GrantHead(msgspec.Struct, array_like=True, frozen=True):
     leases: tuple[Lease, ...]
     batches: tuple[BatchHead, ...]
     position: int = -1
+    lines: tuple[Line, ...] = ()
 
 
 class PollHead(msgspec.Struct, array_like=True, frozen=True):
@@ -107,7 +109,7 @@ def fetched(head: FetchedHead, body: bytes) -> Fetched:
 
 def pack_poll(reply: PollReply) -> tuple[Any, Sequence[bytes]]:
     grants = tuple(
-        GrantHead(g.topic, g.partition, g.partition_id, g.leases, _heads(g.batches), g.position)
+        GrantHead(g.topic, g.partition, g.partition_id, g.leases, _heads(g.batches), g.position, g.lines)
         for g in reply.grants
     )
     head = PollHead(
@@ -119,7 +121,7 @@ def pack_poll(reply: PollReply) -> tuple[Any, Sequence[bytes]]:
 def polled(head: PollHead, body: bytes) -> PollReply:
     batches = _Body(body)
     grants = tuple(
-        Grant(g.topic, g.partition, g.partition_id, g.leases, batches.take(g.batches), g.position)
+        Grant(g.topic, g.partition, g.partition_id, g.leases, batches.take(g.batches), g.position, g.lines)
         for g in head.grants
     )
     return PollReply(

@@ -28,6 +28,7 @@ from ..broker.endpoint import (
     SettleReply,
     ShardInfo,
     TopicInfo,
+    UnparkRequest,
 )
 from ..errors import ProtocolError
 from ..model.delivery import Span
@@ -277,6 +278,10 @@ class SettleParts(Request):
     parts: tuple[Settle, ...]
 
 
+class Unpark(Request):
+    request: UnparkRequest
+
+
 class HandOver(Request):
     topic: str
     group: str
@@ -359,6 +364,7 @@ _TABLE = (
     Operation(24, "hand_over", HandOver, None),
     Operation(25, "beat", Beats, list[tuple[Held, tuple[Span, ...]]]),
     Operation(26, "report_sources", lanes.Report, LaneView | None),
+    Operation(27, "unpark", Unpark, batches.PollHead, pack=batches.pack_poll, unpack=batches.polled),
     # topics
     _once(30, "create_topic", CreateTopic, TopicInfo),
     Operation(31, "topics", Nothing, list[TopicInfo]),

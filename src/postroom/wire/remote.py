@@ -25,6 +25,7 @@ from ..broker.endpoint import (
     PollRequest,
     Settle,
     SettleReply,
+    UnparkRequest,
 )
 from ..clock import Clock
 from ..errors import InvalidSetting, PostroomError, ProtocolError
@@ -231,6 +232,12 @@ class RemoteEndpoint:
             key=key,
             again=lambda: m.Poll(replace(request, repeated=True)),
         )
+        assert isinstance(answer, PollReply)
+        return answer
+
+    async def unpark(self, request: UnparkRequest) -> PollReply:
+        key = self._polls_at.get((request.topic, request.group), "")
+        answer = await self.pool.call(m.OPERATIONS["unpark"], m.Unpark(request), key=key)
         assert isinstance(answer, PollReply)
         return answer
 

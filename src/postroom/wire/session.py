@@ -146,7 +146,7 @@ def _topics(operation: Operation, request: Any, who: str) -> Iterable[str | None
     """The topics that a request is about; None: the whole queue."""
     if isinstance(request, m.Requester):
         return (reply_topic(request.client, who),)
-    if isinstance(request, m.Poll):
+    if isinstance(request, m.Poll | m.Unpark):
         return (request.request.topic,)
     if isinstance(request, m.SettleParts):
         return {request.topic, *(part.topic for part in request.parts)}

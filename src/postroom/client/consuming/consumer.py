@@ -102,11 +102,14 @@ class Consumer:
     def _equip_in_order(self, order: str) -> None:
         """The group turned out to be ordered: partitions are held, keys are handed out in order."""
         settings, arrived = self._settings, asyncio.Event()
-        hands = OrderedHands(secrets.randbits(62) + 1, whole=order == "partition", arrived=arrived)
+        on_delivery = settings.ack == "on_delivery"
+        hands = OrderedHands(
+            secrets.randbits(62) + 1, whole=order == "partition", arrived=arrived, on_delivery=on_delivery
+        )
         self._equip(hands)
         self._fetcher = OrderedFetcher(
             self._endpoint, self._who, hands, self._settler, settings.window,
-            on_delivery=settings.ack == "on_delivery", max_handling_ms=settings.max_handling_ms,
+            on_delivery=on_delivery, max_handling_ms=settings.max_handling_ms,
             lease_changed=self._lease_changed, arrived=arrived,
         )  # fmt: skip
         self._heart.on_beat = self._fetcher.nudge

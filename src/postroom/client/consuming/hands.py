@@ -33,6 +33,7 @@ __all__ = [
     "GIVING",
     "LOST",
     "OPEN",
+    "PARKING",
     "Hands",
     "HeldDelivery",
     "Leased",
@@ -40,8 +41,9 @@ __all__ = [
     "Window",
 ]
 
-OPEN, ACKING, ACKED, GIVING, GIVEN, LOST, BACK = range(7)
-# GIVING: a retry, release or dead on its way. BACK: taken back from the user, still held (ordered groups)
+OPEN, ACKING, ACKED, GIVING, GIVEN, PARKING, LOST, BACK = range(8)
+# GIVING: a retry, release or dead on its way. In ordered groups, PARKING: on its way to a line of the store,
+# and BACK: taken back from the user, still held
 
 _OPEN_RUN = re.compile(rb"\x00+")
 _HELD_RUN = re.compile(rb"[\x00\x01\x03]+")  # what is being settled is kept until it is
@@ -133,7 +135,7 @@ class HeldDelivery:
         state = bytes(self.state)
         hung = self._hung(now_ms - max_handling_ms)
         if hung:
-            masked = bytearray(state[:hung].replace(b"\x00", b"\x05"))
+            masked = bytearray(state[:hung].replace(b"\x00", bytes((LOST,))))
             for index, at in dict(self.extended).items():
                 if index < hung and state[index] == OPEN and at > now_ms - max_handling_ms:
                     masked[index] = OPEN

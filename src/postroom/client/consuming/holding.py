@@ -22,7 +22,7 @@ import msgspec
 from ...broker.endpoint import Held, Lease, Settle
 from ...model.delivery import Span
 from ..message import Received
-from .hands import ACKING, BACK, GIVING, LOST, OPEN, Hands, HeldDelivery, Place
+from .hands import ACKING, BACK, GIVING, LOST, OPEN, PARKING, Hands, HeldDelivery, Place
 from .keys import KeyQueue
 
 if TYPE_CHECKING:
@@ -100,7 +100,8 @@ class Holding:
     @property
     def at_work(self) -> bool:
         """Whether something that was handed out is not settled yet, as far as the store has told."""
-        return bool(self.queue.out) or any(ACKING in d.state or GIVING in d.state for d in self.chunks)
+        under_way = (ACKING, GIVING, PARKING)
+        return bool(self.queue.out) or any(state in d.state for d in self.chunks for state in under_way)
 
     def loses(self, spans: Iterable[Span]) -> bool:
         return not self.dropped  # the partition is held as a whole, or not at all
@@ -112,11 +113,12 @@ class Holding:
 class OrderedHands(Hands):
     """All partitions that one consumer holds."""
 
-    def __init__(self, token: int, *, whole: bool, arrived: asyncio.Event) -> None:
+    def __init__(self, token: int, *, whole: bool, arrived: asyncio.Event, on_delivery: bool = False) -> None:
         super().__init__()
         self.token = token  # the holder's, as long as the consumer lives (I7)
         self.holdings: dict[int, Holding] = {}  # by partition id
-        self._whole, self._arrived = whole, arrived
+        self._whole, self._arrived, self._on_delivery = whole, arrived, on_delivery
+        self.freed = asyncio.Event()  # a key may go on with what is stored of it
         self.lease_ms = 0
 
     # ---- partitions ----
@@ -124,7 +126,7 @@ class OrderedHands(Hands):
     def hold(self, place: Place) -> Holding:
         holding = self.holdings.get(place.partition_id)
         if holding is None:
-            holding = Holding(place, KeyQueue(whole=self._whole))
+            holding = Holding(place, KeyQueue(whole=self._whole, keeps=self._on_delivery))
             with self._lock:
                 self.holdings[place.partition_id] = holding
         return holding
@@ -186,6 +188,8 @@ class OrderedHands(Hands):
             super().let_go(delivery, start, stop, LOST)
         elif state == OPEN and before == ACKING:
             self._tell(delivery, start, stop, KeyQueue.undone)
+        elif state == OPEN and before == PARKING:
+            self._tell(delivery, start, stop, KeyQueue.claim_again)
 
     def _has(self, delivery: HeldDelivery) -> bool:
         holding = self.holdings.get(delivery.partition_id)
@@ -207,6 +211,7 @@ class OrderedHands(Hands):
         if messages:
             what(holding.queue, messages)
             self._arrived.set()
+            self.freed.set()
 
     # ---- coming back ----
 

@@ -1,9 +1,14 @@
 """Which messages of a partition may be handed out now, so that each key is handled in order (R22, R23).
 
-A key has at most one run of messages out at a time. Messages whose key is out, or waits, are parked in a line
+A key has at most one run of messages out at a time. Messages whose key is out, or waits, stand in a line
 behind it; everything else goes out in the order it came. A message that comes back (retried, released, taken
 back) goes to its place in the line, and the key waits for the message's not-before (I5). Messages without a
 key are one key; with `whole` the partition is.
+
+What waits behind a message that failed may be parked in the store instead (I27): then the line here ends
+where the stored one begins, whatever comes of the key is claimed for that, and nothing at or behind the place
+where it begins is handed out. `claimed` is what the store is to be told; `hungry` are the keys whose line
+here is used up, and which go on with what is stored.
 
 Pure: time is an argument, and nothing is known here of leases, deliveries or stores. Must never hand out a
 message before every earlier one of its key is done with or on its way there, and must cost next to nothing
@@ -14,22 +19,40 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TypeAlias
 
 from ...model.delivery import Span
+from ...model.ordered import FAR
+from ...model.parking import Line
 from ..message import Received
 
-__all__ = ["KeyQueue"]
+__all__ = ["Key", "KeyQueue", "StoredLine"]
 
 Key: TypeAlias = bytes | None
 _key = attrgetter("key")
+_position = attrgetter("_position")
+
+
+class StoredLine:
+    """A line in the store, as far as its holder knows it."""
+
+    __slots__ = ("first", "id", "key", "last", "telling")
+
+    def __init__(self, line: Line) -> None:
+        self.id, self.key, self.first, self.last = line.id, line.key, line.first, line.last
+        self.telling = 0  # claims on their way to the store
 
 
 class KeyQueue:
-    def __init__(self, *, whole: bool = False) -> None:
-        self._whole = whole
+    """`keeps`: nothing is claimed for the store, since it is settled there already (R16)."""
+
+    def __init__(self, *, whole: bool = False, keeps: bool = False) -> None:
+        self._whole, self._keeps = whole, keeps or whole
+        self._stored: dict[Key, StoredLine] = {}
+        self._stopped: list[Key] = []  # keys that wait for people: what is behind them is parked at once
+        self.claimed: dict[Key, list[Received]] = {}  # to be told to the store, by key
         self._fresh: deque[list[Received]] = deque()  # not looked at yet, lowest offset first
         self._at = 0  # messages of the first list that are gone already
         self._lines: dict[Key, deque[Received]] = {}
@@ -106,24 +129,26 @@ class KeyQueue:
         if self._not_before.get(line[0]._position, 0) > now_ms:
             self._offer(key)
             return
-        before = len(out)
+        stored = self._stored_of(key)
+        before, wall = len(out), FAR if stored is None else stored.first
         while line and len(out) - before < limit:
-            if self._not_before.get(line[0]._position, 0) > now_ms:
+            if self._not_before.get(line[0]._position, 0) > now_ms or line[0]._position >= wall:
                 break
             message = line.popleft()
             self._left_line(key, message)
             out.append(message)
         if not line:
             self._close_line(key)
-        self._busy[key] = len(out) - before
-        self.out += len(out) - before
+        if len(out) > before:
+            self._busy[key] = len(out) - before
+            self.out += len(out) - before
 
     def _take_fresh(self, limit: int, out: list[Received]) -> list[Received]:
         """From the lists. Keys that are out, or have a line, are passed over: their messages are parked."""
         found: list[Received] = []
         while self._fresh and len(found) < limit:
             part = self._next_part(limit - len(found))
-            if self._busy or self._lines:
+            if self._busy or self._lines or self._stored:
                 part = self._unblocked(part)
             found = found + part if found else part
         self._went_out(found)
@@ -131,8 +156,12 @@ class KeyQueue:
 
     def _unblocked(self, part: list[Received]) -> list[Received]:
         if self._whole:
+            if not self._busy and not self._lines:
+                self._ready.append(None)
             self._park(None, part)
             return []
+        if self._stored:
+            return [message for message in part if not self._held_up(message)]
         busy, lines = self._busy, self._lines
         free = [message for message in part if message.key not in busy and message.key not in lines]
         if len(free) < len(part):
@@ -141,13 +170,25 @@ class KeyQueue:
                     self._park(message.key, (message,))
         return free
 
+    def _held_up(self, message: Received) -> bool:
+        """Whether it has to wait; then it stands in its line, here or in the store."""
+        key = self._key_of(message)
+        stored = self._stored_of(key)
+        behind = stored is not None and message._position >= stored.first
+        if behind and stored is not None and not self._keeps:
+            stored.last = max(stored.last, message._position)
+            self.claimed.setdefault(key, []).append(message)
+            return True
+        if behind or key in self._busy or key in self._lines:
+            self._park(key, (message,))
+            return True
+        return False
+
     def _take_singly(self, limit: int, out: list[Received]) -> None:
         while self._fresh and len(out) < limit:
             for message in self._next_part(limit - len(out)):
                 key = self._key_of(message)
-                if key in self._busy or key in self._lines:
-                    self._park(key, (message,))
-                else:
+                if not self._held_up(message):
                     self._busy[key] = 1
                     self.out += 1
                     out.append(message)
@@ -158,8 +199,9 @@ class KeyQueue:
             for message in self._next_part(len(self._fresh[0])):
                 key = self._key_of(message)
                 idle = key not in self._busy and key not in self._lines
-                self._park(key, (message,))
-                if idle:
+                if not self._held_up(message):
+                    self._park(key, (message,))
+                if idle and key in self._lines:
                     self._ready.append(key)
 
     def _next_part(self, limit: int) -> list[Received]:
@@ -246,6 +288,8 @@ class KeyQueue:
         self.parked += len(messages)
         if key in self._waiting:
             self.waiting += len(messages)
+            if self._not_before.get(self._lines[key][0]._position, 0) >= FAR:
+                self._stopped.append(key)
 
     def _left_line(self, key: Key, message: Received) -> None:
         self.parked -= 1
@@ -263,6 +307,8 @@ class KeyQueue:
             return
         moment = self._not_before.get(line[0]._position, 0)
         if moment:
+            if moment >= FAR:
+                self._stopped.append(key)
             if key not in self._waiting:
                 self._waiting.add(key)
                 self.waiting += len(line)
@@ -283,3 +329,89 @@ class KeyQueue:
         if key in self._waiting:
             self._waiting.discard(key)
             self.waiting -= len(self._lines[key])
+
+    # ---- lines in the store (I27) ----
+
+    @property
+    def behind(self) -> int:
+        """Messages that wait here behind others that are not due, or are stopped."""
+        return self.waiting - len(self._waiting)
+
+    def has_stored(self, lines: Iterable[Line]) -> None:
+        """The partition is newly held: this is what is parked in the store."""
+        self._stored = {line.key: StoredLine(line) for line in lines}
+
+    def _stored_of(self, key: Key) -> StoredLine | None:
+        """The line whose messages come before what is at its start or behind it."""
+        if self._whole and self._stored:  # a line was made while keys went on by themselves
+            return min(self._stored.values(), key=lambda line: line.first)
+        return self._stored.get(key)
+
+    def park_stopped(self) -> None:
+        """What is behind messages that wait for people is claimed for the store."""
+        stopped, self._stopped = self._stopped, []
+        for key in stopped:
+            if key in self._waiting:
+                self._store_away(key)
+
+    def park_waiting(self) -> None:
+        """What is behind any message that is not due is claimed for the store."""
+        for key in list(self._waiting):
+            self._store_away(key)
+
+    def _store_away(self, key: Key) -> None:
+        """All of the line that was never tried; those that were keep their attempts here."""
+        line, tail = self._lines[key], list[Received]()
+        while not self._keeps and len(line) > 1 and self._untried(line[-1]):
+            tail.append(line.pop())
+        if not tail:
+            return
+        self.parked -= len(tail)
+        self.waiting -= len(tail)
+        tail.reverse()
+        first, last = tail[0]._position, tail[-1]._position
+        stored = self._stored.get(key)
+        if stored is None:
+            self._stored[key] = StoredLine(Line(first, key, first, last, 0))
+        else:
+            stored.first, stored.last = min(stored.first, first), max(stored.last, last)
+        self.claimed[key] = tail + self.claimed.get(key, [])
+
+    def _untried(self, message: Received) -> bool:
+        return message._delivery.attempt == 1 and message._position not in self._not_before
+
+    def take_claimed(self) -> Iterator[tuple[StoredLine, list[Received]]]:
+        """What is to be told to the store now, lowest offset first."""
+        claimed, self.claimed = self.claimed, {}
+        for key, messages in claimed.items():
+            yield self._stored[key], sorted(messages, key=_position)
+
+    def claim_again(self, messages: Iterable[Received]) -> None:
+        """The store could not be told."""
+        for message in messages:
+            self.claimed.setdefault(self._key_of(message), []).append(message)
+
+    def hungry(self, received: int = FAR) -> StoredLine | None:
+        """A line of the store whose messages are next, if everything below `received` has come here."""
+        found = self._hungry(received)
+        if found is None or not self._fresh:
+            return found
+        self._walk()  # there may be earlier ones of its key, at which nobody has looked
+        return self._hungry(received)
+
+    def _hungry(self, received: int) -> StoredLine | None:
+        for key in (None,) if self._whole else self._stored:
+            stored, line = self._stored_of(key), self._lines.get(key)
+            if stored is None or stored.telling or key in self.claimed or key in self._busy:
+                continue
+            if stored.first < received and (line is None or line[0]._position >= stored.first):
+                return stored
+        return None
+
+    def unparked(self, stored: StoredLine, messages: Sequence[Received], first: int) -> None:
+        """These came out of a line, which begins at `first` from now on."""
+        stored.first = first
+        if first > stored.last and self._stored.get(stored.key) is stored:
+            del self._stored[stored.key]
+        self.back(messages)
+        self._offer(None if self._whole else stored.key)

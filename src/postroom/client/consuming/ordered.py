@@ -7,9 +7,11 @@ it is at work, and no later than a lease after that was said; what waits here is
 stays unsettled. `outlet` decides what is handed out.
 
 What waits behind a message that is not due (a retry, a stopped message) does not count towards the window,
-or one failing key would starve all others; it is bounded by itself (`_MOST_WAITING`, `_WAITING_WINDOWS`).
-What of a suspect cannot begin, because an earlier message of its key waits, is released: it is like any
-other then (I14).
+or one failing key would starve all others. Behind a stopped message it is parked in the store at once, and
+behind any other once more than a window of it waits (I27): memory does not grow with it. It comes back when
+its key goes on. Only failing messages themselves are bounded here (`_MOST_WAITING`): while so many keys fail
+nothing more is fetched. What of a suspect cannot begin, because an earlier message of its key waits,
+is released: it is like any other then (I14).
 
 Must never give up a partition while a poll that names it is under way.
 """
@@ -18,17 +20,31 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
-from ...broker.endpoint import Beat, Endpoint, Grant, PollReply, PollRequest, Settle, Verdict
+from ...broker.endpoint import (
+    Beat,
+    Endpoint,
+    Grant,
+    PollReply,
+    PollRequest,
+    Settle,
+    UnparkRequest,
+    Verdict,
+)
 from ...config import DEFAULTS
 from ...errors import PostroomError
 from ...model.ordered import FAR
+from ...model.parking import Line
+from ..ending import end
 from ..message import Received
+from ..producing.appending import pause
 from .fetching import Fetcher, weight
 from .hands import HeldDelivery, Window
 from .holding import Holding, OrderedDelivery, OrderedHands
+from .keys import StoredLine
 from .outlet import Outlet
 from .settling import Run, Settler, runs_of
 
@@ -39,8 +55,9 @@ log = logging.getLogger("postroom.consumer")
 _CHECK_SECONDS = 1.0  # so often it is asked whether partitions are to be given up
 _HURRY_MS = 100  # a poll waits no longer while a partition is about to be given up
 _PAUSE_SECONDS = 0.1  # before a log is asked again for what it did not have
-_MOST_WAITING = 20_000  # messages behind others that are not due
+_MOST_WAITING = 20_000  # messages that failed and are not due, or cannot be parked
 _WAITING_WINDOWS = 4  # and so many times the window's bytes
+_FEW_WAITING = 100  # are never worth parking
 _HUNG = "its handling took longer than max_handling"
 
 
@@ -71,6 +88,7 @@ class OrderedFetcher(Fetcher):
         self._strangers: set[int] = set()  # partitions to give up that are not known here
         self._crowded = False
         self._ended = False
+        self._unparked: list[Received] | None = None  # collects what comes out of a line of the store
 
     @property
     def _holdings(self) -> list[Holding]:
@@ -83,6 +101,7 @@ class OrderedFetcher(Fetcher):
         while True:
             await self._hand_over()
             await self._release_stuck()
+            self._park()
             left = self._asked_at + _CHECK_SECONDS - loop.time()
             if self._has_room() or left <= 0:
                 return
@@ -116,8 +135,8 @@ class OrderedFetcher(Fetcher):
         crowded = waiting > 0 and (waiting >= _MOST_WAITING or self._hands.bytes >= most)
         if crowded and not self._crowded:
             log.warning(
-                "%d messages of %s/%s wait behind messages that failed; nothing more is fetched until these "
-                "are due: look at them with lag() and redrive(), or lower max_hold",
+                "%d failed messages of %s/%s wait for their next attempt: nothing more is fetched until some "
+                "are due; look at what stopped, or lower max_hold",
                 waiting,
                 self.who.topic,
                 self.who.group,
@@ -148,6 +167,10 @@ class OrderedFetcher(Fetcher):
             started_ms=self._started_ms,
         )
 
+    def want(self, messages: int) -> None:
+        super().want(messages)
+        self._partitions.freed.set()
+
     async def look(self, messages: int) -> None:
         self.want(messages)
         await self._hand_over()
@@ -170,6 +193,7 @@ class OrderedFetcher(Fetcher):
         for partition_id in reply.revoked:
             self._revoke(partition_id, reply.lease_ms)
         await super()._accept(reply, token, sent_ms)
+        self._park()
         await self._hand_over()
 
     def _receive(self, grant: Grant, token: int, until: float) -> list[Run]:
@@ -179,6 +203,9 @@ class OrderedFetcher(Fetcher):
         holding = self._partitions.hold(grant)
         holding.until, holding.give_up_at = until, None
         self._strangers.discard(grant.partition_id)
+        if grant.lines:
+            holding.queue.has_stored(grant.lines)
+            self._partitions.freed.set()
         holding.position = max(holding.position, grant.position)
         missing: list[Run] = []
         for lease in grant.leases:
@@ -197,7 +224,10 @@ class OrderedFetcher(Fetcher):
             self._partitions.receive(holding, delivery, messages)
             if len(messages) < len(delivery.state):
                 self._ack_empty(delivery, messages, missing)
-        holding.queue.add(messages, not_before)
+        if self._unparked is None:
+            holding.queue.add(messages, not_before)
+        else:
+            self._unparked += messages
 
     async def _account_for(self, missing: list[Run]) -> None:
         await super()._account_for(missing)
@@ -206,6 +236,101 @@ class OrderedFetcher(Fetcher):
     def _hand_back(self, delivery: HeldDelivery, start: int, stop: int) -> None:
         """Whoever holds the partition next is sent everything again."""
         self._revoke(delivery.partition_id, self._settler.lease_ms)
+
+    # ---- lines of the store (I27) ----
+
+    def _park(self) -> None:
+        """What waits behind failing messages goes to the store: always behind those that are stopped."""
+        many = max(self._window.messages, _FEW_WAITING)
+        crowded = sum(h.queue.behind for h in self._holdings) > many
+        crowded = crowded or self._hands.bytes > 2 * self._window.bytes
+        for holding in self._holdings:
+            if crowded:
+                holding.queue.park_waiting()
+            holding.queue.park_stopped()
+            if holding.queue.claimed:
+                self._claim(holding)
+
+    def _claim(self, holding: Holding) -> None:
+        for stored, messages in holding.queue.take_claimed():
+            first, last = messages[0]._position, messages[-1]._position
+            line = Line(stored.id, stored.key, first, last, len(messages))
+            stored.telling += 1
+            told = self._settler.park(runs_of(messages), line)
+            told.add_done_callback(partial(self._told, stored))
+
+    def _told(self, stored: StoredLine, done: asyncio.Future[None]) -> None:
+        stored.telling -= 1
+        self._partitions.freed.set()
+
+    async def run(self) -> None:
+        unparking = asyncio.get_running_loop().create_task(self._unpark())
+        try:
+            await super().run()
+        finally:
+            await end((unparking,))
+
+    async def _unpark(self) -> None:
+        """Keys whose line here is used up go on with what is stored of them."""
+        tries = 0
+        while True:
+            found = next(self._hungry(), None)
+            if found is None:
+                self._partitions.freed.clear()
+                await self._partitions.freed.wait()
+                continue
+            try:
+                tries = 0 if await self._unpark_line(*found) else tries + 1
+            except PostroomError as error:
+                if not error.retriable:
+                    log.warning("%s cannot go on with parked messages: %s", self.who.member, error)
+                    self._partitions.drop(found[0])  # whoever holds it next is told of the line
+                tries += 1
+            if tries:
+                await asyncio.sleep(pause(tries))
+
+    def _hungry(self) -> Iterator[tuple[Holding, StoredLine]]:
+        if self._hands.alone or self._ended or (self._on_delivery and self._wanted <= 0):
+            return
+        now_ms = self._endpoint.now_ms()
+        for holding in self._holdings:
+            usable = holding.give_up_at is None and holding.until > now_ms
+            if usable and (stored := holding.queue.hungry(holding.position)) is not None:
+                yield holding, stored
+
+    async def _unpark_line(self, holding: Holding, stored: StoredLine) -> bool:
+        """Ask for the next of a line; False: something else has to come first."""
+        request = UnparkRequest(
+            topic=self.who.topic,
+            group=self.who.group,
+            member=self.who.member,
+            token=self._partitions.token,
+            partition_id=holding.partition_id,
+            line=stored.id,
+            key=stored.key,
+            first=stored.first,
+            last=stored.last,
+            max_messages=self._wanted if self._on_delivery else max(1, self._window.messages // 2),
+            max_bytes=max(1, self._window.bytes // 2),
+            on_delivery=self._on_delivery,
+        )
+        reply = await self._endpoint.unpark(request)
+        if holding.dropped:
+            return True
+        if reply.lost:
+            self._partitions.drop(holding)
+            return True
+        self._unparked, missing = [], list[Run]()
+        grant = reply.grants[0]
+        for lease in grant.leases:
+            delivery = OrderedDelivery(self._settler, grant, lease, request.token, holding.until)
+            missing += self._open(grant, lease, delivery)
+        messages, self._unparked = self._unparked, None
+        holding.queue.unparked(stored, messages, grant.position)
+        self._look_again()
+        if missing:
+            await self._account_for(missing)
+        return grant.position > request.first
 
     # ---- giving up ----
 
@@ -249,7 +374,9 @@ class OrderedFetcher(Fetcher):
         return self.outlet.stale
 
     def take(self, limit: int) -> list[Received]:
-        return self.outlet.take(limit)
+        found = self.outlet.take(limit)
+        self._park()
+        return found
 
     def _look_again(self) -> None:
         self.outlet.look_again()
@@ -286,6 +413,7 @@ class OrderedFetcher(Fetcher):
                 how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=_HUNG)
                 self._settler.submit(runs_of(again), "retry", how)
         self._look_again()
+        self._partitions.freed.set()
 
     def _done_with(self, gone: Sequence[Received]) -> None:
         super()._done_with(gone)

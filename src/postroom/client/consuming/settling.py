@@ -19,11 +19,12 @@ from typing import Any, TypeAlias
 from ...broker.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
 from ...errors import ClosedError, LeaseLost, PostroomError, StoreUnavailable, UsageError
 from ...model.delivery import Span
+from ...model.parking import Line
 from ..answering import Answers
 from ..guard import Guard
 from ..message import Kind, Received
 from ..producing.appending import pause
-from .hands import ACKED, ACKING, BACK, GIVEN, GIVING, LOST, OPEN, Hands, HeldDelivery
+from .hands import ACKED, ACKING, BACK, GIVEN, GIVING, LOST, OPEN, PARKING, Hands, HeldDelivery
 
 __all__ = ["Run", "Settler", "delivery_of", "runs_of"]
 
@@ -121,6 +122,18 @@ class Settler:
         if kind in ("retry", "release") and current is not None:
             self._hands.held_up(runs)
         return current
+
+    def park(self, runs: Sequence[Run], line: Line) -> asyncio.Future[None]:
+        """Messages that nobody has seen go to a line of the store; the result comes when it has them."""
+        current = self._current()
+        for delivery, start, stop in runs:
+            current.runs.append((delivery, start, stop))
+            self._hands.mark(delivery, start, stop, PARKING)
+            spans = current.acks.setdefault(delivery.key, [])
+            spans.append((delivery.first + start, delivery.first + stop - 1))
+        verdict = Verdict("park", line.first, line.last, line=line)
+        current.others.setdefault(runs[0][0].key, []).append(verdict)
+        return current.done
 
     async def extend(self, delivery: HeldDelivery, index: int) -> None:
         self.check()

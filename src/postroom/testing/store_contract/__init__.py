@@ -68,6 +68,7 @@ from .measures import MeasureContract  # noqa: E402
 from .moving import MoveContract  # noqa: E402
 from .ordered import OrderedContract  # noqa: E402
 from .ordered_settling import OrderedSettleContract  # noqa: E402
+from .parking import ParkingContract  # noqa: E402
 from .polling import PollContract  # noqa: E402
 from .rates import RateContract  # noqa: E402
 from .reading import ReadContract  # noqa: E402
@@ -98,6 +99,7 @@ class StoreContract(
     PollContract,
     OrderedContract,
     OrderedSettleContract,
+    ParkingContract,
     SettleContract,
     MeasureContract,
     WalkContract,
