@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom import errors
-from postroom.broker.endpoint import DeadLetters, Endpoint, Fetched, Grant, PollReply, PollRequest
+from postroom.broker.endpoint import (
+    DeadLetters,
+    Endpoint,
+    Fetched,
+    Grant,
+    PollReply,
+    PollRequest,
+    UnparkRequest,
+)
 from postroom.broker.gatekeeper import ACTIONS
 from postroom.errors import PostroomError, ProtocolError
 from postroom.model.lanes import LanePolicy
@@ -217,6 +225,8 @@ def _simplest(kind: type[m.Request]) -> Any:
             values.append(None)
         elif hint is PollRequest:
             values.append(PollRequest("t", "g", "m", 1, 1, 1, 0, True))
+        elif hint is UnparkRequest:
+            values.append(UnparkRequest("t", "g", "m", 1, 1, 1, b"k", 1, 2, 1, 1))
         elif "name" in (f.name for f in dataclasses.fields(hint)):
             values.append(hint("topic:t"))
         else:
