@@ -27,6 +27,7 @@ from .catalog import CatalogCache, Source
 from .deliveries import (
     Deliveries,
     Departure,
+    Fresh,
     Handed,
     Look,
     has_due,
@@ -162,7 +163,7 @@ class OrderedDeliveries:
             return False  # it, or where the group starts in it, is away
         if granted.holder is not None:  # somebody was faster
             return False
-        handed.claimed.append((place.group, place.id))
+        handed.fresh.append(Fresh(place.group, place.id, granted.until))
         self._hand(place, look, granted, handed, None)
         return True
 
@@ -257,15 +258,11 @@ class OrderedDeliveries:
         """End the holder's lease on these; returns the groups that are concerned."""
         sources = self._catalog.sources(topic, group)
         readers = {r.partition_id: reader for source, reader in sources for r in source.route.partitions}
-        self.end([(readers[p], p) for p in partition_ids if p in readers], token)
+        present = self._store.present(p for p in partition_ids if p in readers)
+        for partition_id in present:  # of the others the lease ends by itself
+            with suppress(GateClosed):  # the group was reset: nobody holds it
+                self._store.progress.hand_over(readers[partition_id], partition_id, token)
         return [reader.id for _, reader in sources]
-
-    def end(self, held: Sequence[tuple[Group, int]], token: int) -> None:
-        present = {*self._store.present(partition_id for _, partition_id in held)}
-        for group, partition_id in held:
-            if partition_id in present:  # else its lease ends by itself
-                with suppress(GateClosed):  # the group was reset: nobody holds it
-                    self._store.progress.hand_over(group, partition_id, token)
 
     def leave(self, topic: str, group: str, member: str) -> list[int]:
         """A member goes: hand over what it holds still. Returns the groups that are concerned."""

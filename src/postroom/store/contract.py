@@ -220,7 +220,8 @@ class Progress(Protocol):
         What lies below `log_start` is gone, and passed over. `waited_ms` is how long the first new
         message has waited, for the measures.
 
-        A repeated poll with the same token returns the same deliveries under a new lease (I6). A first
+        A repeated poll with the same token returns the same deliveries under a new lease (I6), whose end is
+        never that of the one before: so `give_back` can tell them apart. A first
         hand-out may be unflushed; a redelivery, a stamp, and a hand-out that settles at once are flushed
         (I8). GenerationChanged once the progress is of a newer generation than `group`: from `rewind`, or
         from the first verb of the reset group on. UnknownGroup if the group and its progress are gone.
@@ -242,6 +243,14 @@ class Progress(Protocol):
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Renew leases; returns the spans that are not held any more: lost, or settled by whomever."""
+
+    def give_back(self, group: Group, partition_id: int, token: int, until: int) -> int:
+        """Take back what a poll granted and nobody received; returns how many messages. Not an attempt.
+
+        Only what nobody has renewed since: `until` is what that very poll said (`Granted.until`). A repeated
+        poll renews what its token holds, so what another broker has answered with meanwhile stays (I6). In
+        an ordered group the partition is handed over as a whole, or not at all.
+        """
 
     def poll_ordered(
         self,

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import GenerationChanged
 from ..model import settlement
-from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp
+from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp, renewed
 from . import row as rows
 from .contract import Granted, Group
 from .lookups import padded
@@ -181,9 +181,10 @@ class Locked:
     def hand_out_again(self, held: Sequence[Delivery], lease_ms: int) -> Granted:
         """The reply to the first poll was lost. The asker counts its lease from this one (I6, I16)."""
         spans = [(d.first, d.last) for d in held]
-        change = settlement.extend(held, spans, self.now + lease_ms, self.row.cursor)
+        until = renewed(self.now + lease_ms, max(d.visible_at for d in held))
+        change = settlement.extend(held, spans, until, self.row.cursor)
         self.apply(change)
-        return Granted(change.put, next_due=self.row.next_due, again=True)
+        return Granted(change.put, next_due=self.row.next_due, again=True, until=until)
 
     def skip_to(self, log_start: int) -> None:
         """Pass over what retention took away."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model import ordered
-from ..model.delivery import NOBODY, Delivery, Holder, OrderedAsk, Settlement, Span
+from ..model.delivery import NOBODY, Delivery, Holder, OrderedAsk, Settlement, Span, renewed
 from ..model.ordered import FAR, Claim
 from .contract import Granted, Group, Settled
 from .locked import Locked
 
-__all__ = ["extend", "hand_over", "leave_order", "poll", "restart", "settle"]
+__all__ = ["extend", "give_back", "hand_over", "leave_order", "poll", "restart", "settle"]
 
 _MORE_ROWS = 64  # looked at in one poll beyond what its budget needs: what leaves costs nothing of it
 _STAYS = "stamp_producer IS NULL"
@@ -25,9 +25,12 @@ _UNSEEN = f"""(({_STAYS} AND (last_offset >= ? OR token = 0 OR alone = 1))
 
 
 def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -> Granted:
+    until = locked.now + group.settings.lease_ms
+    if ask.expects is None and locked.row.holder.token == ask.token:  # its first answer was lost
+        until = renewed(until, locked.row.holder.until)
     if not _claimed(locked, group, ask):
         return Granted((), holder=locked.row.holder)
-    locked.hold(Holder(ask.token, ask.member, locked.now + group.settings.lease_ms))
+    locked.hold(Holder(ask.token, ask.member, until))
     looks = locked.looks
     rows, all_known = _unreceived(locked, ask, looks)
     before = locked.row.cursor
@@ -49,6 +52,7 @@ def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -
         locked.row.next_due,
         change.draining,
         recall=change.recall,
+        until=until,
     )
 
 
@@ -106,6 +110,15 @@ def extend(locked: Locked, group: Group, token: int, spans: Sequence[Span]) -> t
         return tuple(spans)
     locked.hold(Holder(token, holder.member, locked.now + group.settings.lease_ms))
     return ()
+
+
+def give_back(locked: Locked, token: int, until: int) -> int:
+    """Hand the partition over if its lease is the very one that was granted (I6)."""
+    if locked.row.holder.until != until or locked.row.holder.token != token:
+        return 0
+    given = sum(d.size for d in locked.held(token))
+    hand_over(locked, token)
+    return given
 
 
 def hand_over(locked: Locked, token: int) -> None:

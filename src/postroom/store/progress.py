@@ -111,8 +111,9 @@ class SqlProgress:
             if looks and len(due) < _DUE_ROWS:
                 locked.look_up_due()
             return Granted(
-                change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining
-            )
+                change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining,
+                until=locked.now + group.settings.lease_ms,
+            )  # fmt: skip
 
         return self._locked(group, partition_id, decide, flush=ask.on_delivery)
 
@@ -143,6 +144,19 @@ class SqlProgress:
             if change.drop:
                 locked.apply(change)
             return change.missing
+
+        return self._locked(group, partition_id, decide)
+
+    def give_back(self, group: Group, partition_id: int, token: int, until: int) -> int:
+        def decide(locked: Locked) -> int:
+            if group.settings.mode == "ordered":
+                return ordered.give_back(locked, token, until)
+            held = [d for d in locked.held(token) if d.visible_at == until]
+            back = [Settlement(Kind.RELEASE, d.first, d.last, visible_at=locked.now) for d in held]
+            if held:
+                locked.apply(settlement.settle(held, back, locked.now, group.terms, locked.row.cursor))
+                locked.announce()
+            return sum(d.size for d in held)
 
         return self._locked(group, partition_id, decide)
 

@@ -135,6 +135,9 @@ class ShardedProgress:
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         return self._of(partition_id).extend(group, partition_id, token, spans)
 
+    def give_back(self, group: Group, partition_id: int, token: int, until: int) -> int:
+        return self._of(partition_id).give_back(group, partition_id, token, until)
+
     def hand_over(self, group: Group, partition_id: int, token: int) -> None:
         self._of(partition_id).hand_over(group, partition_id, token)
 

@@ -173,6 +173,7 @@ class Granted:
     holder: Holder | None = None  # ordered groups: the asker was refused; who holds the partition, if anybody
     again: bool = False  # the token held it before: an earlier answer to it was lost, or so it seemed (I6)
     recall: bool = False  # ordered groups: the holder settles what it handles and hands the partition over
+    until: int = 0  # the lease as the database has it, on whatever clock: `give_back` names it
 
 
 @dataclass(frozen=True, slots=True)
