@@ -30,6 +30,7 @@ class Picture:
     settled: int
     holder: Holder
     deliveries: Sequence[Delivery]
+    recalled: bool = False
 
     def by_offset(self) -> dict[int, Delivery]:
         rows: dict[int, Delivery] = {}
@@ -184,7 +185,9 @@ def _check_life(before: Picture, ask: OrderedAsk, reply: Granted) -> None:
     open_rows = {o: row for o, row in before.by_offset().items() if row.stamp is None}
     wanted = [o for o in open_rows if o >= (ask.expects or 0)]
     restarted = [o for o, row in open_rows.items() if o < (ask.expects or 0) and row.token == NOBODY]
-    assert reply.recall == bool(restarted), "the holder is told of what was restarted, and of nothing else"
+    recalled = before.recalled and ask.expects is not None and ask.token == before.holder.token
+    told = bool(restarted) or recalled
+    assert reply.recall == told, "the holder is told of what was restarted, and of nothing else"
     if wanted or before.cursor < ask.end:
         withheld = reply.unplaced or reply.draining or reply.recall
         assert reply.deliveries or reply.leaving or withheld, "withheld"

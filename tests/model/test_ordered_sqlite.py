@@ -60,7 +60,9 @@ class SqliteBackend(GroupOnSqlite):
         assert not stamped or due <= min(stamped), "a stamped delivery would not be found"
         hint = self._store.progress.peek(self._group, [self._partition])[self._partition]
         assert (hint.cursor, hint.next_due, hint.holder) == (cursor, due, Holder(*holder))
-        return Picture(cursor, backlog.end, backlog.committed, settled, hint.holder, tuple(rows))
+        return Picture(
+            cursor, backlog.end, backlog.committed, settled, hint.holder, tuple(rows), hint.recalled
+        )
 
 
 class SqliteMachine(OrderedMachine):

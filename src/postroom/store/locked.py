@@ -19,6 +19,7 @@ from typing import Any
 from ..errors import GenerationChanged
 from ..model import settlement
 from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp, renewed
+from ..model.ordered import FAR
 from . import row as rows
 from .contract import Granted, Group
 from .lookups import padded
@@ -33,6 +34,7 @@ __all__ = [
     "NeedsStartError",
     "held_under",
     "reset_meanwhile",
+    "stopped_below",
 ]
 
 _NEAR = 1000  # spans no further apart than this are read at once
@@ -46,7 +48,8 @@ _KEY = "group_id = ? AND partition_id = ?"
 DELIVERY = f"SELECT {_OF_DELIVERY} FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ?"
 UNSETTLED = f"""SELECT MIN(first_offset),
                        SUM(last_offset - CASE WHEN first_offset < ? THEN ? ELSE first_offset END + 1),
-                       SUM(CASE WHEN visible_at >= ? THEN last_offset - first_offset + 1 ELSE 0 END)
+                       SUM(CASE WHEN visible_at >= ? THEN last_offset - first_offset + 1 ELSE 0 END),
+                       MIN(CASE WHEN visible_at >= ? THEN failing_since END)
                 FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ? AND last_offset >= ?"""
 # a delivery that begins before an offset may reach over it: the nearest one does, if any
 _FROM = f"""SELECT {_OF_DELIVERY} FROM postroom_deliveries WHERE {_KEY}
@@ -294,6 +297,14 @@ def held_under(tx: Transaction, group_id: int, partition_id: int, token: int) ->
     """What has this token, lowest offset first; without a lock."""
     rows = tx.all(_HELD, token, group_id, partition_id)
     return sorted(map(_delivery, rows), key=lambda d: d.first)
+
+
+def stopped_below(
+    tx: Transaction, key: tuple[int, int], lowest: int, after: int, limit: int
+) -> list[Delivery]:
+    """Ordered groups: what stopped, of the offsets behind `after`, lowest first; without a lock."""
+    where = f"{DELIVERY} AND last_offset > ? AND visible_at >= ? {_FIRST_FEW}"
+    return [_delivery(raw) for raw in tx.all(where, *key, lowest, after, FAR, limit)]
 
 
 def _delivery(raw: tuple[Any, ...]) -> Delivery:

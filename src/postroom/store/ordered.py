@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model import ordered
-from ..model.delivery import NOBODY, Delivery, Holder, OrderedAsk, Settlement, Span, renewed
+from ..model.delivery import NOBODY, Change, Delivery, Holder, OrderedAsk, Settlement, Span, Stamp, renewed
 from ..model.ordered import FAR, Claim
 from .contract import Granted, Group, Settled
 from .locked import Locked
 
-__all__ = ["extend", "give_back", "hand_over", "leave_order", "poll", "restart", "settle"]
+__all__ = ["drop", "extend", "give_back", "hand_over", "leave_order", "poll", "restart", "settle", "skip"]
 
 _MORE_ROWS = 64  # looked at in one poll beyond what its budget needs: what leaves costs nothing of it
 _STAYS = "stamp_producer IS NULL"
@@ -31,10 +31,13 @@ def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -
     if not _claimed(locked, group, ask):
         return Granted((), holder=locked.row.holder)
     locked.hold(Holder(ask.token, ask.member, until))
+    if ask.expects is None:  # it receives everything
+        locked.row.recalled = 0
     looks = locked.looks
     rows, all_known = _unreceived(locked, ask, looks)
     before = locked.row.cursor
-    change = ordered.poll(before, rows, locked.now, ask, group.terms, all_known=all_known)
+    recalled = bool(locked.row.recalled)
+    change = ordered.poll(before, rows, locked.now, ask, group.terms, all_known=all_known, recalled=recalled)
     if change.leaving or any(d.spent for d in change.put if d.token == ask.token):
         locked.must_flush()
     if waited_ms is not None and change.cursor > before:
@@ -130,14 +133,47 @@ def hand_over(locked: Locked, token: int) -> None:
     locked.announce()
 
 
-def restart(locked: Locked) -> int:
-    stopped = locked.where("visible_at >= ?", FAR)
-    if stopped:
-        locked.must_flush()
-        locked.apply(ordered.restart(stopped, locked.now, locked.row.cursor))
-        locked.look_at(locked.now)
-        locked.announce()
-    return sum(d.size for d in stopped)
+# ---- what stopped (R23) ----
+
+Spans = Sequence[Span] | None
+
+
+def restart(locked: Locked, spans: Spans) -> int:
+    stopped = _stopped(locked)
+    change = ordered.restart(stopped, locked.now, locked.row.cursor, spans)
+    _operate(locked, stopped, change)
+    return sum(d.size for d in change.put if d.visible_at < FAR)
+
+
+def skip(locked: Locked, group: Group, stamp: Stamp, spans: Spans) -> tuple[Delivery, ...]:
+    stopped, until = _stopped(locked), locked.now + group.terms.mover_ms
+    change = ordered.skip(stopped, stamp, until, locked.row.cursor, spans)
+    _operate(locked, stopped, change)
+    return change.leaving
+
+
+def drop(locked: Locked, spans: Spans) -> int:
+    stopped = _stopped(locked)
+    change = ordered.drop(stopped, locked.row.cursor, spans)
+    _operate(locked, stopped, change)
+    return change.settled
+
+
+def _stopped(locked: Locked) -> list[Delivery]:
+    return locked.where("visible_at >= ?", FAR)
+
+
+def _operate(locked: Locked, stopped: Sequence[Delivery], change: Change) -> None:
+    """A holder that has received any of it is recalled: what it has of the key is not what there is."""
+    if not change.drop:
+        return
+    locked.must_flush()
+    locked.apply(change)
+    holder = locked.row.holder.token
+    if holder != NOBODY and any(d.token == holder for d in stopped if d.first in change.drop):
+        locked.row.recalled = 1
+    locked.look_at(locked.now)
+    locked.announce()
 
 
 def leave_order(locked: Locked) -> None:

@@ -27,6 +27,7 @@ from .locked import (
     NeedsStartError,
     held_under,
     reset_meanwhile,
+    stopped_below,
 )
 from .lookups import GONE, lane_of, padded, reading_log
 from .measures import log_start_of, measure
@@ -45,7 +46,8 @@ _GROUPS = (1, 16, 256)  # asked for at once
 _RENEW = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND name = ?"
 _MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM postroom_members
               WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
-_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, holder_token, holder, holder_until
+_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, recalled, holder_token, holder,
+                  holder_until
            FROM postroom_progress WHERE group_id = ? AND generation = ?"""
 _EDGES = """SELECT p.state, p.next_offset, COALESCE(t.log_start, 0) FROM postroom_partitions p
             LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id = ?"""
@@ -71,8 +73,8 @@ class SqlProgress:
         with self._session.read(Lane.PROGRESS) as tx:
             rows = tx.all(_LOOK, group.id, group.generation)
         return {
-            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained))
-            for place, cursor, due, lowest, drained, *holder in rows
+            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained), bool(recalled))
+            for place, cursor, due, lowest, drained, recalled, *holder in rows
             if place in wanted
         }
 
@@ -178,8 +180,24 @@ class SqlProgress:
     def hand_over(self, group: Group, partition_id: int, token: int) -> None:
         self._locked(group, partition_id, lambda locked: ordered.hand_over(locked, token))
 
-    def restart_stopped(self, group: Group, partition_id: int) -> int:
-        return self._locked(group, partition_id, ordered.restart)
+    def stopped(self, group: Group, partition_id: int, *, limit: int, after: int = -1) -> list[Delivery]:
+        key = (group.id, partition_id)
+        with self._session.read(Lane.PROGRESS) as tx:
+            raw = tx.one(ROW, *key)
+            if raw is None or raw[0] != group.generation:
+                return []
+            return stopped_below(tx, key, Row.of(raw).lowest, after, limit)
+
+    def restart_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
+        return self._locked(group, partition_id, lambda locked: ordered.restart(locked, spans))
+
+    def skip_stopped(
+        self, group: Group, partition_id: int, stamp: Stamp, spans: Sequence[Span] | None = None
+    ) -> tuple[Delivery, ...]:
+        return self._locked(group, partition_id, lambda locked: ordered.skip(locked, group, stamp, spans))
+
+    def drop_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
+        return self._locked(group, partition_id, lambda locked: ordered.drop(locked, spans))
 
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         def decide(locked: Locked) -> Granted:
@@ -290,7 +308,8 @@ class SqlProgress:
         with self._session.read(Lane.PROGRESS) as tx:
             raw = tx.one(ROW, *key)
             row = Row.of(raw) if raw is not None and raw[0] == group.generation else None
-            lowest, unsettled, stopped, rows = _unsettled(tx, key, row, log_start, open_spans)
+            lowest, unsettled, stopped, since, rows = _unsettled(tx, key, row, log_start, open_spans)
+            age_ms = max(0, tx.now_ms() - since) if stopped and since else 0
         if row is None:
             start = self._catalog.start_of(*key)[1]
             row = Row(group.generation, start, start, None)
@@ -303,7 +322,7 @@ class SqlProgress:
             with self._session.read(Lane.PROGRESS) as tx:
                 control = tx.one(_LAST, *key, row.lowest, measured.end - 1)
             unsettled -= int(control is not None)
-        return replace(measured, stopped=stopped, unsettled=unsettled)
+        return replace(measured, stopped=stopped, stopped_age_ms=age_ms, unsettled=unsettled)
 
     # ---- groups ----
 
@@ -361,12 +380,13 @@ def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Sett
 
 def _unsettled(
     tx: Transaction, key: tuple[int, int], row: Row | None, log_start: int, open_spans: int
-) -> tuple[int | None, int, int, Sequence[tuple[Any, ...]]]:
-    """The lowest unsettled offset, how many messages are unsettled, how many stopped, and the first rows."""
+) -> tuple[int | None, int, int, int, Sequence[tuple[Any, ...]]]:
+    """The lowest unsettled offset; how many messages are unsettled, how many of them stopped, and since when
+    at the earliest; and the first rows."""
     if row is None:
-        return None, 0, 0, ()
-    found = tx.one(UNSETTLED, log_start, log_start, FAR, *key, row.lowest, log_start)
-    lowest, unsettled, stopped = found or (None, 0, 0)
+        return None, 0, 0, 0, ()
+    found = tx.one(UNSETTLED, log_start, log_start, FAR, FAR, *key, row.lowest, log_start)
+    lowest, unsettled, stopped, since = found or (None, 0, 0, 0)
     where = " AND last_offset >= ? ORDER BY first_offset LIMIT ?"
     rows = tx.all(DELIVERY + where, *key, row.lowest, log_start, open_spans) if open_spans else ()
-    return lowest, int(unsettled or 0), int(stopped or 0), rows
+    return lowest, int(unsettled or 0), int(stopped or 0), int(since or 0), rows

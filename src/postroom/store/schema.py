@@ -311,6 +311,11 @@ _2_VOLATILE: Statements = (
     ),
 )
 
+_7_PROGRESS: Statements = (
+    # ordered groups: somebody decided about what stopped, and the holder is to hand the partition over (R23)
+    "ALTER TABLE postroom_progress ADD COLUMN recalled INTEGER NOT NULL DEFAULT 0",
+)
+
 MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     1: {Lane.LOG: _1_LOG, Lane.PROGRESS: _1_PROGRESS},
     2: {Lane.LOG: _2_LOG, Lane.PROGRESS: _2_PROGRESS, Lane.VOLATILE: _2_VOLATILE},
@@ -318,6 +323,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
     5: {Lane.LOG: _5_LOG},
     6: {Lane.PROGRESS: _6_PROGRESS},
+    7: {Lane.PROGRESS: _7_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -161,6 +161,7 @@ class Peek:
     holder: Holder = field(default_factory=Holder)  # ordered groups
     lowest: int = field(default=0, compare=False)  # the lowest unsettled offset; the cursor if there is none
     drained: bool = False  # a sealed partition: all of it is settled, durably
+    recalled: bool = False  # ordered groups: the holder is to hand the partition over
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +210,7 @@ class Backlog:
     drain_per_s: float
     open: tuple[Span, ...] = field(default=(), repr=False)
     stopped: int = 0  # ordered groups: messages that wait for people to look at them (R23)
+    stopped_age_ms: int = 0  # for how long the oldest of them has held its key
     sealed: bool = False
 
     @property
