@@ -191,6 +191,7 @@ def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
         drain_eta_s=_eta(messages, b.drain_per_s, b.arrival_per_s),
         stopped=b.stopped,
         sealed=b.sealed,
+        stopped_age_ms=b.stopped_age_ms,
     )
 
 
@@ -211,6 +212,7 @@ def _total(topic: str, rows: Sequence[PartitionLag]) -> PartitionLag:
         drain_per_s=drain,
         drain_eta_s=_eta(messages, drain, arrival),
         stopped=sum(r.stopped for r in rows),
+        stopped_age_ms=max((r.stopped_age_ms for r in rows), default=0),
     )
 
 

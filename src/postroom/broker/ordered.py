@@ -66,6 +66,11 @@ class _Place:
     def held_by(self, request: PollRequest) -> bool:
         return self.token == request.token
 
+    def recalled(self, request: PollRequest) -> bool:
+        """Whether what the asker has received of it is out of date: somebody decided about what stopped."""
+        received = dict(request.positions).get(self.id, -1) >= 0
+        return received and self.held_by(request) and self.peek is not None and self.peek.recalled
+
     def holder(self, request: PollRequest, now: int) -> str | None:
         """The member that holds it now; None: it is free, or its holder's lease has passed."""
         if self.peek is None or self.token == NOBODY:
@@ -104,6 +109,7 @@ class OrderedDeliveries:
         away = {*held} - {*self._store.present(held)}  # nobody can say who holds them
         ended = {p for p in held if any(self._deliveries.unread.drained(group, p) for _, group in sources)}
         give_up = [*(decided.give_up if survived else (p for p in held if p not in away)), *ended]
+        give_up += (place.id for place in places if place.recalled(request))  # also of one who wants nothing
         handed = Handed(
             started_ms=started_ms,
             next_due=_look_again(places, request, now),
@@ -200,8 +206,8 @@ class OrderedDeliveries:
             return
         if granted.draining:
             handed.draining = look.full = True  # nothing more is looked at then
-        if granted.recall and place.id not in look.request.giving_up:
-            handed.revoked += (place.id,)  # stopped messages were restarted: its next holder receives them
+        if granted.recall and place.id not in (*look.request.giving_up, *handed.revoked):
+            handed.revoked += (place.id,)  # somebody decided about what stopped: its next holder receives all
         if granted.leaving:
             handed.departures.append(Departure(place.group, place.piece.partition, place.id, granted.leaving))
         leases = tuple(lease_of(d) for d in granted.deliveries)
