@@ -230,21 +230,6 @@ async def test_what_is_at_work_meanwhile_is_handled_once(mq: Connection) -> None
     assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
-async def test_a_member_whose_window_is_full_is_told_too(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It asks for no messages any more: so much waits behind its key."""
-    monkeypatch.setattr("postroom.client.consuming.ordered._MOST_WAITING", 5, raising=False)
-    await send(mq, "a1")
-    async with consuming(mq) as ann:
-        await handle(ann, 1, "a1")
-        await send(mq, *(f"a{n}" for n in range(2, 30)))
-        assert await mq.restart_stopped("orders", "billing") == 1
-        assert await handle(ann, 1, "a1") == ["a1"]
-        assert await mq.drop_stopped("orders", "billing") == 1
-        assert await handle(ann, 28) == [f"a{n}" for n in range(2, 30)]
-
-
 # ---- what was asked for wrongly ----
 
 

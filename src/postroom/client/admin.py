@@ -394,7 +394,7 @@ class Admin(RateLimits):
         ids: Iterable[str] | None,
         keys: Iterable[str | bytes] | None,
     ) -> list[tuple[int, int]] | None:
-        """Where the stopped messages of these ids or keys are; CatalogError if there are none of one of them."""
+        """Where the stopped messages of these ids or keys are; CatalogError if one of these has none."""
         self._guard.check()
         if ids is not None and keys is not None:
             raise InvalidSetting("give ids= or keys=, not both")
