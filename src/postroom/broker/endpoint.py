@@ -253,13 +253,16 @@ class StoppedMessage:
     topic: str  # where it is stored: the topic itself, or the group's retry topic
     partition: int
     partition_id: int
-    offset: int
     attempts: int  # how often it was tried there
     reason: str
     since: int  # when it first failed: it holds its key since then
     batch: StoredBatch  # it alone
     behind: int | None = None  # how many messages wait behind it; None: not counted
     more_behind: bool = False  # at least so many: it was not counted to the end
+
+    @property
+    def offset(self) -> int:
+        return self.batch.base_offset
 
 
 # ---- staging ----

@@ -89,8 +89,8 @@ class StoppedMessages:
             for record in records(batch.data):
                 if stopped.first <= record.offset <= stopped.last:
                     yield StoppedMessage(
-                        place.topic.name, place.piece.partition, place.id, record.offset,
-                        stopped.spent, stopped.reason, stopped.failing_since, _alone(record, batch),
+                        place.topic.name, place.piece.partition, place.id, stopped.spent, stopped.reason,
+                        stopped.failing_since, _alone(record, batch),
                     )  # fmt: skip
 
     # ---- what waits behind ----

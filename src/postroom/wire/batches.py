@@ -167,7 +167,7 @@ def stopped(heads: Sequence[StoppedHead], body: bytes) -> list[StoppedMessage]:
     batches = _Body(body)
     return [
         StoppedMessage(
-            h.topic, h.partition, h.partition_id, h.batch.base_offset, h.attempts, h.reason, h.since,
+            h.topic, h.partition, h.partition_id, h.attempts, h.reason, h.since,
             batches.take([h.batch])[0], h.behind, h.more_behind,
         )
         for h in heads
