@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     from .client.app.subscription import Batch
     from .client.connection import Connection, connect
     from .client.consuming.consumer import Consumer
-    from .client.message import DeadLetter, Message, Receipt, Received
+    from .client.message import DeadLetter, Message, Receipt, Received, Stopped
     from .client.outbox.outbox import Outbox
     from .client.outbox.status import OutboxStatus
     from .client.producing.producer import Producer
@@ -153,6 +153,7 @@ __all__ = [
     "Spool",
     "Spooled",
     "StagingConflict",
+    "Stopped",
     "StoreBusy",
     "StoreCorrupt",
     "StoreError",
@@ -190,7 +191,7 @@ _HOMES = {
     "client.app.subscription": ("Batch",),
     "client.connection": ("Connection", "connect"),
     "client.consuming.consumer": ("Consumer",),
-    "client.message": ("DeadLetter", "Message", "Receipt", "Received"),
+    "client.message": ("DeadLetter", "Message", "Receipt", "Received", "Stopped"),
     "client.outbox.outbox": ("Outbox",),
     "client.outbox.status": ("OutboxStatus",),
     "client.producing.producer": ("Producer",),

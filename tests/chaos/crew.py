@@ -79,6 +79,10 @@ class Crew:
         """Change its route, again and again."""
         self._start(_Job("changer", topic, name, ()))
 
+    def operate(self, topic: str, name: str, group: str) -> None:
+        """Look after what stopped in the group."""
+        self._start(_Job("operator", topic, name, (group,)))
+
     def serve(self, port: int) -> None:
         """A broker on that port."""
         self._start(_Job("broker", "-", str(port), (port,)))
@@ -162,8 +166,8 @@ class Crew:
     def trail(self, topic: str, group: str) -> Trail:
         """What concerns one group."""
         return Trail(
-            producers=self._journals(f"producer-{topic}-*"),
-            consumers=self._journals(f"consumer-{topic}-{group}-*"),
+            producers=self.journals(f"producer-{topic}-*"),
+            consumers=self.journals(f"consumer-{topic}-{group}-*"),
             killed=self.killed,
             outages=self.outages,
         )
@@ -175,8 +179,9 @@ class Crew:
 
     def values(self, role: str, verb: str) -> list[str]:
         """What all of this role noted so."""
-        notes = self._journals(f"{role}-*").values()
+        notes = self.journals(f"{role}-*").values()
         return [entry.value for entries in notes for entry in entries if entry.verb == verb]
 
-    def _journals(self, pattern: str) -> dict[str, list[Entry]]:
+    def journals(self, pattern: str) -> dict[str, list[Entry]]:
+        """By process, what all whose title is like this noted."""
         return {path.stem: read(path) for path in self._folder.glob(f"{pattern}.journal")}

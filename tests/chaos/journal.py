@@ -23,7 +23,8 @@ class Entry(NamedTuple):
 
 class Journal:
     """Producers note `sending`, then `confirmed` or `failed`; consumers `handled`, then how it ended:
-    `settled`, or `gone` (somebody else has it). Changers: `changing`, then `changed` or `refused`.
+    `settled`, or `gone` (somebody else has it). Changers: `changing`, then `changed` or `refused`. Operators:
+    `skips` or `drops`, then `skipped` or `dropped`; and `restarted`.
     """
 
     def __init__(self, path: str) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 from .broker_process import serve
 from .changer_process import change
 from .consumer_process import consume
+from .operator_process import operate
 from .producer_process import produce
 
 __all__ = ["ROLES"]
@@ -31,6 +32,7 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "consumer": consume,
     "changer": change,
     "broker": serve,
+    "operator": operate,
 }
 
 _STORES = ("store.mysql", "store.postgres", "store.sqlite")

@@ -264,3 +264,30 @@ async def test_a_reset_takes_partitions_from_their_holders(broker: Broker) -> No
     assert set((await one.poll()).lost) == set(one.positions)
     one.positions.clear()
     assert leases(await one.poll()) == [(0, 1)]
+
+
+# ---- what stopped ----
+
+
+@pytest.mark.parametrize("verb", ["restart_stopped", "skip_stopped", "drop_stopped"])
+async def test_a_holder_that_wants_nothing_is_told_to_hand_over_what_was_decided_about(
+    broker: Broker, verb: str
+) -> None:
+    """Its window is full of messages that wait behind the stopped one, and would be so for ever."""
+    there, *_ = await partitions(broker)
+    await fill(broker, there, 3)
+    one = await Member(broker, "one", 1).join(exhausted="stop", max_attempts=1)
+    while there not in one.positions or one.positions[there] < 3:
+        await one.poll()
+    part = Settle("orders", there, one.token, (Verdict("retry", 1, 1, reason="no"),))
+    assert not (await broker.settle("orders", "billing", [part])).lost
+    assert (await one.poll(messages=0)).revoked == ()
+    assert await getattr(broker, verb)("orders", "billing") == 1
+    for _ in range(2):  # told again if the reply is lost
+        assert (await one.poll(messages=0)).revoked == (there,)
+    assert (await one.poll(messages=0, giving_up=(there,))).revoked == ()
+    await one.hand_over(there)
+    again = {grant.partition_id: grant for grant in (await one.poll()).grants}[there]
+    found = [(lease.first, lease.last) for lease in again.leases]
+    assert found == ([(0, 0), (1, 1), (2, 2)] if verb == "restart_stopped" else [(0, 0), (2, 2)])
+    assert (await one.poll(messages=0)).revoked == ()

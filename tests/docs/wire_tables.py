@@ -17,7 +17,7 @@ __all__ = ["ARRAYS", "answer_of", "fields_of", "operation_rows", "type_text", "v
 ARRAYS = (
     messages.Hello, messages.Welcome, messages.BrokerInfo, messages.BrokerList, messages.Cancel, messages.Ask,
     messages.Answer, messages.Failure, batches.BatchHead, batches.FetchedHead, batches.PollHead,
-    batches.GrantHead, batches.LettersHead,
+    batches.GrantHead, batches.LettersHead, batches.StoppedHead,
 )  # fmt: skip
 """Those that travel as arrays, besides requests."""
 
@@ -41,7 +41,8 @@ def type_text(kind: Any) -> str:
         return "nil"
     name: str = kind.__name__
     return {"RouteHead": "Route", "FetchedHead": "Fetched", "PollHead": "Polled", "GrantHead": "Grant",
-            "LettersHead": "Letters", "BatchHead": "Batch"}.get(name, name)  # fmt: skip
+            "LettersHead": "Letters", "StoppedHead": "Stopped",
+            "BatchHead": "Batch"}.get(name, name)  # fmt: skip
 
 
 def fields_of(kind: Any) -> list[tuple[str, str, bool]]:

@@ -202,8 +202,10 @@ class Naive:
     def polled_again(self, now: int, token: int, reply: Granted) -> None:
         """The same poll again gives the same messages, and the lease counts from now (I6, I16)."""
         assert offsets(reply.deliveries) == self.held(token)
-        assert all(d.visible_at == now + LEASE_MS for d in reply.deliveries), "a lease that is no lease"
-        self.extended(now, token, ((d.first, d.last) for d in reply.deliveries), [])
+        before = max((self.messages[offset].at for offset in self.held(token)), default=0)
+        until = now + LEASE_MS if before < now + LEASE_MS else before + 1  # never that of an earlier answer
+        assert all(d.visible_at == until for d in reply.deliveries), "a lease that is no lease"
+        self.extended(until - LEASE_MS, token, ((d.first, d.last) for d in reply.deliveries), [])
 
     def seized(self, now: int, ask: Ask, spans: Iterable[Span], reply: Granted) -> None:
         """Exactly what was asked for, unless it is settled, leaving, or in live hands."""

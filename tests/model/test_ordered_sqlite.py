@@ -64,7 +64,14 @@ class SqliteBackend(GroupOnSqlite):
         hint = self._store.progress.peek(self._group, [self._partition])[self._partition]
         assert (hint.cursor, hint.next_due, hint.holder) == (cursor, due, Holder(*holder))
         return Picture(
-            cursor, backlog.end, backlog.committed, settled, hint.holder, tuple(rows), tuple(lines)
+            cursor,
+            backlog.end,
+            backlog.committed,
+            settled,
+            hint.holder,
+            tuple(rows),
+            hint.recalled,
+            tuple(lines),
         )
 
     def unpark(

@@ -238,6 +238,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
         *("append", "cancel", "fetch", "resolve", "subscribe", "unsubscribe", "poll", "settle", "hand_over"),
         *("unpark",),
         *("beat", "dead_letters", "redrive", "lanes", "report_sources"),
+        *("stopped", "restart_stopped", "skip_stopped", "drop_stopped"),  # who consumes could ack it as well
         *("open_replies", "close_replies"),
         *("stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"),
     }

@@ -192,6 +192,7 @@ def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
         stopped=b.stopped,
         parked=b.parked,
         sealed=b.sealed,
+        stopped_age_ms=b.stopped_age_ms,
     )
 
 
@@ -213,6 +214,7 @@ def _total(topic: str, rows: Sequence[PartitionLag]) -> PartitionLag:
         drain_eta_s=_eta(messages, drain, arrival),
         stopped=sum(r.stopped for r in rows),
         parked=sum(r.parked for r in rows),
+        stopped_age_ms=max((r.stopped_age_ms for r in rows), default=0),
     )
 
 

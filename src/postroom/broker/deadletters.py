@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ..errors import GateClosed, UnknownPartition, UsageError
+from ..errors import UsageError
 from ..model.delivery import Ask, Kind, Settlement, Span
 from ..model.names import REDRIVE_GROUP
 from ..model.route import Range
@@ -111,22 +111,6 @@ class DeadLetterOffice:
         leaving = taken.granted.leaving + done.leaving
         count = sum(d.size for d in leaving) - taken.control
         return count, Departure(taken.reader, taken.piece.partition, place, leaving)
-
-    def restart_stopped(self, topic: str, group: str) -> int:
-        """Ordered groups: what stopped its key begins anew; returns how many messages that are."""
-        return sum(
-            self._restart(reader, piece.partition_id)
-            for own in self._catalog.readers(topic, group)
-            for source, reader in self._catalog.sources(topic, own.name)
-            if reader.settings.mode == "ordered"
-            for piece in source.route.partitions
-        )
-
-    def _restart(self, reader: Group, partition_id: int) -> int:
-        try:
-            return self._store.progress.restart_stopped(reader, partition_id)
-        except (GateClosed, UnknownPartition):  # not begun yet, or gone: nothing has stopped there
-            return 0
 
     def discard(self, topic: str, group: str, spots: Sequence[Spot] | None) -> int:
         boxes = self._boxes(topic, group, spots)

@@ -31,6 +31,7 @@ from .unread import Unread
 __all__ = [
     "Deliveries",
     "Departure",
+    "Fresh",
     "Handed",
     "Look",
     "Outcome",
@@ -61,18 +62,26 @@ class Departure:
     deliveries: tuple[Delivery, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """What a look was the first to hand out under its token; in ordered groups, a partition it claimed."""
+
+    group: Group
+    partition_id: int
+    until: int  # `Granted.until`: whoever renews it meanwhile has received it
+
+
 @dataclass(slots=True)
 class Handed:
     """What one look brought."""
 
     grants: list[Grant] = field(default_factory=list)
-    fresh: list[Grant] = field(default_factory=list)  # those of them that nobody else was told of
+    fresh: list[Fresh] = field(default_factory=list)  # what of it nobody else was told of
     departures: list[Departure] = field(default_factory=list)
     draining: bool = False
     next_due: int | None = None  # nothing is due before then
     revoked: tuple[int, ...] = ()  # ordered groups: to be handed over
     lost: tuple[int, ...] = ()  # ordered groups: not the asker's any more
-    claimed: list[tuple[Group, int]] = field(default_factory=list)  # ordered groups: newly the asker's
     watchful: bool = False  # ordered groups: others hold something; that they hand it over is news
     started_ms: int = 0  # ordered groups: see `PollReply`
     lanes: LaneView | None = None  # see `PollReply`
@@ -224,7 +233,7 @@ class Deliveries:
         grant = Grant(topic.name, piece.partition, piece.partition_id, leases, batches)
         handed.grants.append(grant)
         if not granted.again:
-            handed.fresh.append(grant)
+            handed.fresh.append(Fresh(group, piece.partition_id, granted.until))
         look.spend(leases, batches)
 
     def batches_of(

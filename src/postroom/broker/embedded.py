@@ -48,6 +48,7 @@ from .endpoint import (
     Settle,
     SettleReply,
     ShardInfo,
+    StoppedMessage,
     TopicInfo,
     UnparkRequest,
 )
@@ -67,6 +68,7 @@ from .routes import FinishChanges, RouteChanges
 from .setting_aside import leads_to_lane
 from .shardwork import ShardWork
 from .staging import StagingVerbs, StagingWork
+from .stopped import Spot, StoppedMessages
 from .tail import TailCache
 from .waiters import Waiters, wait
 from .workers import Workers
@@ -114,6 +116,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._drain = Drain(store, self._routes)
         self._help = RouteHelp(self._routes, self._route_changed)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
+        self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._work = ShardWork(
@@ -445,10 +448,34 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     async def redrive(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         count, departures = await self._in_thread(self._letters.redrive, topic, group, spots)
         if spots is None:
-            count += await self._in_thread(self._letters.restart_stopped, topic, group)
+            count += await self._in_thread(self._stopped.restart, topic, group, None)
         await self._polling.depart(departures, dead=False)
         self._waiters.notify_all()
         return count
 
     async def discard(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         return await self._in_thread(self._letters.discard, topic, group, spots)
+
+    # ---- what stopped ----
+
+    async def stopped(
+        self, topic: str, group: str, limit: int, after: Spot | None = None, behind: bool = True
+    ) -> list[StoppedMessage]:
+        listed = partial(self._stopped.listed, behind=behind)
+        return await self._in_thread(listed, topic, group, limit, after)
+
+    async def restart_stopped(self, topic: str, group: str, spots: Sequence[Spot] | None = None) -> int:
+        count = await self._in_thread(self._stopped.restart, topic, group, spots)
+        self._waiters.notify_all()
+        return count
+
+    async def skip_stopped(self, topic: str, group: str, spots: Sequence[Spot] | None = None) -> int:
+        count, departures = await self._in_thread(self._stopped.skip, topic, group, spots)
+        await self._polling.depart(departures, dead=True)
+        self._waiters.notify_all()
+        return count
+
+    async def drop_stopped(self, topic: str, group: str, spots: Sequence[Spot] | None = None) -> int:
+        count = await self._in_thread(self._stopped.drop, topic, group, spots)
+        self._waiters.notify_all()
+        return count

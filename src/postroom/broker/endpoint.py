@@ -26,7 +26,7 @@ from ..store.contract import Appended, StoredBatch
 __all__ = [
     "NEVER_STORED", "Beat", "DeadLetters", "Decided", "Endpoint", "Fetched", "Grant", "GroupInfo", "Held",
     "Lag", "Lease", "MemberInfo", "PartitionLag", "PollReply", "PollRequest", "Published", "PublishedPlace",
-    "RateInfo", "Settle", "SettleReply", "ShardInfo", "TopicInfo", "UnparkRequest", "Verdict",
+    "RateInfo", "Settle", "SettleReply", "ShardInfo", "StoppedMessage", "TopicInfo", "UnparkRequest", "Verdict",
 ]  # fmt: skip
 
 
@@ -248,10 +248,11 @@ class PartitionLag:
     drain_per_s: float
     drain_eta_s: float | None  # None: not draining at these rates
     holder: str = ""  # ordered groups: the member that holds the partition
-    stopped: int = 0  # ordered groups: messages that hold their key until they are redriven (R23)
+    stopped: int = 0  # ordered groups: messages that hold their key until somebody decides (R23)
     parked: int = 0  # ordered groups: of the unsettled ones, those parked behind a failing message (I27)
     sealed: bool = False  # takes no more messages: its successors do
     waits_for: tuple[int, ...] = ()  # ordered groups: partitions to be read to their end before this one
+    stopped_age_ms: int = 0  # for how long the oldest stopped message has held its key
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +272,25 @@ class DeadLetters:
     partition_id: int
     open: tuple[Span, ...]
     batches: tuple[StoredBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedMessage:
+    """Ordered groups: a message that holds its key until somebody decides (R23)."""
+
+    topic: str  # where it is stored: the topic itself, or the group's retry topic
+    partition: int
+    partition_id: int
+    attempts: int  # how often it was tried there
+    reason: str
+    since: int  # when it first failed: it holds its key since then
+    batch: StoredBatch  # it alone
+    behind: int | None = None  # how many messages wait behind it; None: not counted
+    more_behind: bool = False  # at least so many: it was not counted to the end
+
+    @property
+    def offset(self) -> int:
+        return self.batch.base_offset
 
 
 # ---- staging ----
@@ -423,6 +443,31 @@ class Endpoint(Protocol):
 
     async def discard(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         """Throw dead letters away."""
+
+    # what stopped (ordered groups, R23)
+    async def stopped(
+        self, topic: str, group: str, limit: int, after: tuple[int, int] | None = None, behind: bool = True
+    ) -> list[StoppedMessage]:
+        """Messages that stopped their key, by partition id and offset, from the one behind `after` on.
+
+        An answer has at most 1,000, and not many megabytes: ask again behind its last, until none comes.
+        """
+
+    async def restart_stopped(
+        self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None = None
+    ) -> int:
+        """They count their attempts anew (by partition id and offset; None: all). What is not stopped (any
+        more) is left alone. Returns how many, as do the next two."""
+
+    async def skip_stopped(
+        self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None = None
+    ) -> int:
+        """They go to the group's dead letters, and their keys go on."""
+
+    async def drop_stopped(
+        self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None = None
+    ) -> int:
+        """The group has nothing to do with them any more, and their keys go on."""
 
     # staging (I20)
     async def stage(

@@ -82,6 +82,10 @@ ACTIONS: dict[str, Need] = {
     "dead_letters": "consume",
     "redrive": "consume",
     "discard": "manage",
+    "stopped": "consume",
+    "restart_stopped": "consume",
+    "skip_stopped": "consume",
+    "drop_stopped": "consume",
     "set_rate": "manage",  # on the whole queue, if it is about a producer
     "rates": "manage",
     "stage": "send",  # and the next four: on every topic that they name

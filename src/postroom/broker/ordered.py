@@ -27,6 +27,7 @@ from .catalog import CatalogCache, Source
 from .deliveries import (
     Deliveries,
     Departure,
+    Fresh,
     Handed,
     Look,
     has_due,
@@ -64,6 +65,11 @@ class _Place:
 
     def held_by(self, request: PollRequest) -> bool:
         return self.token == request.token
+
+    def recalled(self, request: PollRequest) -> bool:
+        """Whether what the asker has received of it is out of date: somebody decided about what stopped."""
+        received = dict(request.positions).get(self.id, -1) >= 0
+        return received and self.held_by(request) and self.peek is not None and self.peek.recalled
 
     def holder(self, request: PollRequest, now: int) -> str | None:
         """The member that holds it now; None: it is free, or its holder's lease has passed."""
@@ -103,6 +109,7 @@ class OrderedDeliveries:
         away = {*held} - {*self._store.present(held)}  # nobody can say who holds them
         ended = {p for p in held if any(self._deliveries.unread.drained(group, p) for _, group in sources)}
         give_up = [*(decided.give_up if survived else (p for p in held if p not in away)), *ended]
+        give_up += (place.id for place in places if place.recalled(request))  # also of one who wants nothing
         handed = Handed(
             started_ms=started_ms,
             next_due=_look_again(places, request, now),
@@ -162,7 +169,7 @@ class OrderedDeliveries:
             return False  # it, or where the group starts in it, is away
         if granted.holder is not None:  # somebody was faster
             return False
-        handed.claimed.append((place.group, place.id))
+        handed.fresh.append(Fresh(place.group, place.id, granted.until))
         self._hand(place, look, granted, handed, None)
         return True
 
@@ -199,8 +206,8 @@ class OrderedDeliveries:
             return
         if granted.draining:
             handed.draining = look.full = True  # nothing more is looked at then
-        if granted.recall and place.id not in look.request.giving_up:
-            handed.revoked += (place.id,)  # stopped messages were restarted: its next holder receives them
+        if granted.recall and place.id not in (*look.request.giving_up, *handed.revoked):
+            handed.revoked += (place.id,)  # somebody decided about what stopped: its next holder receives all
         if granted.leaving:
             handed.departures.append(Departure(place.group, place.piece.partition, place.id, granted.leaving))
         leases = tuple(lease_of(d) for d in granted.deliveries)
@@ -259,15 +266,11 @@ class OrderedDeliveries:
         """End the holder's lease on these; returns the groups that are concerned."""
         sources = self._catalog.sources(topic, group)
         readers = {r.partition_id: reader for source, reader in sources for r in source.route.partitions}
-        self.end([(readers[p], p) for p in partition_ids if p in readers], token)
+        present = self._store.present(p for p in partition_ids if p in readers)
+        for partition_id in present:  # of the others the lease ends by itself
+            with suppress(GateClosed):  # the group was reset: nobody holds it
+                self._store.progress.hand_over(readers[partition_id], partition_id, token)
         return [reader.id for _, reader in sources]
-
-    def end(self, held: Sequence[tuple[Group, int]], token: int) -> None:
-        present = {*self._store.present(partition_id for _, partition_id in held)}
-        for group, partition_id in held:
-            if partition_id in present:  # else its lease ends by itself
-                with suppress(GateClosed):  # the group was reset: nobody holds it
-                    self._store.progress.hand_over(group, partition_id, token)
 
     def leave(self, topic: str, group: str, member: str) -> list[int]:
         """A member goes: hand over what it holds still. Returns the groups that are concerned."""

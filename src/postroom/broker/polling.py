@@ -15,12 +15,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..config import Limits
-from ..errors import PostroomError
+from ..errors import GateClosed, GenerationChanged, PostroomError
 from ..model.settings import GroupSettings
 from ..store.contract import Store
 from .catalog import CatalogCache, Source
 from .crowd import Crowds, Turn
-from .deliveries import Deliveries, Departure, Handed, released
+from .deliveries import Deliveries, Departure, Handed
 from .endpoint import PollReply, PollRequest, Settle, SettleReply, UnparkRequest
 from .lanes import Lanes
 from .mover import Mover
@@ -202,13 +202,20 @@ class Polling:
     async def _give_back(self, request: PollRequest, looking: Awaitable[Handed], ordered: bool) -> None:
         try:
             handed = await looking
-            if ordered:  # what it held before it holds still, and is sent again what it did not receive (I6)
-                await self._workers.run(self._ordered.end, handed.claimed, request.token)
-                self.notify_groups(group.id for group, _ in handed.claimed)
-            elif handed.fresh and not request.on_delivery:  # what it had before another broker has told it
-                await self.settle(request.topic, request.group, released(request, handed.fresh))
-        except PostroomError as error:
-            _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
+        except PostroomError:
+            return  # nothing was handed out
+        # What it had before it has still, and is sent again what it did not receive of that. What another
+        # broker has handed out under its token meanwhile was renewed by that, and stays (I6).
+        fresh = handed.fresh if ordered or not request.on_delivery else []
+        for one in fresh:
+            place = (one.group, one.partition_id, request.token, one.until)
+            try:
+                await self._workers.run(self._store.progress.give_back, *place)
+            except (GateClosed, GenerationChanged):
+                pass  # the group was reset: nobody holds it
+            except PostroomError as error:
+                _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
+        self.notify_groups(one.group.id for one in fresh)
 
     def _until(self, due_ms: int | None) -> float:
         """Seconds until something is due. A manual clock wakes all waiters when it is moved."""

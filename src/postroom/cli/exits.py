@@ -42,6 +42,7 @@ _CALLS = (
     ("use alter_group to change it", "use `postroom group alter` to change it"),
     ("or pass force=True:", "or add --force:"),
     ("dead_letters() lists", "`postroom dead list` lists"),
+    ("stopped() lists", "`postroom stopped list` lists"),
     ("Move single partitions off it with move()", "`postroom route move` moves single partitions off it"),
     ("or open it again (open_shard)", "or open it again with `postroom shard open`"),
     ("add one, or open one again", "add one with --shard NAME=URL, or open one with `postroom shard open`"),

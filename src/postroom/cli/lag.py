@@ -206,6 +206,7 @@ def _numbers(part: PartitionLag) -> dict[str, Any]:
         "bytes": part.bytes,
         "unsettled": part.unsettled,
         "stopped": part.stopped,
+        "stopped_age_ms": part.stopped_age_ms,
         "oldest_age_ms": part.oldest_age_ms,
         "first_wait_ms": part.first_wait_ms,
         "arrival_per_s": round(part.arrival_per_s, 1),

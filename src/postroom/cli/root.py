@@ -28,6 +28,7 @@ from . import (
     serve,
     shard,
     spool,
+    stopped,
     topics,
     worker,
 )
@@ -51,7 +52,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for family in (topics.app, groups.app, route.app, shard.app, dead.app, rate.app, access.app):
+for family in (
+    topics.app, groups.app, route.app, shard.app, dead.app, stopped.app, rate.app, access.app,
+):  # fmt: skip
     app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
 app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
 for register in (

@@ -1,4 +1,4 @@
-"""What users hold in their hands: messages, received messages, receipts and dead letters.
+"""What users hold in their hands: messages, received messages, receipts, dead letters and what stopped.
 
 These are made by the hundred thousand a second, so they are msgspec structs without garbage collection (they
 never refer back to what refers to them), and what can be derived is derived when asked: an id that the
@@ -29,6 +29,7 @@ __all__ = [
     "Message",
     "Receipt",
     "Received",
+    "Stopped",
     "Value",
     "id_at",
 ]
@@ -222,6 +223,30 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     attempts: int
     dead_at: int  # milliseconds since 1970
     _partition_id: int = -1  # where it is in the dead-letter topic
+    _position: int = -1
+
+
+class Stopped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """A message that holds its key in a group with exhausted="stop", until somebody decides about it.
+
+    Topic, partition, offset, timestamp: where it was first stored.
+    """
+
+    topic: str
+    group: str
+    partition: int
+    offset: int
+    id: str
+    key: bytes | None
+    value: bytes
+    headers: Mapping[str, bytes]
+    timestamp: int
+    reason: str
+    attempts: int
+    since: int  # milliseconds since 1970: when it first failed, so its key waits since then
+    behind: int | None = None  # how many messages wait behind it; None: not known
+    more_behind: bool = False  # at least so many: it was not counted to the end
+    _partition_id: int = -1  # where it is now: the topic itself, or the group's retry topic
     _position: int = -1
 
 

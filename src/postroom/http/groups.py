@@ -1,4 +1,4 @@
-"""Groups, how far they are behind, and their dead letters over HTTP: the SDK's calls of the same names."""
+"""Groups, how far they are behind, their dead letters and what stopped, over HTTP: the SDK's own calls."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query
 
 from ..broker.endpoint import GroupInfo, Lag
 from ..client.consuming.reading import Position
-from ..client.message import DeadLetter
+from ..client.message import DeadLetter, Stopped
 from ..model.lanes import LaneInfo, SlowLane
 from .failures import BadRequest
-from .models import AlterGroup, Chosen, CreateGroup, Letter, Reset
+from .models import AlterGroup, Chosen, ChosenStopped, CreateGroup, Letter, Reset, StoppedShown
 from .service import Who
 from .texts import text_or_base64, texts
 
@@ -119,6 +119,52 @@ def _chosen(wish: Chosen) -> list[str] | None:
     if wish.all == (wish.ids is not None):
         raise BadRequest('say which dead letters: {"ids": [...]}, or {"all": true}')
     return wish.ids
+
+
+# ---- what stopped ----
+
+
+@router.get("/{group}/stopped", tags=["stopped"])
+async def stopped(
+    who: Who, topic: str, group: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
+) -> list[StoppedShown]:
+    """Messages that hold their key in a group with exhausted="stop"; the one that waits longest first."""
+    return list(map(_stopped, await who.mq.stopped(topic, group, limit=limit)))
+
+
+@router.post("/{group}/stopped/restart", tags=["stopped"])
+async def restart_stopped(who: Who, topic: str, group: str, wish: ChosenStopped) -> dict[str, int]:
+    """Handle them again, with all their attempts."""
+    _check_choice(wish)
+    return {"restarted": await who.mq.restart_stopped(topic, group, ids=wish.ids, keys=wish.keys)}
+
+
+@router.post("/{group}/stopped/skip", tags=["stopped"])
+async def skip_stopped(who: Who, topic: str, group: str, wish: ChosenStopped) -> dict[str, int]:
+    """Move them to the dead letters; their keys go on."""
+    _check_choice(wish)
+    return {"skipped": await who.mq.skip_stopped(topic, group, ids=wish.ids, keys=wish.keys)}
+
+
+@router.post("/{group}/stopped/drop", tags=["stopped"])
+async def drop_stopped(who: Who, topic: str, group: str, wish: ChosenStopped) -> dict[str, int]:
+    """Drop them unhandled; their keys go on."""
+    _check_choice(wish)
+    return {"dropped": await who.mq.drop_stopped(topic, group, ids=wish.ids, keys=wish.keys)}
+
+
+def _check_choice(wish: ChosenStopped) -> None:
+    if (wish.ids is not None) + (wish.keys is not None) + wish.all != 1:
+        raise BadRequest('say which: {"ids": [...]}, {"keys": [...]}, or {"all": true}')
+
+
+def _stopped(one: Stopped) -> StoppedShown:
+    value, value_b64 = text_or_base64(one.value)
+    key = None if one.key is None else one.key.decode(errors="replace")
+    return StoppedShown(
+        one.id, one.topic, one.group, one.partition, one.offset, key, value, value_b64, texts(one.headers),
+        one.timestamp, one.reason, one.attempts, one.since, one.behind, one.more_behind,
+    )  # fmt: skip
 
 
 def _letter(letter: DeadLetter) -> Letter:

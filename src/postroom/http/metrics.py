@@ -81,6 +81,11 @@ class Collector:
         yield _gauge("group_unsettled_messages", "Messages handed out, not settled.", _TG, unsettled)
         stopped = [(k, v.stopped) for k, v in lags]
         yield _gauge("group_stopped_messages", "Messages that hold their key for people.", _TG, stopped)
+        ages = [(k, v.stopped_age_ms / 1000) for k, v in lags]
+        said = "For how long the oldest stopped message has held its key."
+        yield _gauge("group_stopped_oldest_age_seconds", said, _TG, ages)
+        behind = [(k, float(s.behind.get(k, 0))) for k, _ in lags]
+        yield _gauge("group_stopped_behind_messages", "Messages behind stopped ones, at least.", _TG, behind)
         slow = [(k, float(len(v.sources))) for k, v in s.lanes.items()]
         yield _gauge("slow_sources", "Sources whose messages go to the slow lane.", _TG, slow)
         waiting = [(k, float(v.waiting)) for k, v in s.lanes.items()]

@@ -19,6 +19,7 @@ __all__ = [
     "AlterGroup",
     "AlterTopic",
     "Chosen",
+    "ChosenStopped",
     "CreateGroup",
     "CreateTopic",
     "Handled",
@@ -39,6 +40,7 @@ __all__ = [
     "SettleBody",
     "Settled",
     "Split",
+    "StoppedShown",
     "route_shown",
 ]
 
@@ -177,6 +179,31 @@ class SetRate(_In):
 class Chosen(_In):
     ids: list[str] | None = Field(None, max_length=10_000)
     all: bool = Field(False, description="every one, in place of `ids`")
+
+
+class ChosenStopped(_In):
+    ids: list[str] | None = Field(None, max_length=10_000)
+    keys: list[str] | None = Field(None, max_length=10_000, description="in place of `ids`")
+    all: bool = Field(False, description="every one, in place of `ids` and `keys`")
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedShown:
+    id: str
+    topic: str
+    group: str
+    partition: int
+    offset: int
+    key: str | None
+    value: str | None  # None: it is no text; then `value_b64` has it
+    value_b64: str | None
+    headers: dict[str, str]
+    timestamp: int
+    reason: str
+    attempts: int
+    since: int
+    behind: int | None
+    more_behind: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,6 +31,7 @@ FRESH_S = 5.0
 MOST_GROUPS = 200
 _WORK_S = 2.0  # for one look
 _WAIT_S = 3.0  # of a scrape
+_MOST_STOPPED = 100  # messages of a group whose keys are looked at
 
 GroupKey = tuple[str, str]
 """Topic and group."""
@@ -41,6 +42,7 @@ class Sample:
     taken_at: float | None = None  # None: there was none yet
     lags: dict[GroupKey, PartitionLag] = field(default_factory=dict)
     letters: dict[GroupKey, int] = field(default_factory=dict)  # dead letters that wait for somebody
+    behind: dict[GroupKey, int] = field(default_factory=dict)  # what waits behind stopped messages
     members: dict[GroupKey, int] = field(default_factory=dict)
     lanes: dict[GroupKey, LaneInfo] = field(default_factory=dict)  # of groups that have a slow lane
     delayed: dict[str, int] = field(default_factory=dict)  # by topic
@@ -130,6 +132,9 @@ class Sampler:
             try:
                 sample.lags[key] = (await self._broker.lag(*key)).total
                 sample.members[key] = len(group.members)
+                if sample.lags[key].stopped:
+                    found = await self._broker.stopped(*key, _MOST_STOPPED)
+                    sample.behind[key] = sum(one.behind or 0 for one in found)
                 if group.settings.slow_lane.on or slow_topic(*key) in topics:
                     sample.lanes[key] = await self._broker.lanes(*key)
                 if dead_topic(*key) in topics:

@@ -38,6 +38,7 @@ __all__ = [
     "expire",
     "halve",
     "poll",
+    "renewed",
     "set_aside",
     "stamped",
 ]
@@ -327,6 +328,17 @@ def expire(delivery: Delivery) -> Delivery:
         suspect=True,
         alone=False,
     )
+
+
+def renewed(until: int, before: int) -> int:
+    """The end of a lease that is granted anew: `until`, but later than it was if both are of one moment.
+
+    So whoever was answered first can be told from whoever was answered again (I6).
+    """
+    return before + 1 if until <= before < until + _MOMENT_MS else until
+
+
+_MOMENT_MS = 1000  # a clock that was put back by more than this is no moment
 
 
 def halve(loose: Delivery) -> tuple[Delivery, ...]:

@@ -16,7 +16,7 @@ no randomness, no database. Rules kept here:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from enum import Enum
 
@@ -31,13 +31,16 @@ from .delivery import (
     OrderedAsk,
     Settlement,
     Span,
+    Stamp,
     Terms,
     expire,
     halve,
     stamped,
 )
 
-__all__ = ["FAR", "Claim", "claim", "hand_over", "lapse", "part_ways", "poll", "restart", "settle"]
+__all__ = [
+    "FAR", "Claim", "claim", "drop", "hand_over", "lapse", "part_ways", "poll", "restart", "settle", "skip",
+]  # fmt: skip
 
 FAR = 2**62
 """The not-before of a stopped message."""
@@ -127,14 +130,26 @@ def _shared(row: Delivery, holder: Holder, now: int) -> Delivery:
 
 
 def poll(
-    cursor: int, rows: Iterable[Delivery], now: int, ask: OrderedAsk, terms: Terms, *, all_known: bool = True
+    cursor: int,
+    rows: Iterable[Delivery],
+    now: int,
+    ask: OrderedAsk,
+    terms: Terms,
+    *,
+    all_known: bool = True,
+    recalled: bool = False,
 ) -> Change:
     """Hand the holder what it has not received, lowest offset first, then new messages.
+
+    If it is `recalled`, what it has received of a key that stopped is not what there is any more: it is told
+    to hand the partition over. Whoever has received nothing of the partition simply receives what there is.
 
     `rows` are unsettled deliveries, lowest offset first: at least those from `ask.expects` on, those in
     nobody's hands or alone, and those whose mover went away. The store may pass only the first of them; then
     not `all_known`, and the cursor stays.
     """
+    if recalled and ask.expects is not None:
+        return Change(cursor, recall=True)
     draft = _Draft(cursor, now, ask, terms)
     for row in rows:
         draft.consider(row)
@@ -185,7 +200,8 @@ class _Draft:
         return max(row.first, self.ask.expects)
 
     def _give_up(self, row: Delivery, first: int) -> None:
-        piece = replace(row.part(first, row.last), reason=row.reason or WENT_AWAY)
+        since = _since(row, self.now)
+        piece = replace(row.part(first, row.last), reason=row.reason or WENT_AWAY, failing_since=since)
         if self.terms.stop:
             piece = _stopped(self._received(piece))
             self._replace(row, piece)
@@ -319,12 +335,48 @@ def _stopped(row: Delivery) -> Delivery:
     return replace(row, visible_at=FAR, suspect=False, alone=False)
 
 
-def restart(stopped: Iterable[Delivery], now: int, cursor: int = 0) -> Change:
-    """Stopped messages begin anew, in nobody's hands.
+# ---- what stopped (R23) -----------------------------------------------------------------------------
+
+
+def restart(
+    stopped: Iterable[Delivery], now: int, cursor: int = 0, spans: Iterable[Span] | None = None
+) -> Change:
+    """Stopped messages begin anew, in nobody's hands; with `spans` those alone.
 
     Their holder does not expect them any more: whatever it asks for, it is told to hand the partition over,
     and the next holder receives everything (I6).
     """
+
+    def fresh(piece: Delivery) -> Delivery:
+        return replace(_loose(piece), failures=0, failing_since=0, visible_at=now)
+
+    return _operated(stopped, spans, cursor, fresh)
+
+
+def skip(
+    stopped: Iterable[Delivery],
+    stamp: Stamp,
+    until: int,
+    cursor: int = 0,
+    spans: Iterable[Span] | None = None,
+) -> Change:
+    """Stopped messages leave for the dead letters, as they are; a mover has until then to move them (I12)."""
+    return _operated(stopped, spans, cursor, lambda piece: stamped(piece, stamp, until))
+
+
+def drop(stopped: Iterable[Delivery], cursor: int = 0, spans: Iterable[Span] | None = None) -> Change:
+    """Stopped messages are settled: the group has nothing to do with them any more."""
+    return _operated(stopped, spans, cursor, lambda piece: None)
+
+
+def _operated(
+    stopped: Iterable[Delivery],
+    spans: Iterable[Span] | None,
+    cursor: int,
+    becomes: Callable[[Delivery], Delivery | None],
+) -> Change:
     rows = list(stopped)
-    fresh = (replace(_loose(row), failures=0, failing_since=0, visible_at=now) for row in rows)
-    return Change(cursor=cursor, drop=tuple(row.first for row in rows), put=tuple(fresh))
+    wanted = [(row.first, row.last) for row in rows] if spans is None else spans
+    verdicts = [Settlement(Kind.ACK, first, last) for first, last in wanted]
+    terms = Terms(lease_ms=0, max_attempts=0)  # people decide, and not the group
+    return settlement.settle(rows, verdicts, 0, terms, cursor, lambda piece, *_: becomes(piece))

@@ -221,7 +221,8 @@ class Progress(Protocol):
         What lies below `log_start` is gone, and passed over. `waited_ms` is how long the first new
         message has waited, for the measures.
 
-        A repeated poll with the same token returns the same deliveries under a new lease (I6). A first
+        A repeated poll with the same token returns the same deliveries under a new lease (I6), whose end is
+        never that of the one before: so `give_back` can tell them apart. A first
         hand-out may be unflushed; a redelivery, a stamp, and a hand-out that settles at once are flushed
         (I8). GenerationChanged once the progress is of a newer generation than `group`: from `rewind`, or
         from the first verb of the reset group on. UnknownGroup if the group and its progress are gone.
@@ -244,6 +245,14 @@ class Progress(Protocol):
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Renew leases; returns the spans that are not held any more: lost, or settled by whomever."""
 
+    def give_back(self, group: Group, partition_id: int, token: int, until: int) -> int:
+        """Take back what a poll granted and nobody received; returns how many messages. Not an attempt.
+
+        Only what nobody has renewed since: `until` is what that very poll said (`Granted.until`). A repeated
+        poll renews what its token holds, so what another broker has answered with meanwhile stays (I6). In
+        an ordered group the partition is handed over as a whole, or not at all.
+        """
+
     def poll_ordered(
         self,
         group: Group,
@@ -263,8 +272,9 @@ class Progress(Protocol):
         if it is not the holder.
 
         A delivery's `visible_at` is its not-before: its key waits until then; that of a stopped message is
-        `model.ordered.FAR`. When stopped ones are restarted their holder is told to hand the partition over
-        (`Granted.recall`, and nothing else), in every poll until it does: the next one receives everything.
+        `model.ordered.FAR`. When somebody restarts, skips or drops a stopped message that the holder has
+        received, it is told to hand the partition over (`Granted.recall`, and nothing else; `Peek.recalled`),
+        in every poll until it does: the next one receives everything.
 
         While a message of a delivery that is `alone` can be handled, its holder begins nothing else and asks
         for nothing: once it asks for more, what it had alone is in company. What waits for its time, or is
@@ -304,11 +314,30 @@ class Progress(Protocol):
         and `draining` that the holder has to receive what comes before the line first: ask again (I5).
         """
 
-    def restart_stopped(self, group: Group, partition_id: int) -> int:
+    def stopped(self, group: Group, partition_id: int, *, limit: int, after: int = -1) -> list[Delivery]:
+        """Ordered groups: what stopped its key, lowest offset first, of the offsets behind `after`.
+
+        At most `limit` deliveries; the first may begin before. Without a lock. `failing_since` says since
+        when it holds its key, `spent` how often it was tried.
+        """
+
+    def restart_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
         """Ordered groups: stopped messages count their attempts anew and come again now; flushed.
 
+        With `spans`, those alone. What is not stopped (any more) stays as it is, so once more is harmless.
         Returns how many messages that were.
         """
+
+    def skip_stopped(
+        self, group: Group, partition_id: int, stamp: Stamp, spans: Sequence[Span] | None = None
+    ) -> tuple[Delivery, ...]:
+        """The same, but they leave for another topic: stamped, and the caller moves them now (I12).
+
+        Their keys go on: a holder that has received them is told to hand the partition over.
+        """
+
+    def drop_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
+        """The same, but they are settled. Returns how many messages that were."""
 
     def drain(self, group: Group, partition_id: int) -> bool:
         """Whether the group has settled all of a sealed partition, or it is gone; flushed if so (I10).

@@ -19,7 +19,8 @@ from typing import Any
 
 from ..errors import GenerationChanged
 from ..model import settlement
-from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp
+from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp, renewed
+from ..model.ordered import FAR
 from ..model.parking import Line
 from . import row as rows
 from .contract import Granted, Group
@@ -36,6 +37,7 @@ __all__ = [
     "held_under",
     "lines_of",
     "reset_meanwhile",
+    "stopped_below",
 ]
 
 _NEAR = 1000  # spans no further apart than this are read at once
@@ -49,7 +51,8 @@ _KEY = "group_id = ? AND partition_id = ?"
 DELIVERY = f"SELECT {_OF_DELIVERY} FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ?"
 UNSETTLED = f"""SELECT MIN(first_offset),
                        SUM(last_offset - CASE WHEN first_offset < ? THEN ? ELSE first_offset END + 1),
-                       SUM(CASE WHEN visible_at >= ? THEN last_offset - first_offset + 1 ELSE 0 END)
+                       SUM(CASE WHEN visible_at >= ? THEN last_offset - first_offset + 1 ELSE 0 END),
+                       MIN(CASE WHEN visible_at >= ? THEN failing_since END)
                 FROM postroom_deliveries WHERE {_KEY} AND first_offset >= ? AND last_offset >= ?"""
 # a delivery that begins before an offset may reach over it: the nearest one does, if any
 _FROM = f"""SELECT {_OF_DELIVERY} FROM postroom_deliveries WHERE {_KEY}
@@ -195,9 +198,10 @@ class Locked:
     def hand_out_again(self, held: Sequence[Delivery], lease_ms: int) -> Granted:
         """The reply to the first poll was lost. The asker counts its lease from this one (I6, I16)."""
         spans = [(d.first, d.last) for d in held]
-        change = settlement.extend(held, spans, self.now + lease_ms, self.row.cursor)
+        until = renewed(self.now + lease_ms, max(d.visible_at for d in held))
+        change = settlement.extend(held, spans, until, self.row.cursor)
         self.apply(change)
-        return Granted(change.put, next_due=self.row.next_due, again=True)
+        return Granted(change.put, next_due=self.row.next_due, again=True, until=until)
 
     def skip_to(self, log_start: int) -> None:
         """Pass over what retention took away."""
@@ -357,6 +361,14 @@ def line_of(raw: tuple[Any, ...]) -> Line:
 def lines_of(tx: Transaction, group_id: int, partition_id: int) -> list[Line]:
     """The parked lines, lowest offset first; without a lock."""
     return [line_of(raw) for raw in tx.all(f"{_LINES} ORDER BY first_offset", group_id, partition_id)]
+
+
+def stopped_below(
+    tx: Transaction, key: tuple[int, int], lowest: int, after: int, limit: int
+) -> list[Delivery]:
+    """Ordered groups: what stopped, of the offsets behind `after`, lowest first; without a lock."""
+    where = f"{DELIVERY} AND last_offset > ? AND visible_at >= ? {_FIRST_FEW}"
+    return [_delivery(raw) for raw in tx.all(where, *key, lowest, after, FAR, limit)]
 
 
 def _delivery(raw: tuple[Any, ...]) -> Delivery:

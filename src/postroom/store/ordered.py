@@ -11,14 +11,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..model import ordered
-from ..model.delivery import NOBODY, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span
+from ..model.delivery import (
+    NOBODY,
+    Change,
+    Delivery,
+    Holder,
+    Kind,
+    OrderedAsk,
+    Settlement,
+    Span,
+    Stamp,
+    renewed,
+)
 from ..model.ordered import FAR, Claim
 from ..model.parking import cut, widened
 from ..model.settlement import uncovered
 from .contract import Granted, Group, Settled
 from .locked import Locked
 
-__all__ = ["extend", "hand_over", "leave_order", "poll", "restart", "settle", "unpark"]
+__all__ = [
+    "drop",
+    "extend",
+    "give_back",
+    "hand_over",
+    "leave_order",
+    "poll",
+    "restart",
+    "settle",
+    "skip",
+    "unpark",
+]
 
 _MORE_ROWS = 64  # looked at in one poll beyond what its budget needs: what leaves costs nothing of it
 _STAYS = "stamp_producer IS NULL"
@@ -27,13 +49,19 @@ _UNSEEN = f"""(({_STAYS} AND (last_offset >= ? OR token = 0 OR alone = 1))
 
 
 def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -> Granted:
+    until = locked.now + group.settings.lease_ms
+    if ask.expects is None and locked.row.holder.token == ask.token:  # its first answer was lost
+        until = renewed(until, locked.row.holder.until)
     if not _claimed(locked, group, ask):
         return Granted((), holder=locked.row.holder)
-    locked.hold(Holder(ask.token, ask.member, locked.now + group.settings.lease_ms))
+    locked.hold(Holder(ask.token, ask.member, until))
+    if ask.expects is None:  # it receives everything
+        locked.row.recalled = 0
     looks = locked.looks
     rows, all_known = _unreceived(locked, ask, looks)
     before = locked.row.cursor
-    change = ordered.poll(before, rows, locked.now, ask, group.terms, all_known=all_known)
+    recalled = bool(locked.row.recalled)
+    change = ordered.poll(before, rows, locked.now, ask, group.terms, all_known=all_known, recalled=recalled)
     if change.leaving or any(d.spent for d in change.put if d.token == ask.token):
         locked.must_flush()
     if waited_ms is not None and change.cursor > before:
@@ -52,6 +80,7 @@ def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -
         change.draining,
         recall=change.recall,
         lines=tuple(locked.lines()) if ask.expects is None else (),
+        until=until,
     )
 
 
@@ -174,6 +203,15 @@ def extend(locked: Locked, group: Group, token: int, spans: Sequence[Span]) -> t
     return ()
 
 
+def give_back(locked: Locked, token: int, until: int) -> int:
+    """Hand the partition over if its lease is the very one that was granted (I6)."""
+    if locked.row.holder.until != until or locked.row.holder.token != token:
+        return 0
+    given = sum(d.size for d in locked.held(token))
+    hand_over(locked, token)
+    return given
+
+
 def hand_over(locked: Locked, token: int) -> None:
     if locked.row.holder.token != token or token == NOBODY:
         return
@@ -183,14 +221,47 @@ def hand_over(locked: Locked, token: int) -> None:
     locked.announce()
 
 
-def restart(locked: Locked) -> int:
-    stopped = locked.where("visible_at >= ?", FAR)
-    if stopped:
-        locked.must_flush()
-        locked.apply(ordered.restart(stopped, locked.now, locked.row.cursor))
-        locked.look_at(locked.now)
-        locked.announce()
-    return sum(d.size for d in stopped)
+# ---- what stopped (R23) ----
+
+Spans = Sequence[Span] | None
+
+
+def restart(locked: Locked, spans: Spans) -> int:
+    stopped = _stopped(locked)
+    change = ordered.restart(stopped, locked.now, locked.row.cursor, spans)
+    _operate(locked, stopped, change)
+    return sum(d.size for d in change.put if d.visible_at < FAR)
+
+
+def skip(locked: Locked, group: Group, stamp: Stamp, spans: Spans) -> tuple[Delivery, ...]:
+    stopped, until = _stopped(locked), locked.now + group.terms.mover_ms
+    change = ordered.skip(stopped, stamp, until, locked.row.cursor, spans)
+    _operate(locked, stopped, change)
+    return change.leaving
+
+
+def drop(locked: Locked, spans: Spans) -> int:
+    stopped = _stopped(locked)
+    change = ordered.drop(stopped, locked.row.cursor, spans)
+    _operate(locked, stopped, change)
+    return change.settled
+
+
+def _stopped(locked: Locked) -> list[Delivery]:
+    return locked.where("visible_at >= ?", FAR)
+
+
+def _operate(locked: Locked, stopped: Sequence[Delivery], change: Change) -> None:
+    """A holder that has received any of it is recalled: what it has of the key is not what there is."""
+    if not change.drop:
+        return
+    locked.must_flush()
+    locked.apply(change)
+    holder = locked.row.holder.token
+    if holder != NOBODY and any(d.token == holder for d in stopped if d.first in change.drop):
+        locked.row.recalled = 1
+    locked.look_at(locked.now)
+    locked.announce()
 
 
 def leave_order(locked: Locked) -> None:

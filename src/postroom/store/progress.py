@@ -29,6 +29,7 @@ from .locked import (
     held_under,
     lines_of,
     reset_meanwhile,
+    stopped_below,
 )
 from .lookups import GONE, lane_of, padded, reading_log
 from .measures import log_start_of, measure
@@ -47,7 +48,7 @@ _GROUPS = (1, 16, 256)  # asked for at once
 _RENEW = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND name = ?"
 _MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM postroom_members
               WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
-_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, parked,
+_LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, recalled, parked,
                   holder_token, holder, holder_until
            FROM postroom_progress WHERE group_id = ? AND generation = ?"""
 _EDGES = """SELECT p.state, p.next_offset, COALESCE(t.log_start, 0) FROM postroom_partitions p
@@ -74,8 +75,8 @@ class SqlProgress:
         with self._session.read(Lane.PROGRESS) as tx:
             rows = tx.all(_LOOK, group.id, group.generation)
         return {
-            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained), parked)
-            for place, cursor, due, lowest, drained, parked, *holder in rows
+            place: Peek(cursor, due, Holder(*holder), lowest, bool(drained), bool(recalled), parked)
+            for place, cursor, due, lowest, drained, recalled, parked, *holder in rows
             if place in wanted
         }
 
@@ -114,8 +115,9 @@ class SqlProgress:
             if looks and len(due) < _DUE_ROWS:
                 locked.look_up_due()
             return Granted(
-                change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining
-            )
+                change.granted, change.leaving, change.unplaced, locked.row.next_due, change.draining,
+                until=locked.now + group.settings.lease_ms,
+            )  # fmt: skip
 
         return self._locked(group, partition_id, decide, flush=ask.on_delivery)
 
@@ -146,6 +148,19 @@ class SqlProgress:
             if change.drop:
                 locked.apply(change)
             return change.missing
+
+        return self._locked(group, partition_id, decide)
+
+    def give_back(self, group: Group, partition_id: int, token: int, until: int) -> int:
+        def decide(locked: Locked) -> int:
+            if group.settings.mode == "ordered":
+                return ordered.give_back(locked, token, until)
+            held = [d for d in locked.held(token) if d.visible_at == until]
+            back = [Settlement(Kind.RELEASE, d.first, d.last, visible_at=locked.now) for d in held]
+            if held:
+                locked.apply(settlement.settle(held, back, locked.now, group.terms, locked.row.cursor))
+                locked.announce()
+            return sum(d.size for d in held)
 
         return self._locked(group, partition_id, decide)
 
@@ -188,8 +203,24 @@ class SqlProgress:
 
         return self._locked(group, partition_id, decide, flush=on_delivery)
 
-    def restart_stopped(self, group: Group, partition_id: int) -> int:
-        return self._locked(group, partition_id, ordered.restart)
+    def stopped(self, group: Group, partition_id: int, *, limit: int, after: int = -1) -> list[Delivery]:
+        key = (group.id, partition_id)
+        with self._session.read(Lane.PROGRESS) as tx:
+            raw = tx.one(ROW, *key)
+            if raw is None or raw[0] != group.generation:
+                return []
+            return stopped_below(tx, key, Row.of(raw).lowest, after, limit)
+
+    def restart_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
+        return self._locked(group, partition_id, lambda locked: ordered.restart(locked, spans))
+
+    def skip_stopped(
+        self, group: Group, partition_id: int, stamp: Stamp, spans: Sequence[Span] | None = None
+    ) -> tuple[Delivery, ...]:
+        return self._locked(group, partition_id, lambda locked: ordered.skip(locked, group, stamp, spans))
+
+    def drop_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
+        return self._locked(group, partition_id, lambda locked: ordered.drop(locked, spans))
 
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         def decide(locked: Locked) -> Granted:
@@ -300,7 +331,8 @@ class SqlProgress:
         with self._session.read(Lane.PROGRESS) as tx:
             raw = tx.one(ROW, *key)
             row = Row.of(raw) if raw is not None and raw[0] == group.generation else None
-            lowest, unsettled, stopped, rows = _unsettled(tx, key, row, log_start, open_spans)
+            lowest, unsettled, stopped, since, rows = _unsettled(tx, key, row, log_start, open_spans)
+            age_ms = max(0, tx.now_ms() - since) if stopped and since else 0
         if row is None:
             start = self._catalog.start_of(*key)[1]
             row = Row(group.generation, start, start, None)
@@ -315,7 +347,9 @@ class SqlProgress:
             with self._session.read(Lane.PROGRESS) as tx:
                 control = tx.one(_LAST, *key, row.lowest, measured.end - 1)
             unsettled -= int(control is not None)
-        return replace(measured, stopped=stopped, unsettled=unsettled, parked=row.parked)
+        return replace(
+            measured, stopped=stopped, stopped_age_ms=age_ms, unsettled=unsettled, parked=row.parked
+        )
 
     # ---- groups ----
 
@@ -373,12 +407,13 @@ def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Sett
 
 def _unsettled(
     tx: Transaction, key: tuple[int, int], row: Row | None, log_start: int, open_spans: int
-) -> tuple[int | None, int, int, Sequence[tuple[Any, ...]]]:
-    """The lowest unsettled offset, how many messages are unsettled, how many stopped, and the first rows."""
+) -> tuple[int | None, int, int, int, Sequence[tuple[Any, ...]]]:
+    """The lowest unsettled offset; how many messages are unsettled, how many of them stopped, and since when
+    at the earliest; and the first rows."""
     if row is None:
-        return None, 0, 0, ()
-    found = tx.one(UNSETTLED, log_start, log_start, FAR, *key, row.lowest, log_start)
-    lowest, unsettled, stopped = found or (None, 0, 0)
+        return None, 0, 0, 0, ()
+    found = tx.one(UNSETTLED, log_start, log_start, FAR, FAR, *key, row.lowest, log_start)
+    lowest, unsettled, stopped, since = found or (None, 0, 0, 0)
     where = " AND last_offset >= ? ORDER BY first_offset LIMIT ?"
     rows = tx.all(DELIVERY + where, *key, row.lowest, log_start, open_spans) if open_spans else ()
-    return lowest, int(unsettled or 0), int(stopped or 0), rows
+    return lowest, int(unsettled or 0), int(stopped or 0), int(since or 0), rows

@@ -21,8 +21,8 @@ _SAMPLE_MS = 10_000  # rates are measured over one to two of these
 
 _COLUMNS = (
     "generation", "next_new", "lowest", "next_due", "deliveries", "settled", "first_wait_ms", "sampled_at",
-    "sampled", "earlier_at", "earlier", "drained", "delivered_from", "parked_from", "parked", "holder_token",
-    "holder", "holder_until",
+    "sampled", "earlier_at", "earlier", "drained", "recalled", "delivered_from", "parked_from", "parked",
+    "holder_token", "holder", "holder_until",
 )  # fmt: skip
 _KEY = "group_id = ? AND partition_id = ?"
 ROW = f"SELECT {', '.join(_COLUMNS)} FROM postroom_progress WHERE {_KEY}"
@@ -59,6 +59,7 @@ class Row:
     earlier_at: int = 0
     earlier: int = 0
     drained: int = 0  # a sealed partition: all of it is settled, and that was flushed (I10)
+    recalled: int = 0  # ordered groups: what its holder has received of a stopped key is out of date
     holder: Holder = field(default_factory=Holder)  # ordered groups
     parked_from: int | None = None  # ordered groups: the lowest offset of a parked line (I27)
     parked: int = 0  # and how many messages wait in them
@@ -80,8 +81,8 @@ class Row:
         return (
             self.generation, self.cursor, self.committed, self.next_due, self.deliveries, self.settled,
             self.first_wait_ms, self.sampled_at, self.sampled, self.earlier_at, self.earlier,
-            self.drained, self.lowest, self.parked_from, self.parked, self.holder.token, self.holder.member,
-            self.holder.until,
+            self.drained, self.recalled, self.lowest, self.parked_from, self.parked, self.holder.token,
+            self.holder.member, self.holder.until,
         )  # fmt: skip
 
     def sample(self, now: int) -> None:

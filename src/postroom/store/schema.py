@@ -324,6 +324,8 @@ _7_PROGRESS: Statements = (
     "ALTER TABLE postroom_progress ADD COLUMN parked_from BIGINT",
     "ALTER TABLE postroom_progress ADD COLUMN parked BIGINT NOT NULL DEFAULT 0",
     "UPDATE postroom_progress SET delivered_from = lowest",
+    # ordered groups: somebody decided about what stopped, and the holder is to hand the partition over (R23)
+    "ALTER TABLE postroom_progress ADD COLUMN recalled INTEGER NOT NULL DEFAULT 0",
 )
 
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.

@@ -136,6 +136,9 @@ class ShardedProgress:
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         return self._of(partition_id).extend(group, partition_id, token, spans)
 
+    def give_back(self, group: Group, partition_id: int, token: int, until: int) -> int:
+        return self._of(partition_id).give_back(group, partition_id, token, until)
+
     def hand_over(self, group: Group, partition_id: int, token: int) -> None:
         self._of(partition_id).hand_over(group, partition_id, token)
 
@@ -160,8 +163,24 @@ class ShardedProgress:
         )
         return self._shards.skew(shard).granted(found)
 
-    def restart_stopped(self, group: Group, partition_id: int) -> int:
-        return self._of(partition_id).restart_stopped(group, partition_id)
+    def stopped(self, group: Group, partition_id: int, *, limit: int, after: int = -1) -> list[Delivery]:
+        shard = self._shards.of(partition_id)
+        skew = self._shards.skew(shard)
+        found = shard.progress.stopped(group, partition_id, limit=limit, after=after)
+        return [replace(one, failing_since=skew.here(one.failing_since)) for one in found]
+
+    def restart_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
+        return self._of(partition_id).restart_stopped(group, partition_id, spans)
+
+    def skip_stopped(
+        self, group: Group, partition_id: int, stamp: Stamp, spans: Sequence[Span] | None = None
+    ) -> tuple[Delivery, ...]:
+        shard = self._shards.of(partition_id)
+        skew = self._shards.skew(shard)
+        return tuple(map(skew.delivery, shard.progress.skip_stopped(group, partition_id, stamp, spans)))
+
+    def drop_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
+        return self._of(partition_id).drop_stopped(group, partition_id, spans)
 
     def drain(self, group: Group, partition_id: int) -> bool:
         return self._of(partition_id).drain(group, partition_id)

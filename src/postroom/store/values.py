@@ -162,6 +162,7 @@ class Peek:
     holder: Holder = field(default_factory=Holder)  # ordered groups
     lowest: int = field(default=0, compare=False)  # the lowest unsettled offset; the cursor if there is none
     drained: bool = False  # a sealed partition: all of it is settled, durably
+    recalled: bool = False  # ordered groups: the holder is to hand the partition over
     parked: int = field(default=0, compare=False)  # messages that wait in lines (I27)
 
 
@@ -176,6 +177,7 @@ class Granted:
     again: bool = False  # the token held it before: an earlier answer to it was lost, or so it seemed (I6)
     recall: bool = False  # ordered groups: the holder settles what it handles and hands the partition over
     lines: tuple[Line, ...] = ()  # ordered groups: what is parked here, for a holder that expects nothing
+    until: int = 0  # the lease as the database has it, on whatever clock: `give_back` names it
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,6 +214,7 @@ class Backlog:
     open: tuple[Span, ...] = field(default=(), repr=False)
     stopped: int = 0  # ordered groups: messages that wait for people to look at them (R23)
     parked: int = 0  # ordered groups: of the unsettled ones, those that wait in lines of the store (I27)
+    stopped_age_ms: int = 0  # for how long the oldest of them has held its key
     sealed: bool = False
 
     @property

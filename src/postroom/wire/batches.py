@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..broker.endpoint import DeadLetters, Fetched, Grant, Lease, PollReply
+from ..broker.endpoint import DeadLetters, Fetched, Grant, Lease, PollReply, StoppedMessage
 from ..errors import ProtocolError
 from ..model.delivery import Span
 from ..model.lanes import LaneView
@@ -24,12 +24,15 @@ __all__ = [
     "GrantHead",
     "LettersHead",
     "PollHead",
+    "StoppedHead",
     "fetched",
     "letters",
     "pack_fetched",
     "pack_letters",
     "pack_poll",
+    "pack_stopped",
     "polled",
+    "stopped",
 ]
 
 
@@ -73,6 +76,18 @@ class LettersHead(msgspec.Struct, array_like=True, frozen=True):
     partition_id: int
     open: tuple[Span, ...]
     batches: tuple[BatchHead, ...]
+
+
+class StoppedHead(msgspec.Struct, array_like=True, frozen=True):
+    topic: str
+    partition: int
+    partition_id: int
+    attempts: int
+    reason: str
+    since: int
+    batch: BatchHead  # of the message alone: it begins at its offset
+    behind: int | None = None
+    more_behind: bool = False
 
 
 def _heads(batches: Iterable[StoredBatch]) -> tuple[BatchHead, ...]:
@@ -137,3 +152,25 @@ def pack_letters(reply: Sequence[DeadLetters]) -> tuple[Any, Sequence[bytes]]:
 def letters(heads: Sequence[LettersHead], body: bytes) -> list[DeadLetters]:
     batches = _Body(body)
     return [DeadLetters(h.topic, h.partition, h.partition_id, h.open, batches.take(h.batches)) for h in heads]
+
+
+def pack_stopped(reply: Sequence[StoppedMessage]) -> tuple[Any, Sequence[bytes]]:
+    heads = [
+        StoppedHead(
+            one.topic, one.partition, one.partition_id, one.attempts, one.reason, one.since,
+            _heads([one.batch])[0], one.behind, one.more_behind,
+        )
+        for one in reply
+    ]  # fmt: skip
+    return heads, [one.batch.data for one in reply]
+
+
+def stopped(heads: Sequence[StoppedHead], body: bytes) -> list[StoppedMessage]:
+    batches = _Body(body)
+    return [
+        StoppedMessage(
+            h.topic, h.partition, h.partition_id, h.attempts, h.reason, h.since,
+            batches.take([h.batch])[0], h.behind, h.more_behind,
+        )
+        for h in heads
+    ]  # fmt: skip

@@ -305,6 +305,14 @@ class Spots(Request):
     spots: tuple[tuple[int, int], ...] | None = None
 
 
+class StoppedOf(Request):
+    topic: str
+    group: str
+    limit: int
+    after: tuple[int, int] | None = None
+    behind: bool = True
+
+
 class SetRate(Request):
     rate: Rate
 
@@ -400,6 +408,14 @@ _TABLE = (
     ),
     _once(61, "redrive", Spots, int),
     _once(62, "discard", Spots, int),
+    # what stopped
+    Operation(
+        63, "stopped", StoppedOf, list[batches.StoppedHead],
+        pack=batches.pack_stopped, unpack=batches.stopped,
+    ),
+    _once(64, "restart_stopped", Spots, int),
+    _once(65, "skip_stopped", Spots, int),
+    _once(66, "drop_stopped", Spots, int),
     # rates
     Operation(70, "set_rate", SetRate, None),
     Operation(71, "rates", Nothing, list[RateInfo]),

@@ -173,6 +173,11 @@ class RemoteEndpoint:
     redrive = _asked("redrive")
     discard = _asked("discard")
 
+    stopped = _asked("stopped")
+    restart_stopped = _asked("restart_stopped")
+    skip_stopped = _asked("skip_stopped")
+    drop_stopped = _asked("drop_stopped")
+
     set_rate = _asked("set_rate")
     rates = _asked("rates")
 

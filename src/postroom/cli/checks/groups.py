@@ -46,7 +46,15 @@ def _found(topic: TopicInfo, group: GroupInfo, lag: Lag) -> list[Finding]:
         advice = f"{delete}, or let it go by itself: `postroom group alter … --expires 7d`"
         found.append(Finding("unused group", "warn", said, advice))
     if lag.total.stopped:
-        said = f"group {group.name} of topic {topic.name} has {messages(lag.total.stopped)} stopped for good"
-        advice = f"mend what failed, then `postroom dead redrive {topic.name} {group.name}`"
+        oldest = format_duration(lag.total.stopped_age_ms)
+        said = (
+            f"group {group.name} of topic {topic.name} has {messages(lag.total.stopped)} stopped, the oldest "
+            f"key waits for {oldest}"
+        )
+        place = f"{topic.name} {group.name}"
+        advice = (
+            f"`postroom stopped list {place}` shows why; mend it, then `postroom stopped restart {place} "
+            "--all`, or let the keys go on with `skip` or `drop`"
+        )
         found.append(Finding("stopped", "warn", said, advice))
     return found

@@ -158,6 +158,25 @@ class OrderedContract(OrderedHarness):
         ahead = store.progress.poll_ordered(line, place, want(ANN, 9, 5))  # a crash forgot its last poll (I8)
         assert ahead.holder is not None and not ahead.deliveries
 
+    def test_a_claim_that_nobody_received_is_given_back(
+        self, store: Store, place: int, line: Group, other: Store
+    ) -> None:
+        """I6: but not once a repetition of the poll was answered, within the same millisecond even."""
+        append(store, place, batch(4))
+        claimed = store.progress.poll_ordered(line, place, want(ANN, 4, messages=2))
+        again = other.progress.poll_ordered(line, place, want(ANN, 4, messages=2))
+        assert spans(again) == [(0, 1)]
+        assert store.progress.give_back(line, place, ANN, claimed.until) == 0
+        assert store.progress.settle(line, place, ANN, acks((0, 0))) == Settled()
+        assert self.durably_announced(
+            store, lambda: store.progress.give_back(line, place, ANN, again.until) == 1
+        )
+        assert store.progress.give_back(line, place, ANN, again.until) == 0
+        assert shown(store.progress.poll_ordered(line, place, want(BOB, 4))) == [
+            (1, 1, 1, False),
+            (2, 3, 1, False),
+        ]
+
     def test_handing_over_lets_the_next_one_in_at_once(
         self, store: Store, place: int, line: Group, clock: MovableClock
     ) -> None:
@@ -242,7 +261,7 @@ class OrderedContract(OrderedHarness):
         for _ in range(3):
             granted = store.progress.poll_ordered(line, place, want(ANN, 5, messages=2))
             assert shown(granted) == [(0, 1, 1, False)]
-        clock.ms += LEASE
+        clock.ms += LEASE + 2  # granted anew within a millisecond, it ends later each time (I6)
         for _ in range(2):
             assert shown(store.progress.poll_ordered(line, place, want(BOB, 5))) == [(0, 0, 2, True)]
 

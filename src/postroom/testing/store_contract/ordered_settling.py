@@ -1,4 +1,4 @@
-"""`Progress.settle` and `restart_stopped` in ordered groups: what becomes of what the holder has received.
+"""`Progress.settle` and what is decided about stopped messages: what becomes of what a holder has received.
 
 I5, I7, I10, I12, R17, R20, R23.
 """
@@ -8,8 +8,9 @@ from __future__ import annotations
 import pytest
 
 from ...errors import StoreError
-from ...model.delivery import Kind, Settlement, Span
+from ...model.delivery import Delivery, Kind, Settlement, Span
 from ...model.ordered import FAR
+from ...model.settings import Start
 from ...store.contract import Group, Settled, Store
 from .harness import LEASE, MovableClock, acks, append, batch, spans
 from .ordered import ANN, BOB, CAT, DEAD, HOLD, OrderedHarness, retry, shown, want
@@ -168,6 +169,116 @@ class OrderedSettleContract(OrderedHarness):
         assert (again.recall, again.deliveries[1].failures) == (False, 0)
         assert progress.settle(stopping, place, CAT, acks((0, 3))) == Settled()
         assert progress.committed(stopping.id, place) == 4
+
+    def stop(self, store: Store, place: int, group: Group, clock: MovableClock, *numbers: int) -> None:
+        """ANN, who has received them, fails them for good."""
+        for number in numbers:
+            for _ in range(2):
+                store.progress.settle(group, place, ANN, retry(number, number, clock.ms))
+
+    def test_what_stopped_can_be_listed(
+        self, store: Store, place: int, stopping: Group, clock: MovableClock, other: Store
+    ) -> None:
+        """R23."""
+        append(store, place, batch(9))
+        assert store.progress.stopped(stopping, place, limit=9) == []
+        store.progress.poll_ordered(stopping, place, want(ANN, 9))
+        since = clock.ms
+        self.stop(store, place, stopping, clock, 1, 4, 7)
+        clock.ms += 500
+        found = other.progress.stopped(stopping, place, limit=9)
+        assert [(d.first, d.last, d.spent, d.reason, d.failing_since) for d in found] == [
+            (number, number, 2, "no", since) for number in (1, 4, 7)
+        ]
+        assert spans(other.progress.stopped(stopping, place, limit=1, after=1)) == [(4, 4)]
+        assert other.progress.stopped(stopping, place, limit=9, after=7) == []
+        backlog = other.progress.backlog(stopping, [place])[0]
+        assert (backlog.stopped, backlog.stopped_age_ms) == (3, 500)
+        group = store.catalog.reset_group(stopping.topic, stopping.name, Start())
+        assert other.progress.stopped(group, place, limit=9) == []
+
+    def test_of_what_stopped_some_is_restarted(
+        self, store: Store, place: int, stopping: Group, clock: MovableClock
+    ) -> None:
+        append(store, place, batch(6))
+        progress = store.progress
+        progress.poll_ordered(stopping, place, want(ANN, 6))
+        assert spans(progress.settle(stopping, place, ANN, retry(1, 4, clock.ms)).kept) == [(1, 4)]
+        progress.settle(stopping, place, ANN, retry(1, 4, clock.ms))  # four in one delivery
+        assert progress.restart_stopped(stopping, place, [(0, 0), (2, 2), (5, 99)]) == 1
+        assert spans(progress.stopped(stopping, place, limit=9)) == [(1, 1), (3, 4)]
+        for _ in range(2):
+            assert progress.peek(stopping, [place])[place].recalled
+            assert progress.poll_ordered(stopping, place, want(ANN, 6, 6)).recall
+        progress.hand_over(stopping, place, ANN)
+        again = progress.poll_ordered(stopping, place, want(BOB, 6))
+        assert [(d.first, d.last, d.visible_at) for d in again.deliveries] == [
+            (0, 0, 0), (1, 1, FAR), (2, 2, clock.ms), (3, 4, FAR), (5, 5, 0),
+        ]  # fmt: skip
+        assert not progress.peek(stopping, [place])[place].recalled
+
+    @pytest.mark.parametrize("held", [True, False])
+    def test_what_stopped_is_skipped_under_a_stamp(
+        self, store: Store, place: int, stopping: Group, clock: MovableClock, held: bool
+    ) -> None:
+        """I12: with its reason, and whoever resumes finds it; another stopped one stays where it is."""
+        append(store, place, batch(4))
+        progress = store.progress
+        progress.poll_ordered(stopping, place, want(ANN, 4))
+        self.stop(store, place, stopping, clock, 1, 2)
+        if not held:
+            progress.hand_over(stopping, place, ANN)
+        left: list[Delivery] = []
+
+        def skip() -> None:
+            left.extend(progress.skip_stopped(stopping, place, DEAD, [(1, 1)]))
+
+        assert self.durably_announced(store, skip)
+        assert [(d.first, d.last, d.reason, d.spent) for d in left] == [(1, 1, "no", 2)]
+        assert left[0].stamp is not None and left[0].stamp.partition_id == DEAD.partition_id
+        assert progress.skip_stopped(stopping, place, DEAD, [(1, 1)]) == ()  # once more is harmless
+        assert spans(progress.stopped(stopping, place, limit=9)) == [(2, 2)]
+        assert progress.peek(stopping, [place])[place].recalled is held
+        if held:
+            assert progress.poll_ordered(stopping, place, want(ANN, 4, 4)).recall
+            progress.hand_over(stopping, place, ANN)
+        next_one = progress.poll_ordered(stopping, place, want(BOB, 4))
+        assert [(d.first, d.last, d.visible_at) for d in next_one.deliveries] == [
+            (0, 0, 0), (2, 2, FAR), (3, 3, 0),
+        ]  # fmt: skip
+        clock.ms += 60_000  # its mover went away
+        progress.extend(stopping, place, BOB, [])
+        taken_up = progress.poll_ordered(stopping, place, want(BOB, 4, 4)).leaving
+        assert [(d.first, d.stamp) for d in taken_up] == [(1, left[0].stamp)]
+        assert progress.settle(stopping, place, left[0].token, acks((1, 1))) == Settled()
+
+    @pytest.mark.parametrize("held", [True, False])
+    def test_what_stopped_is_dropped(
+        self, store: Store, place: int, stopping: Group, clock: MovableClock, held: bool
+    ) -> None:
+        append(store, place, batch(5))
+        progress = store.progress
+        progress.poll_ordered(stopping, place, want(ANN, 5))
+        progress.settle(stopping, place, ANN, acks((0, 0)))
+        self.stop(store, place, stopping, clock, 1, 3)
+        if not held:
+            progress.hand_over(stopping, place, ANN)
+        with self.failing_commits(store), pytest.raises(StoreError):
+            progress.drop_stopped(stopping, place)
+        dropped: list[int] = []
+        assert self.durably_announced(
+            store, lambda: dropped.append(progress.drop_stopped(stopping, place, [(1, 2)]))
+        )
+        assert dropped == [1] and progress.drop_stopped(stopping, place, [(1, 2)]) == 0
+        assert progress.committed(stopping.id, place) == 2
+        if held:
+            assert progress.poll_ordered(stopping, place, want(ANN, 5, 5)).recall
+            progress.hand_over(stopping, place, ANN)
+        assert spans(progress.poll_ordered(stopping, place, want(BOB, 5))) == [(2, 2), (3, 3), (4, 4)]
+        assert progress.drop_stopped(stopping, place) == 1  # all that is left
+        assert progress.backlog(stopping, [place])[0].stopped == 0
+        assert progress.settle(stopping, place, BOB, acks((2, 4))) == Settled()
+        assert progress.committed(stopping.id, place) == 5
 
     def test_a_poisonous_message_is_stopped(
         self, store: Store, place: int, stopping: Group, clock: MovableClock

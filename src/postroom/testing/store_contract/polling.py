@@ -7,7 +7,7 @@ import pytest
 from ...errors import GenerationChanged, StoreError, UnknownGroup
 from ...model.delivery import Kind, Settlement, Stamp
 from ...model.settings import GroupSettings, Start, TopicSettings
-from ...store.contract import Granted, Group, Peek, Store, Topic
+from ...store.contract import Granted, Group, Peek, Settled, Store, Topic
 from .harness import LEASE, MovableClock, StoreHarness, acks, append, ask, batch, partitions, spans
 
 __all__ = ["PollContract"]
@@ -80,14 +80,43 @@ class PollContract(StoreHarness):
         clock.ms += LEASE
         first = store.progress.poll(group, place, ask(2, 4))
         again = store.progress.poll(group, place, ask(2, 4))
-        assert again.deliveries == first.deliveries
+        assert [(d.first, d.attempt, d.alone) for d in again.deliveries] == [
+            (d.first, d.attempt, d.alone) for d in first.deliveries
+        ]
+
+    def test_what_nobody_received_is_given_back(self, store: Store, place: int, group: Group) -> None:
+        append(store, place, batch(10))
+        granted = store.progress.poll(group, place, ask(1, 10, messages=4))
+        store.progress.settle(group, place, 1, acks((0, 0)))
+        for token, until in ((2, granted.until), (1, granted.until + 1)):
+            assert store.progress.give_back(group, place, token, until) == 0
+        for given in (3, 0):  # once more is harmless
+            assert store.progress.give_back(group, place, 1, granted.until) == given
+        again = store.progress.poll(group, place, ask(3, 10, messages=10))
+        assert sorted((d.first, d.last, d.attempt) for d in again.deliveries) == [(1, 3, 1), (4, 9, 1)]
+
+    def test_what_was_renewed_is_not_given_back(
+        self, store: Store, place: int, group: Group, clock: MovableClock, other: Store
+    ) -> None:
+        """I6: the repetition was answered by another broker, within the same millisecond even."""
+        append(store, place, batch(4))
+        first = store.progress.poll(group, place, ask(1, 4, messages=2))
+        for _ in range(2):
+            again = other.progress.poll(group, place, ask(1, 4, messages=2))
+            assert spans(again) == [(0, 1)]
+            assert store.progress.give_back(group, place, 1, first.until) == 0
+        assert spans(store.progress.poll(group, place, ask(2, 4, empty_handed=False))) == [(2, 3)]
+        clock.ms += LEASE // 3
+        assert other.progress.extend(group, place, 1, [(0, 1)]) == ()  # a heartbeat renews as well
+        assert other.progress.give_back(group, place, 1, again.until) == 0
+        assert store.progress.settle(group, place, 1, acks((0, 1))) == Settled()
 
     def test_a_lost_answer_is_found_through_another_broker(
         self, store: Store, place: int, group: Group, other: Store
     ) -> None:
         append(store, place, batch(5))
         first = store.progress.poll(group, place, ask(1, 5))
-        assert other.progress.poll(group, place, ask(1, 5)).deliveries == first.deliveries
+        assert spans(other.progress.poll(group, place, ask(1, 5))) == spans(first) == [(0, 4)]
 
     # ---- leases ----
 

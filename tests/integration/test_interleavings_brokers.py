@@ -1,0 +1,114 @@
+"""Two brokers on one store, put in the order that goes wrong: one gives back what the other hands out (I6).
+
+A client's poll reached broker A, and the client went on to broker B in the moment A looked: A has nobody to
+tell and gives back what it was granted, B answers the repetition with the same. Both at once must not hand a
+message to two members.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from postroom.address import Address
+from postroom.broker.embedded import Broker, open_endpoint
+from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.model.batch import BatchBuilder
+from postroom.model.settings import GroupWish, TopicSettings
+
+LIMIT_S = 30
+ANN = PollRequest("orders", "billing", "ann", 77, 100, 1 << 20, 0, True)
+BOB = PollRequest("orders", "billing", "bob", 88, 100, 1 << 20, 0, True)
+
+
+@asynccontextmanager
+async def brokers(folder: Path, mode: str) -> AsyncIterator[tuple[Broker, Broker, int]]:
+    """A and B, and the only partition, which has five messages."""
+    address = Address("sqlite", path=folder / "q.db")
+    a, b = await open_endpoint(address), await open_endpoint(address)
+    try:
+        await a.create_topic("orders", TopicSettings(), 1, False)
+        wish = GroupWish(mode=mode)  # type: ignore[arg-type]
+        await a.subscribe("orders", "billing", wish, "ann", "c")
+        place = (await a.route("orders")).ranges[0].partition_id
+        builder = BatchBuilder()
+        builder.extend(1, [(b"k", b"v", [])] * 5)
+        await a.append("orders", place, builder.build())
+        yield a, b, place
+    finally:
+        await a.close()
+        await b.close()
+
+
+async def gone_in_the_moment_of_its_look(
+    broker: Broker, verb: str, meanwhile: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> Any:
+    """The store has granted ann's poll something, nobody is there to be told, and `meanwhile` happens."""
+    granted, go_on = asyncio.Event(), threading.Event()
+    loop, store_verb = asyncio.get_running_loop(), getattr(broker.store.progress, verb)
+
+    def slow(*args: object, **more: object) -> object:
+        result = store_verb(*args, **more)
+        loop.call_soon_threadsafe(granted.set)
+        assert go_on.wait(LIMIT_S)
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(broker._workers, "_at_once", None)  # it is to take its time
+        patch.setattr(broker.store.progress, verb, slow)
+        polling = asyncio.create_task(broker.poll(ANN))
+        await asyncio.wait_for(granted.wait(), LIMIT_S)
+        polling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await polling
+        answered = await meanwhile()
+        go_on.set()
+        await asyncio.gather(*broker._polling._background)
+    return answered
+
+
+def spans(reply: PollReply) -> list[tuple[int, int]]:
+    return [(lease.first, lease.last) for grant in reply.grants for lease in grant.leases]
+
+
+@pytest.mark.parametrize(("mode", "verb"), [("shared", "poll"), ("ordered", "poll_ordered")])
+async def test_what_the_other_broker_handed_out_is_not_given_back(
+    mode: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with brokers(tmp_path, mode) as (a, b, place):
+
+        async def repeated() -> PollReply:
+            return await b.poll(replace(ANN, repeated=True))
+
+        answered = await gone_in_the_moment_of_its_look(a, verb, repeated, monkeypatch)
+        assert spans(answered) == [(0, 4)]
+        await b.subscribe("orders", "billing", GroupWish(), "bob", "c")
+        assert spans(await b.poll(BOB)) == []  # they are in good hands
+        acks = Settle("orders", place, ANN.token, (Verdict("ack", 0, 4),))
+        assert not (await b.settle("orders", "billing", [acks])).lost
+
+
+@pytest.mark.parametrize(("mode", "verb"), [("shared", "poll"), ("ordered", "poll_ordered")])
+async def test_what_nobody_asked_for_again_is_given_back_at_once(
+    mode: str, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would wait for the lease to end."""
+    async with brokers(tmp_path, mode) as (a, b, _):
+
+        async def nothing() -> None:
+            pass
+
+        await gone_in_the_moment_of_its_look(a, verb, nothing, monkeypatch)
+        group = b.store.catalog.group("orders", "billing")
+        assert b.store.progress.held_by(group.id, ANN.token) == set()
+        reply = await b.poll(replace(ANN, token=99))
+        assert [(lease.first, lease.last, lease.attempt) for g in reply.grants for lease in g.leases] == [
+            (0, 4, 1)
+        ]
