@@ -26,7 +26,8 @@ from ..store.contract import Appended, StoredBatch
 __all__ = [
     "NEVER_STORED", "Beat", "DeadLetters", "Decided", "Endpoint", "Fetched", "Grant", "GroupInfo", "Held",
     "Lag", "Lease", "MemberInfo", "PartitionLag", "PollReply", "PollRequest", "Published", "PublishedPlace",
-    "RateInfo", "Settle", "SettleReply", "ShardInfo", "StoppedMessage", "TopicInfo", "UnparkRequest", "Verdict",
+    "RateInfo", "Settle", "SettleReply", "ShardInfo", "StoppedMessage", "TopicInfo", "UnparkRequest",
+    "Verdict",
 ]  # fmt: skip
 
 

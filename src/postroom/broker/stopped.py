@@ -9,7 +9,6 @@ Must never touch what is not stopped any more, nor what belongs to another group
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
@@ -104,32 +103,36 @@ class StoppedMessages:
         if place.group.settings.order == "partition":  # everything waits
             return [replace(one, behind=max(0, end - one.offset - 1)) for one in stopped]
         keys = [records(one.batch.data)[0].key for one in stopped]
-        counts, cut = self._behind(place.id, list(zip(keys, (s.offset for s in stopped), strict=True)), end)
+        counts, cut = self._behind(place, list(zip(keys, (s.offset for s in stopped), strict=True)), end)
         pairs = zip(stopped, counts, strict=True)
         return [replace(one, behind=count, more_behind=cut) for one, count in pairs]
 
     def _behind(
-        self, partition_id: int, stopped: Sequence[tuple[bytes | None, int]], end: int
+        self, place: _Place, stopped: Sequence[tuple[bytes | None, int]], end: int
     ) -> tuple[list[int], bool]:
-        """One look through the log for all of them; and whether it was cut short."""
-        wanted, seen = {key for key, _ in stopped}, Counter[bytes | None]()
-        before: dict[int, int] = {}  # by offset of a stopped message, how many of its key came up to it
-        offsets = {offset for _, offset in stopped}
-        first = position = min(offsets)
+        """What is parked behind each (I27), and what one look through the log finds after that.
+
+        And whether that look was cut short.
+        """
+        lines = {line.key: line for line in self._store.progress.lines(place.group, place.id)}
+        counts = [lines[key].messages if key in lines else 0 for key, _ in stopped]
+        starts = [lines[key].last if key in lines else offset for key, offset in stopped]
+        by_key: dict[bytes | None, list[int]] = {}
+        for index, (key, _) in enumerate(stopped):
+            by_key.setdefault(key, []).append(index)
+        first = position = min(starts) + 1
         while position < end and position - first < _COUNTED:
             batches = self._store.log.read(
-                partition_id, position, max_messages=_COUNTED // 10, max_bytes=_CHUNK_BYTES
+                place.id, position, max_messages=_COUNTED // 10, max_bytes=_CHUNK_BYTES
             )
             if not batches:
                 break
             for batch in batches:
                 for record in records(batch.data):
-                    if record.key in wanted and record.offset >= first:
-                        seen[record.key] += 1
-                        if record.offset in offsets:
-                            before[record.offset] = seen[record.key]
+                    for index in by_key.get(record.key, ()):
+                        counts[index] += record.offset > starts[index]
             position = batches[-1].last_offset + 1
-        return [seen[key] - before.get(offset, seen[key]) for key, offset in stopped], position < end
+        return counts, position < end
 
     # ---- deciding ----
 
