@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ..config import Limits
 from ..errors import GroupExists, GroupLive, StoreBusy, UnknownGroup, UnknownTopic
@@ -25,12 +25,12 @@ from ..model.names import (
     retry_topic,
     slow_topic,
 )
-from ..model.route import Route
 from ..model.settings import GroupSettings, GroupWish, Start
 from ..store.contract import Group, Store
 from .catalog import CatalogCache, is_base
-from .endpoint import GroupInfo, MemberInfo
+from .endpoint import GroupInfo, MemberInfo, ResetPlan
 from .members import Members
+from .resets import Resets
 
 __all__ = ["TOUCH_MS", "Groups"]
 
@@ -44,12 +44,18 @@ _TRIES = 5  # a group that is retired again and again while somebody joins it
 
 class Groups:
     def __init__(
-        self, store: Store, catalog: CatalogCache, limits: Limits, drop_topic: Callable[[str], None]
+        self,
+        store: Store,
+        catalog: CatalogCache,
+        limits: Limits,
+        drop_topic: Callable[[str], None],
+        resets: Resets,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._limits = limits
         self._drop_topic = drop_topic
+        self._resets = resets
         self.members = Members(store, limits, self._used)
         self._touched: dict[int, int] = {}  # when this process last wrote that it uses a group
 
@@ -90,6 +96,7 @@ class Groups:
     def _make(self, topic: str, name: str, settings: GroupSettings) -> Group:
         if settings.mode == "broadcast" and base_of(name) is None:
             check_broadcast(name)
+        settings.start.check_past(self._store.now_ms())
         group = self._store.catalog.create_group(topic, name, settings)
         self._catalog.forget()
         return group
@@ -154,23 +161,17 @@ class Groups:
             self._store.catalog.alter_group(topic, group.name, group.settings, paused)
         return self._changed(topic, name)
 
-    def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
+    def reset(self, topic: str, name: str, start: Start, force: bool, dry_run: bool) -> ResetPlan:
         groups = self._with_members(topic, name)
-        self._refuse_live(groups, "reset", force)
         route = self._store.catalog.topic(topic).route
-        for group in groups:
-            again = self._store.catalog.reset_group(topic, group.name, start)
-            if not is_base(group):
-                self._rewind(again, route)
-        return self._changed(topic, name)
-
-    def _rewind(self, group: Group, route: Route) -> None:
-        """Ordered groups: what has predecessors first, and it opens when it is its turn again (I10)."""
-        places = [piece.partition_id for piece in route.partitions]
-        if group.settings.mode == "ordered":
-            self._store.progress.fence(group, [p for p in reversed(places) if route.predecessors.get(p)])
-            places = [p for p in places if not route.predecessors.get(p)]
-        self._store.progress.rewind(group, places)
+        if dry_run:
+            lines = self._resets.plan(route, groups, start)
+        else:
+            self._refuse_live(groups, "reset", force)
+            lines = self._resets.run(route, groups, start)
+        info = self._changed(topic, name)
+        given = {field.name: getattr(info, field.name) for field in fields(info)}
+        return ResetPlan(**given, partitions=tuple(lines), dry_run=dry_run)
 
     def delete(self, topic: str, name: str, force: bool) -> None:
         groups = self._with_members(topic, name)

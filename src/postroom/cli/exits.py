@@ -38,6 +38,8 @@ INTERRUPTED = 130
 
 _CALLS = (
     ("pass exist_ok=True if that is fine", "add --exist-ok if that is fine"),
+    ("alter_topic changes the rest", "`postroom topic alter` changes the rest"),
+    ("split and merge change partitions", "`postroom route split` and `merge` change partitions"),
     ("or change the group with alter_group", "or change the group with `postroom group alter`"),
     ("use alter_group to change it", "use `postroom group alter` to change it"),
     ("or pass force=True:", "or add --force:"),

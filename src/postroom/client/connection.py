@@ -336,7 +336,15 @@ class Connection(Admin, Requesting):
         if follow and end is not None:
             raise InvalidSetting("follow=True reads for ever: leave out end=, or follow=")
         first, last = as_start(start), None if end is None else as_start(end, name="end")
+        first.check_past(self._endpoint.now_ms())
         route = await self.route(topic)
+        for number, _ in first.offsets:
+            route.readable(number)  # or says which there are
+            if partition not in (None, number):
+                raise InvalidSetting(
+                    f"partition={partition} reads that one alone, and start= names partition {number}: "
+                    f"choose start={{{partition}: …}}"
+                )
         reading = Reading(
             self._endpoint, self._guard, route, start=first, end=last, partition=partition, follow=follow
         )

@@ -7,11 +7,14 @@ conflicts. Validation is here, so that a wrong setting is refused before anythin
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..config import DEFAULTS
-from ..errors import GroupConflict, InvalidSetting
+from ..errors import GroupConflict, InvalidSetting, TopicConflict
+from ..units import format_duration
 from .lanes import NO_LANE, LanePolicy
 
 __all__ = ["Exhausted", "GroupSettings", "GroupWish", "Keep", "Mode", "Start", "Storage", "TopicSettings"]
@@ -20,6 +23,8 @@ Mode = Literal["shared", "ordered", "broadcast"]
 Keep = Literal["needed", "limits"]
 Storage = Literal["durable", "volatile"]
 Exhausted = Literal["dead", "stop"]
+
+_SKEW_MS = 10_000  # a clock that is so far ahead of the store's is taken for right
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,36 @@ class TopicSettings:
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative; 0 means no limit")
 
+    def check(self, asked: Mapping[str, Any], *, topic: str, partitions: tuple[int, int] | None) -> None:
+        """TopicConflict where a topic that is there has something else than these settings.
+
+        `partitions`: how many it has and how many were asked for, if that is not the same.
+        """
+        wrong = {} if partitions is None else {"partitions": partitions}
+        wrong |= {k: (getattr(self, k), v) for k, v in asked.items() if getattr(self, k) != v}
+        if wrong:
+            shown = ", ".join(
+                f"{_SAID.get(name, name)} {_said(name, has)} (asked for: {_said(name, wanted)})"
+                for name, (has, wanted) in wrong.items()
+            )
+            raise TopicConflict(
+                f"topic {topic!r} is there already, with {shown}: leave that out; split and merge change "
+                "partitions, alter_topic changes the rest, and storage stays as it is",
+                topic=topic,
+            )
+
+
+_SAID = {"retention_ms": "retention", "dedup_ms": "dedup_window"}
+
+
+def _said(name: str, value: object) -> str:
+    """As the caller would write it."""
+    if not name.endswith("_ms") or not isinstance(value, int):
+        return repr(value)
+    if value == 0:
+        return "off" if name == "dedup_ms" else "unlimited"
+    return format_duration(value)
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -59,6 +94,16 @@ class Start:
     kind: Literal["earliest", "latest", "time", "offsets"] = "earliest"
     time_ms: int = 0
     offsets: tuple[tuple[int, int], ...] = ()  # (partition number, offset); others start at the beginning
+
+    def check_past(self, now_ms: int, *, name: str = "start") -> None:
+        """InvalidSetting if it is a moment that has not come: nothing can start there."""
+        if self.kind == "time" and self.time_ms > now_ms + _SKEW_MS:
+            moment = datetime.fromtimestamp(self.time_ms / 1000, UTC).isoformat(timespec="seconds")
+            raise InvalidSetting(
+                f"{name}={moment} is in the future, where there are no messages yet; use 'latest' for those "
+                "that come from now on",
+                name=name,
+            )
 
     def encode(self) -> str:
         if self.kind == "time":
@@ -133,13 +178,22 @@ class GroupWish:
             asked = ", ".join(f"{k}={_show(v)}" for k, v in wrong.items())
             raise GroupConflict(
                 f"group {group!r} of topic {topic!r} has {has}, but {asked} was asked for; "
-                "leave the setting out, or change the group with alter_group",
+                f"leave the setting out, or {_remedy(set(wrong))}",
                 topic=topic,
                 group=group,
             )
 
     def _asked(self) -> dict[str, Any]:
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+
+
+def _remedy(wrong: set[str]) -> str:
+    fixed = wrong & {"mode", "order", "start"}
+    if not fixed:
+        return "change the group with alter_group"
+    if fixed == {"start"}:
+        return "reset the group: it has started, and where it stands is changed by that"
+    return "choose another group: mode and order are for its whole life"
 
 
 def _show(value: object) -> str:

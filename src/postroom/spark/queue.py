@@ -146,7 +146,10 @@ class Queue:
     def _set_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
         route: Route = self._call(self._mq.route, topic)
         there = {piece.partition for piece in route.partitions}
-        start = Start("offsets", offsets=tuple((n, at) for n, at in sorted(offsets.items()) if n in there))
+        wish = Start("offsets", offsets=tuple((n, at) for n, at in sorted(offsets.items()) if n in there))
+        kept: dict[int, int] = self._call(self._mq._endpoint.resolve, topic, wish)  # not below what is kept
+        named = [(p.partition, kept[p.partition_id]) for p in route.partitions if p.partition in offsets]
+        start = Start("offsets", offsets=tuple(sorted(named)))
         try:
             self._call(self._mq._endpoint.reset, topic, group, start, False)
         except UnknownGroup:
