@@ -20,7 +20,7 @@ def orders(cli: Cli) -> Cli:
     """A topic with ten messages and a group that has taken three."""
     cli.ok("topic", "create", "orders", "--partitions", "2")
     cli.ok("send", "orders", "-", stdin="".join(f"order {n}\n" for n in range(10)))
-    cli.ok("consume", "orders", "--group", "billing", "--count", "3")
+    cli.ok("consume", "orders", "--group", "billing", "--create", "--count", "3")
     return cli
 
 
@@ -105,9 +105,9 @@ def test_groups_are_created_listed_and_shown(orders: Cli) -> None:
 
 def test_a_paused_group_is_given_nothing_until_it_is_resumed(orders: Cli) -> None:
     orders.ok("group", "pause", "orders", "billing")
-    assert orders.ok("consume", "orders", "-g", "billing", "--wait", "10ms").out == ""
+    assert orders.ok("consume", "orders", "-g", "billing", "--create", "--wait", "10ms").out == ""
     orders.ok("group", "resume", "orders", "billing")
-    assert len(orders.ok("consume", "orders", "-g", "billing", "-n", "7").out.splitlines()) == 7
+    assert len(orders.ok("consume", "orders", "-g", "billing", "--create", "-n", "7").out.splitlines()) == 7
 
 
 def test_alter_changes_what_is_named(orders: Cli) -> None:
@@ -142,7 +142,7 @@ def test_reset_moves_the_partition_that_is_named(cli: Cli) -> None:
         mq.create_topic("orders", partitions=2)
         for number in range(10):
             mq.send("orders", b"x", slot=1023 * (number % 2))
-    cli.ok("consume", "orders", "-g", "billing", "-n", "10")
+    cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "10")
     before = cli.ok("group", "show", "orders", "billing", "--json").json["committed"]
     words = ("group", "reset", "orders", "billing", "--to", "1=2")
     planned = cli.ok(*words, "--dry-run", "--json").json

@@ -62,6 +62,7 @@ class GroupInfo:
     created_at: int
     members: tuple[MemberInfo, ...]  # live ones; none: nobody uses the group now
     idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
+    made: bool = False  # by the very call that this answers
 
 
 @dataclass(frozen=True, slots=True)

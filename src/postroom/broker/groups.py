@@ -66,14 +66,14 @@ class Groups:
     ) -> GroupInfo:
         check_group(name)
         for _ in range(_TRIES):
-            group = self._found_or_made(topic, name, wish.over(GroupSettings()))
+            group, made = self._found_or_made(topic, name, wish.new)
             if not self._in_use(group):
                 continue
             wish.check(group.settings, topic=topic, group=name)
             own = self._of_member(group, member, named) if is_base(group) else group
             if own is group or self._in_use(own):
                 self.members.enter(own, member, client)
-                return self.info(own)
+                return replace(self.info(own), made=made)
         raise StoreBusy(f"group {name!r} of topic {topic!r} was forgotten while it was joined; join it again")
 
     def _in_use(self, group: Group) -> bool:
@@ -83,15 +83,18 @@ class Groups:
         self.forget(group)
         return False
 
-    def _found_or_made(self, topic: str, name: str, settings: GroupSettings) -> Group:
+    def _found_or_made(
+        self, topic: str, name: str, settings: Callable[[], GroupSettings]
+    ) -> tuple[Group, bool]:
+        """The group, and whether it was made just now."""
         try:
-            return self._store.catalog.group(topic, name)
+            return self._store.catalog.group(topic, name), False
         except UnknownGroup:
             pass
         try:
-            return self._make(topic, name, settings)
+            return self._make(topic, name, settings()), True
         except GroupExists:  # another consumer was faster
-            return self._store.catalog.group(topic, name)
+            return self._store.catalog.group(topic, name), False
 
     def _make(self, topic: str, name: str, settings: GroupSettings) -> Group:
         if settings.mode == "broadcast" and base_of(name) is None:
@@ -99,11 +102,28 @@ class Groups:
         settings.start.check_past(self._store.now_ms())
         group = self._store.catalog.create_group(topic, name, settings)
         self._catalog.forget()
+        if base_of(name) is None:
+            _log.info("%s", settings.news(topic, name))
+            self._note_clamped(group)
         return group
+
+    def _note_clamped(self, group: Group) -> None:
+        """Offsets that are not there were moved to what is: say so."""
+        if not group.settings.start.offsets:
+            return
+        route = self._store.catalog.topic(group.topic).route
+        for number, offset in group.settings.start.offsets:
+            start = self._store.catalog.start_of(group.id, route.readable(number).partition_id)[1]
+            if start != offset:
+                _log.warning(
+                    "group %s of %s starts at offset %d of partition %d, and not at %d, which is not there",
+                    group.name, group.topic, start, number, offset,
+                )  # fmt: skip
 
     def _of_member(self, group: Group, member: str, named: bool) -> Group:
         settings = group.settings if named else self._unnamed(group.settings)
-        own = self._found_or_made(group.topic, member_group(group.name, member, named=named), settings)
+        name = member_group(group.name, member, named=named)
+        own, _ = self._found_or_made(group.topic, name, lambda: settings)
         if group.paused and not own.paused:
             own = self._store.catalog.alter_group(own.topic, own.name, own.settings, True)
             self._catalog.forget()
@@ -137,7 +157,7 @@ class Groups:
     # ---- settings ----
 
     def create(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        return self.info(self._make(topic, check_group(name), wish.over(GroupSettings())))
+        return replace(self.info(self._make(topic, check_group(name), wish.new())), made=True)
 
     def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
         """Change the group, and with it the groups on its own topics."""
@@ -152,6 +172,7 @@ class Groups:
 
     def _alter(self, group: Group, wish: GroupWish) -> None:
         settings = wish.over(group.settings)
+        wish.check_use(settings.mode)
         if is_unnamed(group.name):
             settings = replace(settings, expires_ms=group.settings.expires_ms)
         self._store.catalog.alter_group(group.topic, group.name, settings, group.paused)

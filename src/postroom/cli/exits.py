@@ -50,6 +50,7 @@ _CALLS = (
     ("run `postroom migrate`, or connect with migrate=True", "run `postroom migrate`"),
 )
 
+_ALTER = re.compile(r"alter_topic\('([^']+)', dedup_window='10m'\)")
 _SHARDS = re.compile(r"connect with shards=\{'([A-Za-z0-9-]+)': [^}]*\} as well")
 
 _RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
@@ -91,7 +92,7 @@ def say_failure(error: Exception, *, as_json: bool) -> int:
     return code_of(error)
 
 
-def worded(error: Exception) -> str:
+def worded(error: Exception | str) -> str:
     """What the error says, with the command to type where the SDK names the call to write."""
     text = str(error)
     details = getattr(error, "details", {})
@@ -100,6 +101,7 @@ def worded(error: Exception) -> str:
         meant = f"did you mean {names}? Otherwise make it" if names else "make it"
         name = details["topic"]
         return f"there is no topic {name!r}: {meant} with `postroom topic create {name}`"
+    text = _ALTER.sub(r"`postroom topic alter \1 --dedup-window 10m`", text)
     for call, typed in _CALLS:
         text = text.replace(call, typed)
     return _SHARDS.sub(r"add --shard \1=URL", text)

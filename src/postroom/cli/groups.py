@@ -56,7 +56,7 @@ async def create(
         show.json_line(_fields(info))
     else:
         mode_said = "" if info.settings.mode == "shared" else f", in mode {info.settings.mode}"
-        starts = f"it starts at {info.settings.start.encode()}"
+        starts = f"it {'starts' if info.made else 'started'} {info.settings.start.said}"
         typer.echo(f"group {group} of topic {topic} is there{mode_said}; {starts}")
 
 

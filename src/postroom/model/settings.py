@@ -98,12 +98,20 @@ class Start:
     def check_past(self, now_ms: int, *, name: str = "start") -> None:
         """InvalidSetting if it is a moment that has not come: nothing can start there."""
         if self.kind == "time" and self.time_ms > now_ms + _SKEW_MS:
-            moment = datetime.fromtimestamp(self.time_ms / 1000, UTC).isoformat(timespec="seconds")
             raise InvalidSetting(
-                f"{name}={moment} is in the future, where there are no messages yet; use 'latest' for those "
-                "that come from now on",
+                f"{name}={_moment(self.time_ms)} is in the future, where there are no messages yet; use "
+                "'latest' for those that come from now on",
                 name=name,
             )
+
+    @property
+    def said(self) -> str:
+        """For people, after "it starts"."""
+        if self.kind == "time":
+            return f"at {_moment(self.time_ms)}"
+        if self.kind == "offsets":
+            return f"at the offsets {', '.join(f'{p}={o}' for p, o in self.offsets)}"
+        return "with the next message" if self.kind == "latest" else "at the earliest message"
 
     def encode(self) -> str:
         if self.kind == "time":
@@ -120,6 +128,10 @@ class Start:
         return Start("latest" if kind == "latest" else "earliest")
 
 
+def _moment(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     mode: Mode = "shared"
@@ -131,6 +143,11 @@ class GroupSettings:
     max_hold_ms: int = DEFAULTS.max_hold_ms  # ordered groups: a failing message holds its key no longer (I10)
     expires_ms: int = 0  # the group is forgotten when nobody used it for so long (R44); 0: never
     slow_lane: LanePolicy = NO_LANE  # shared groups: sources that fail, or take long, go to a lane (R42)
+
+    def news(self, topic: str, group: str) -> str:
+        """What is said of a group that was made."""
+        mode = "" if self.mode == "shared" else f", in mode {self.mode}"
+        return f"group {group} of {topic} is new{mode}; it starts {self.start.said}"
 
     def __post_init__(self) -> None:
         if self.mode not in ("shared", "ordered", "broadcast"):
@@ -166,6 +183,31 @@ class GroupWish:
     max_hold_ms: int | None = None
     expires_ms: int | None = None
     slow_lane: LanePolicy | None = None
+
+    def __post_init__(self) -> None:
+        """InvalidSetting for what the mode that is asked for has no use for."""
+        if self.mode not in (None, "ordered"):
+            self._refuse_order(str(self.mode))
+
+    def _refuse_order(self, mode: str) -> None:
+        for name, value in (("order", self.order), ("max_hold", self.max_hold_ms)):
+            if value is not None:
+                raise InvalidSetting(
+                    f"{name}= is for groups in mode 'ordered', and this one is in mode {mode!r}: leave it "
+                    "out, or choose mode='ordered'",
+                    name=name,
+                )
+
+    def new(self) -> GroupSettings:
+        """The settings of a group that is made by this."""
+        settings = self.over(GroupSettings())
+        self.check_use(settings.mode)
+        return settings
+
+    def check_use(self, mode: Mode) -> None:
+        """InvalidSetting for what a group in that mode has no use for."""
+        if mode != "ordered":
+            self._refuse_order(mode)
 
     def over(self, settings: GroupSettings) -> GroupSettings:
         return replace(settings, **self._asked())

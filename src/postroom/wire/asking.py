@@ -2,8 +2,9 @@
 
 Leases are renewed by heartbeats. If one is about to end all the same, its holder may still be there: it is
 asked, and what it is at work on is extended, what it is done with is settled. What it does not answer for is
-delivered again, as if it were gone. It is asked three seconds before the end, or in the second half of a short
-lease, and has at least three eighths of that to answer: enough for leases of a second and more. Only a hint is kept here: whatever the store says is what counts.
+delivered again, as if it were gone. It is asked three seconds before the end, or in the second half of a
+short lease, with three eighths of it left at least: enough for leases of a second and more. Only a hint is
+kept here: whatever the store says is what counts.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Holdings:
 
     @property
     def look_ms(self) -> int:
-        """How often `due` is to be asked; 0: nothing is held. An eighth of a lease after it is due at most."""
+        """How often `due` is to be asked: eight times in the shortest lease; 0: nothing is held."""
         return self._shortest_ms // 8 if self._holdings else 0
 
     def _hold(self, key: tuple[int, int], holding: _Holding) -> None:
