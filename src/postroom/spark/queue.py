@@ -148,8 +148,8 @@ class Queue:
         there = {piece.partition for piece in route.partitions}
         wish = Start("offsets", offsets=tuple((n, at) for n, at in sorted(offsets.items()) if n in there))
         kept: dict[int, int] = self._call(self._mq._endpoint.resolve, topic, wish)  # not below what is kept
-        named = [(p.partition, kept[p.partition_id]) for p in route.partitions if p.partition in offsets]
-        start = Start("offsets", offsets=tuple(sorted(named)))
+        ids = {piece.partition: piece.partition_id for piece in route.partitions}
+        start = Start("offsets", offsets=tuple((n, kept.get(ids[n], at)) for n, at in wish.offsets))
         try:
             self._call(self._mq._endpoint.reset, topic, group, start, False)
         except UnknownGroup:
