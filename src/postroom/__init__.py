@@ -57,6 +57,7 @@ from .errors import (
     StoreError,
     StoreFull,
     StoreUnavailable,
+    TopicConflict,
     TopicExists,
     UnknownFate,
     UnknownGroup,
@@ -69,7 +70,16 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import sync, tracing
-    from .broker.endpoint import GroupInfo, Lag, MemberInfo, PartitionLag, ShardInfo, TopicInfo
+    from .broker.endpoint import (
+        GroupInfo,
+        Lag,
+        MemberInfo,
+        PartitionLag,
+        PartitionReset,
+        ResetPlan,
+        ShardInfo,
+        TopicInfo,
+    )
     from .client import guards
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
@@ -128,6 +138,7 @@ __all__ = [
     "Outbox",
     "OutboxStatus",
     "PartitionLag",
+    "PartitionReset",
     "PartitionSealed",
     "PermissionDenied",
     "PostroomError",
@@ -141,6 +152,7 @@ __all__ = [
     "Received",
     "RequestError",
     "RequestFailed",
+    "ResetPlan",
     "RetryLater",
     "Route",
     "RouteConflict",
@@ -159,6 +171,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "TopicConflict",
     "TopicExists",
     "TopicInfo",
     "UnknownFate",
@@ -181,7 +194,9 @@ _HOMES = {
         "Lag",
         "MemberInfo",
         "PartitionLag",
+        "PartitionReset",
         "RateInfo",
+        "ResetPlan",
         "ShardInfo",
         "StagingConflict",
         "TopicInfo",

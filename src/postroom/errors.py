@@ -13,6 +13,7 @@ PostroomError                     code, retriable, and a sentence that says what
 ├── CatalogError                  what the call names is not there, or there already
 │   ├── UnknownTopic, TopicExists
 │   ├── UnknownGroup, GroupExists
+│   ├── TopicConflict             the topic is there, with other settings than are asked for
 │   ├── UnknownPartition
 │   ├── GroupConflict             a consumer asks for settings the group does not have
 │   ├── UnknownPrincipal, PrincipalExists
@@ -101,6 +102,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "TopicConflict",
     "TopicExists",
     "UnknownFate",
     "UnknownGroup",
@@ -177,6 +179,10 @@ class UnknownGroup(CatalogError):
 
 class GroupExists(CatalogError):
     code = "group_exists"
+
+
+class TopicConflict(CatalogError):
+    code = "topic_conflict"
 
 
 class UnknownPartition(CatalogError):

@@ -62,7 +62,7 @@ class Cli:
         """Consume until nothing waits, the seals of partitions included; what was printed."""
         found: list[str] = []
         for _ in range(40):
-            found += self.ok("consume", topic, "-g", group, "--wait", "500ms").out.split()
+            found += self.ok("consume", topic, "-g", group, "--create", "--wait", "500ms").out.split()
             route = self.ok("route", "show", topic, "--group", group, "--json").json
             if not (route["groups"][0]["to_read"] or route["groups"][0]["waiting"]):
                 return found

@@ -83,7 +83,7 @@ def test_dead_letters_are_listed_and_shown(cli: Cli) -> None:
 def test_redrive_one_then_all(cli: Cli) -> None:
     assert cli.ok("dead", "redrive", "orders", "billing", "--dry-run", "--json").json["redriven"] == 2
     assert "handed 1 dead letter back" in cli.ok("dead", "redrive", "orders", "billing", "--id", "o-1").out
-    (taken,) = cli.ok("consume", "orders", "-g", "billing", "-n", "1", "--json").lines
+    (taken,) = cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "1", "--json").lines
     assert taken["id"] == "o-1"
     assert cli.ok("dead", "redrive", "orders", "billing", "--json").json["redriven"] == 1
     assert "no dead letters" in cli.ok("dead", "list", "orders", "billing").out

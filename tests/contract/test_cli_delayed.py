@@ -27,7 +27,7 @@ def test_a_delayed_message_is_shown_and_delivered(cli: Cli) -> None:
     sent = cli.ok("send", "mails", "later", "--delay", "700ms", "--json").json
     due = datetime.fromisoformat(sent["due"])
     assert sent["offset"] == -1 and sent["id"] and due > datetime.now(UTC) - timedelta(seconds=30)
-    (taken,) = cli.ok("consume", "mails", "-g", "post", "-n", "1", "--json").lines
+    (taken,) = cli.ok("consume", "mails", "-g", "post", "--create", "-n", "1", "--json").lines
     assert (taken["value"], taken["id"]) == ("later", sent["id"])
     assert cli.ok("topic", "show", "mails", "--json").json["delayed"] == 1
 
@@ -86,4 +86,4 @@ def test_an_expired_message_is_not_shown(cli: Cli) -> None:
     past = (datetime.now(UTC) - timedelta(seconds=5)).isoformat()
     cli.ok("send", "mails", "old news", "--expires", past)
     cli.ok("send", "mails", "news", "--expires", "1h")
-    assert cli.ok("consume", "mails", "-g", "post", "-n", "1").out == "news\n"
+    assert cli.ok("consume", "mails", "-g", "post", "--create", "-n", "1").out == "news\n"

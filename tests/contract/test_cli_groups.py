@@ -57,7 +57,7 @@ def test_a_full_backlog_is_an_error_that_says_what_to_do(cli: Cli) -> None:
     cli.ok("topic", "alter", "orders", "--max-backlog", "3")
     answer = cli("send", "orders", "4", "--json")
     assert answer.code == 1 and answer.error["error"] == "backlog_full"
-    cli.ok("consume", "orders", "-g", "billing", "-n", "3")
+    cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "3")
     cli.ok("send", "orders", "4")
 
 
@@ -149,7 +149,7 @@ def test_an_ordered_group(cli: Cli) -> None:
         "group", "alter", "orders", "billing", "--max-hold", "1h", "--exhausted", "dead", "--json"
     )
     assert (altered.json["max_hold_ms"], altered.json["exhausted"]) == (3_600_000, "dead")
-    got = cli.ok("consume", "orders", "-g", "billing", "-n", "3").out
+    got = cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "3").out
     assert got == "1\n2\n3\n"
 
 
@@ -191,7 +191,7 @@ def _restart(cli: Cli) -> None:
     found = {f["check"]: f for f in cli("doctor", "--json").json["checks"]}
     assert "postroom stopped restart orders billing --all" in found["stopped"]["advice"]
     assert cli.ok("dead", "redrive", "orders", "billing", "--json").json["redriven"] == 1
-    assert cli.ok("consume", "orders", "-g", "billing", "-n", "2").out == "1\n3\n"
+    assert cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "2").out == "1\n3\n"
 
 
 # --- broadcast ---------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def _restart(cli: Cli) -> None:
 
 def test_a_broadcast_group_is_shown_by_member(cli: Cli) -> None:
     """R11."""
-    words = ("consume", "orders", "-g", "cache", "--wait", "500ms")
+    words = ("consume", "orders", "-g", "cache", "--create", "--wait", "500ms")
     everything = cli.ok(*words, "--mode", "broadcast", "--member", "ann", "--start", "earliest").out
     assert everything.split() == ["1", "2", "3"]
     cli.ok("send", "orders", "4")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -104,25 +105,57 @@ def test_a_wrong_line_is_named(cli: Cli, line: str, complaint: str) -> None:
 
 def test_consume_prints_then_acks(cli: Cli) -> None:
     cli.ok("send", "orders", stdin="a\nb\nc\n")
-    assert sorted(cli.ok("consume", "orders", "-g", "g", "--wait", "50ms").out.split()) == ["a", "b", "c"]
+    printed = cli.ok("consume", "orders", "-g", "g", "--create", "--wait", "50ms").out
+    assert sorted(printed.split()) == ["a", "b", "c"]
     assert cli.ok("consume", "orders", "-g", "g", "--wait", "0").out == ""
     assert cli.ok("lag", "orders", "g", "--json").json[0]["messages"] == 0
 
 
 def test_no_ack_takes_nothing_away(cli: Cli) -> None:
     cli.ok("send", "orders", stdin="a\nb\n")
-    assert len(cli.ok("consume", "orders", "-g", "g", "--wait", "50ms", "--no-ack").out.split()) == 2
+    taken = cli.ok("consume", "orders", "-g", "g", "--create", "--wait", "50ms", "--no-ack").out
+    assert len(taken.split()) == 2
     again = cli.ok("consume", "orders", "-g", "g", "-n", "2", "--json").lines
     assert [message["attempt"] for message in again] == [1, 1]
 
 
-def test_a_new_group_is_noted(cli: Cli) -> None:
-    """R44: a mistyped group name must not go unnoticed."""
+def test_a_group_that_is_not_there_is_not_made_by_a_slip(cli: Cli) -> None:
+    """R44: a mistyped name would make a group that holds messages for ever."""
     cli.ok("group", "create", "orders", "billing")
+    cli.ok("group", "create", "orders", "audit")
+    for last in ((), ("--json",)):
+        answer = cli("consume", "orders", "-g", "biling", "-w", "0", *last)
+        assert answer.code == 4 and answer.out == ""
+        assert (
+            "topic 'orders' has no group 'biling'; it has audit, billing. Did you mean billing?" in answer.err
+        )
+        assert "add --create to make it" in answer.err
+    assert [g["group"] for g in cli.ok("group", "list", "orders", "--json").json] == ["audit", "billing"]
+    made = cli.ok("consume", "orders", "-g", "shipping", "--start", "latest", "-w", "0", "--create")
+    assert "group shipping of orders is new; it starts with the next message" in made.err
+    assert "is new" not in cli.ok("consume", "orders", "-g", "billing", "-w", "0", "--create").err
+
+
+def test_a_new_member_of_a_broadcast_group_is_no_new_group(cli: Cli) -> None:
+    words = ("consume", "orders", "-g", "cache", "-w", "0")
+    made = cli.ok(*words, "--mode", "broadcast", "--member", "ann", "--create")
+    assert "group cache of orders is new, in mode broadcast; it starts at the earliest message" in made.err
+    assert "is new" not in cli.ok(*words, "--member", "bob").err
+
+
+def test_an_id_that_the_topic_does_not_look_at(cli: Cli) -> None:
+    """S2: said on stderr, and once; with a delay the id is what takes it back."""
+    name = f"ids-{uuid4().hex[:8]}"  # what was said of another topic does not count
+    cli.ok("topic", "create", name)
+    assert "does not look at ids" not in cli.ok("send", name, "a", "--id", "1", "--delay", "1h").err
+    answer = cli.ok("send", name, "a", "--id", "1", "--json")
     assert (
-        "group biling is new; there are billing" in cli.ok("consume", "orders", "-g", "biling", "-w", "0").err
+        f"note: topic {name} does not look at ids: what is sent twice under one id is stored twice"
+        in answer.err
     )
-    assert "is new" not in cli.ok("consume", "orders", "-g", "billing", "-w", "0").err
+    assert f"`postroom topic alter {name} --dedup-window 10m`" in answer.err and answer.json["id"] == "1"
+    cli.ok("topic", "create", f"{name}-2", "--dedup-window", "10m")
+    assert cli.ok("send", f"{name}-2", "a", "--id", "1").err == ""
 
 
 def test_a_template_formats(cli: Cli) -> None:
@@ -145,7 +178,9 @@ def test_read_starts_and_ends_where_it_is_told(cli: Cli) -> None:
     assert read("--limit", "2") == ["0", "1"]
     assert read("--start", "0=8") == ["8", "9"]
     assert read("--start", "3", "--end", "5", "--partition", "0") == ["3", "4"]
-    assert read("--start", "latest") == [] == read("--start", "2199-01-01T00:00:00Z")
+    assert read("--start", "latest") == []
+    answer = cli("read", "one", "--start", "2199-01-01T00:00:00Z")
+    assert answer.code == 2 and "is in the future" in answer.err
     assert len(read("--start", "2020-01-01T00:00:00Z")) == 10
 
 

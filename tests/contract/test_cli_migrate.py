@@ -64,7 +64,7 @@ def test_the_tables_are_made_once(cli: Cli) -> None:
     assert "is up to date" in cli.ok("migrate").out
     cli.ok("topic", "create", "orders", "--partitions", "1")
     cli.ok("send", "orders", "hello")
-    assert cli.ok("consume", "orders", "-g", "billing", "-n", "1").out == "hello\n"
+    assert cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "1").out == "hello\n"
 
 
 def test_check_says_what_is_missing_and_changes_nothing(cli: Cli) -> None:

@@ -35,7 +35,7 @@ def test_a_queue_from_nothing(tmp_path: Path) -> None:
     cli = Cli(tmp_path)
     assert cli.process("topic", "create", "orders", "-p", "1").code == 0
     assert cli.process("send", "orders", "-", stdin=b"one\ntwo\n").out.startswith("sent 2 messages")
-    consumed = cli.process("consume", "orders", "-g", "billing", "-n", "2")
+    consumed = cli.process("consume", "orders", "-g", "billing", "--create", "-n", "2")
     assert consumed.out == "one\ntwo\n" and "printed and acked" in consumed.err
     assert cli.process("lag", "orders", "--max-messages", "0").code == 0
     assert cli.process("topic", "delete", "orders").code == 4
@@ -44,7 +44,7 @@ def test_a_queue_from_nothing(tmp_path: Path) -> None:
 
 def test_the_reader_of_a_pipe_may_leave(cli: Cli) -> None:
     cli.ok("send", "orders", "-", stdin="".join(f"{'x' * 50} {n}\n" for n in range(20_000)))
-    for words in (["read", "orders"], ["consume", "orders", "-g", "g"]):
+    for words in (["read", "orders"], ["consume", "orders", "-g", "g", "--create"]):
         process = cli.start(*words)
         assert process.stdout is not None
         assert process.stdout.readline().startswith(b"x")
@@ -56,7 +56,7 @@ def test_the_reader_of_a_pipe_may_leave(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["consume", "orders", "-g", "g"], ["read", "orders", "-F", "--start", "earliest"]]
+    "words", [["consume", "orders", "-g", "g", "--create"], ["read", "orders", "-F", "--start", "earliest"]]
 )
 def test_ctrl_c_ends_quietly(cli: Cli, words: list[str]) -> None:
     cli.ok("send", "orders", "hello")
@@ -121,6 +121,43 @@ def test_a_worker_runs_the_app_in_this_folder(cli: Cli, tmp_path: Path) -> None:
     answer = _end(process)
     assert answer.code == 0 and "running" in answer.err
     assert cli.ok("lag", "orders", "billing", "--json").json[0]["messages"] == 0
+
+
+def test_a_worker_uses_the_url_that_is_named(cli: Cli, tmp_path: Path) -> None:
+    """It wins over the app's own, with a line that says so; the line of a new group says where it starts."""
+    (tmp_path / "shop.py").write_text(
+        "import postroom\n"
+        "app = postroom.App('sqlite:///own.db')\n"
+        "@app.subscribe('orders', group='billing')\n"
+        "async def bill(body: bytes):\n"
+        "    print(body.decode(), flush=True)\n"
+    )
+    cli.ok("send", "orders", "hello")
+    process = cli.start("worker", "shop:app", "--url", cli.url)
+    assert process.stdout is not None and process.stdout.readline() == b"hello\n"
+    process.send_signal(signal.SIGTERM)
+    answer = _end(process)
+    assert answer.code == 0 and not (tmp_path / "own.db").exists()
+    assert (
+        f"the app runs on {cli.url}, as asked for, and not on its own queue, sqlite:///own.db" in answer.err
+    )
+    assert "group billing of orders is new; it starts at the earliest message" in answer.err
+
+
+@pytest.mark.parametrize(("typed", "code", "groups"), [(b"y\n", 0, 1), (b"\n", 4, 0)])
+def test_on_a_terminal_a_new_group_is_asked_about(cli: Cli, typed: bytes, code: int, groups: int) -> None:
+    cli.ok("send", "orders", "hello")
+    terminal, end = pty.openpty()
+    process = cli.start("consume", "orders", "-g", "biling", "-n", "1", stdin=end, stdout=end, stderr=end)
+    os.close(end)
+    shown = b""
+    while b"[y/N]" not in shown:
+        shown += os.read(terminal, 1000)
+    assert b"topic 'orders' has no group 'biling'; it has none yet." in shown
+    os.write(terminal, typed)
+    assert process.wait(SECONDS) == code
+    os.close(terminal)
+    assert len(cli.ok("group", "list", "orders", "--json").json) == groups
 
 
 @pytest.mark.parametrize("target", ["shop", "nothing_here:app", "json:app"])

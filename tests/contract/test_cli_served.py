@@ -35,7 +35,7 @@ async def test_a_message_from_end_to_end(served: str, cli: Cli) -> None:
     await run(cli, "send", "orders", "hello")
     assert "hello" in await run(cli, "read", "orders")
     assert "orders" in await run(cli, "topic", "list")
-    assert "hello" in await run(cli, "consume", "orders", "--group", "billing", "--count", "1")
+    assert "hello" in await run(cli, "consume", "orders", "--group", "billing", "--create", "--count", "1")
 
 
 async def test_the_doctor_looks_at_brokers(served: str, cli: Cli) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import postroom
 from tests.contract.cli_runner import Cli
 
 
@@ -19,7 +20,7 @@ def orders(cli: Cli) -> Cli:
     """A topic with ten messages and a group that has taken three."""
     cli.ok("topic", "create", "orders", "--partitions", "2")
     cli.ok("send", "orders", "-", stdin="".join(f"order {n}\n" for n in range(10)))
-    cli.ok("consume", "orders", "--group", "billing", "--count", "3")
+    cli.ok("consume", "orders", "--group", "billing", "--create", "--count", "3")
     return cli
 
 
@@ -104,9 +105,9 @@ def test_groups_are_created_listed_and_shown(orders: Cli) -> None:
 
 def test_a_paused_group_is_given_nothing_until_it_is_resumed(orders: Cli) -> None:
     orders.ok("group", "pause", "orders", "billing")
-    assert orders.ok("consume", "orders", "-g", "billing", "--wait", "10ms").out == ""
+    assert orders.ok("consume", "orders", "-g", "billing", "--create", "--wait", "10ms").out == ""
     orders.ok("group", "resume", "orders", "billing")
-    assert len(orders.ok("consume", "orders", "-g", "billing", "-n", "7").out.splitlines()) == 7
+    assert len(orders.ok("consume", "orders", "-g", "billing", "--create", "-n", "7").out.splitlines()) == 7
 
 
 def test_alter_changes_what_is_named(orders: Cli) -> None:
@@ -117,7 +118,7 @@ def test_alter_changes_what_is_named(orders: Cli) -> None:
 
 @pytest.mark.parametrize(
     ("to", "behind"),
-    [("earliest", 10), ("latest", 0), ("2020-01-01T00:00:00Z", 10), ("2199-01-01T00:00:00+02:00", 0)],
+    [("earliest", 10), ("latest", 0), ("2020-01-01T00:00:00Z", 10)],
 )
 def test_reset_moves_a_group(orders: Cli, to: str, behind: int) -> None:
     """R12."""
@@ -135,11 +136,66 @@ def test_reset_to_offsets(orders: Cli) -> None:
     assert answer.json["behind"] == sum(1 for end in ends.values() if end)
 
 
+def test_reset_moves_the_partition_that_is_named(cli: Cli) -> None:
+    """R12: and says so, partition by partition, before it is done."""
+    with postroom.sync.connect(cli.url) as mq:
+        mq.create_topic("orders", partitions=2)
+        for number in range(10):
+            mq.send("orders", b"x", slot=1023 * (number % 2))
+    cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "10")
+    before = cli.ok("group", "show", "orders", "billing", "--json").json["committed"]
+    words = ("group", "reset", "orders", "billing", "--to", "1=2")
+    planned = cli.ok(*words, "--dry-run", "--json").json
+    again = before["1"] - 2
+    assert (planned["again"], planned["skipped"]) == (again, 0)
+    assert [(p["partition"], p["before"], p["after"], p["moved"]) for p in planned["partitions"]] == [
+        (0, before["0"], before["0"], False),
+        (1, before["1"], 2, True),
+    ]
+    shown = cli.ok(*words, "--dry-run").out
+    counted = f"{again} messages come again, 0 messages are skipped"
+    assert shown.startswith(f"would reset group 'billing' to 1=2: {counted}")
+    lines = [line.split() for line in shown.splitlines()]
+    assert ["0", str(before["0"]), "stays", "0", "0"] in lines
+    assert ["1", str(before["1"]), "2", str(again), "0"] in lines
+    assert cli.ok("group", "show", "orders", "billing", "--json").json["committed"] == before
+    assert f"{counted}; {again} messages are waiting" in cli.ok(*words, "--yes").out
+    after = cli.ok("group", "show", "orders", "billing", "--json").json["committed"]
+    assert after == {**before, "1": 2}
+
+
+@pytest.mark.parametrize(
+    ("to", "sentence"),
+    [
+        ("7=0", "topic 'orders' has no partition 7; it has 0, 1"),
+        ("0=999", "and 999 is beyond it: choose"),
+        ("2199-01-01T00:00:00Z", "is in the future, where there are no messages yet; use 'latest'"),
+    ],
+)
+def test_a_reset_to_a_place_that_is_not_there(orders: Cli, to: str, sentence: str) -> None:
+    for last in ("--yes", "--dry-run"):
+        answer = orders("group", "reset", "orders", "billing", "--to", to, last)
+        assert answer.code != 0 and sentence in answer.err
+
+
 def test_delete_forgets_a_group_and_keeps_the_messages(orders: Cli) -> None:
     answer = orders.ok("group", "delete", "orders", "billing", "--yes", "--json")
     assert (answer.json["behind"], answer.json["dead_letters"]) == (7, 0)
     assert orders.ok("group", "list", "orders", "--json").json == []
     assert orders.ok("topic", "show", "orders", "--json").json["messages"] == 10
+
+
+def test_exist_ok_with_other_settings(cli: Cli) -> None:
+    cli.ok("topic", "create", "orders", "-p", "2")
+    cli.ok("topic", "create", "orders", "-p", "2", "--exist-ok")
+    answer = cli("topic", "create", "orders", "-p", "3", "--retention", "1d", "--exist-ok")
+    assert answer.code == 1 and "partitions 2 (asked for: 3), retention 7d (asked for: 1d)" in answer.err
+    assert "`postroom topic alter` changes the rest" in answer.err
+    cli.ok("group", "create", "orders", "billing", "--lease", "5s")
+    assert "add --exist-ok if that is fine" in cli("group", "create", "orders", "billing").err
+    cli.ok("group", "create", "orders", "billing", "--lease", "5s", "--exist-ok")
+    answer = cli("group", "create", "orders", "billing", "--lease", "6s", "--exist-ok")
+    assert answer.code == 1 and "change the group with `postroom group alter`" in answer.err
 
 
 # --- asking first ------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ def test_the_rights_shown_are_enough(server: str, request: pytest.FixtureRequest
     cli.ok("topic", "create", "orders", "--partitions", "1")
     cli.ok("topic", "create", "clicks", "--partitions", "1", "--storage", "volatile")
     cli.ok("send", "orders", "hello")
-    assert cli.ok("consume", "orders", "-g", "billing", "-n", "1").out == "hello\n"
+    assert cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "1").out == "hello\n"
     found = {check["check"]: check["state"] for check in cli.ok("doctor", "--json").json["checks"]}
     assert found["rights"] == "ok" and "fail" not in found.values()
     cli.ok("topic", "delete", "orders", "--yes")

@@ -10,6 +10,7 @@ per key, each group has handled exactly what was stored, in order (R26, I4, I10,
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 
@@ -50,6 +51,7 @@ class Reset:
     """What is left to do of a reset, by whoever asked for it (I10)."""
 
     group: Group
+    before: int  # the generation that it ends
     places: list[int]
     steps: list[Callable[[], None]]
 
@@ -288,26 +290,38 @@ class RouteMachine(RuleBasedStateMachine):
         """As `broker.groups` does it, under the hands of the members."""
         route = self._route()
         numbers = [piece.partition for piece in route.partitions]
-        named = ((numbers[offset % len(numbers)], offset),) if kind == "offsets" else ()
+        number = numbers[offset % len(numbers)]
+        partly = kind == "offsets"
+        named = ((number, offset),) if partly else ()
+        before = self.store.catalog.group(TOPIC, GROUPS[0])
         group = self.store.catalog.reset_group(TOPIC, GROUPS[0], Start(kind, offsets=named))  # type: ignore[arg-type]
         ids = [piece.partition_id for piece in self._route().partitions]
         starts = {place: 2**62 for place, _ in self.truth.at if place not in ids}  # those are removed
-        starts |= {one: self.store.catalog.start_of(group.id, one)[1] for one in ids}
-        self.books[GROUPS[0]][group.generation] = Book(self.truth, starts)
-        progress = self.store.progress
-        fenced = [
-            piece.partition_id for piece in route.partitions if route.predecessors.get(piece.partition_id)
-        ]
-        others = [piece.partition_id for piece in route.partitions if piece.partition_id not in fenced]
+        moved = [p.partition_id for p in route.partitions if not partly or p.partition == number]
+        starts |= {one: self.store.catalog.start_of(group.id, one)[1] for one in ids if one in moved}
+        book = Book(self.truth, starts, before=self.books[GROUPS[0]][before.generation] if partly else None)
+        self.books[GROUPS[0]][group.generation] = book
+        after = {one for place in moved for one in route.descendants(place)}
+        fenced = [piece.partition_id for piece in route.partitions if piece.partition_id in after]
+        others = [piece.partition_id for piece in route.partitions if piece.partition_id not in after]
         self.resets.append(
             Reset(
                 group,
+                before.generation,
                 [*fenced, *others],
-                [lambda: progress.fence(group, fenced[::-1]), lambda: progress.rewind(group, others)],
+                [
+                    lambda: self.store.progress.fence(group, fenced[::-1]),
+                    lambda: self._rewind(group, others),
+                ],
             )
         )
         while at_once and self.resets:
             self._go_on_resetting(0)
+
+    def _rewind(self, group: Group, places: list[int]) -> None:
+        for place in places:
+            with suppress(GateClosed):
+                self.store.progress.rewind(group, [place])
 
     @precondition(lambda self: self.resets)
     @step(who=WHO, dies=st.booleans())
@@ -330,7 +344,7 @@ class RouteMachine(RuleBasedStateMachine):
 
     def _check_fence(self, reset: Reset) -> None:
         """All is done: nobody goes on in an earlier generation (I10)."""
-        old = replace(reset.group, generation=reset.group.generation - 1)
+        old = replace(reset.group, generation=reset.before)
         for place in reset.places:
             with pytest.raises(GenerationChanged):
                 self.store.progress.extend(old, place, 1, [(0, 0)])

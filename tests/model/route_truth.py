@@ -47,14 +47,25 @@ class Book:
     settled: set[Message] = field(default_factory=set)
     handled: set[Message] = field(default_factory=set)
     under: dict[int, set[Message]] = field(default_factory=dict)  # by hold
+    before: Book | None = None
+    """The generation from which on the group stays where it is in partitions that `starts` does not name."""
+
+    def _left(self, message: Message) -> bool:
+        return self.before is not None and self.truth.stored[message][0] not in self.starts
 
     def wanted(self, message: Message) -> bool:
+        if self.before is not None and self._left(message):
+            return self.before.wanted(message)
         partition_id, offset = self.truth.stored[message]
         return offset >= self.starts.get(partition_id, 0)
 
+    def is_settled(self, message: Message) -> bool:
+        left = self.before is not None and self._left(message) and self.before.is_settled(message)
+        return left or message in self.settled
+
     def unsettled(self) -> list[Message]:
         return [
-            message for message in self.truth.stored if message not in self.settled and self.wanted(message)
+            message for message in self.truth.stored if not self.is_settled(message) and self.wanted(message)
         ]
 
     def closed(self, history: Iterable[Route], slot: Callable[[int], int]) -> set[int]:
@@ -73,12 +84,12 @@ class Book:
     def handle(self, hold: int, message: Message) -> None:
         mine = self.under.setdefault(hold, set())
         assert self.wanted(message), f"{message} lies before the group's start"
-        assert message not in self.settled, f"{message} is handled again, and was settled"
+        assert not self.is_settled(message), f"{message} is handled again, and was settled"
         assert message not in mine, f"{message} is handled twice under one hold"
         key, number = message
         for before in self.truth.numbers[key]:
             earlier = (key, before)
-            if before >= number or earlier in self.settled or not self.wanted(earlier):
+            if before >= number or self.is_settled(earlier) or not self.wanted(earlier):
                 continue
             here = self.truth.stored[earlier][0] == self.truth.stored[message][0]
             assert here, f"{message} is handled before {earlier}, of a partition that it follows (I10)"

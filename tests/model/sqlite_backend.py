@@ -29,12 +29,12 @@ class GroupOnSqlite:
         assert isinstance(store, SqlStore)
         self._store = store
         self._partition = store.catalog.create_topic(TOPIC, TopicSettings(), 1).route.ranges[0].partition_id
-        self._groups: dict[int, Group] = {}
-        self._know(store.catalog.create_group(TOPIC, GROUP, settings))
+        self._groups: dict[int, Group] = {}  # by how often it was reset, from 1 on
+        self._know(store.catalog.create_group(TOPIC, GROUP, settings), 1)
         store.progress.rewind(self._group, [self._partition])
 
-    def _know(self, group: Group) -> None:
-        self._group = self._groups[group.generation] = group
+    def _know(self, group: Group, more: int = 0) -> None:
+        self._group = self._groups[max(self._groups, default=0) + more] = group
 
     def now(self) -> int:
         return self._store.now_ms()
@@ -53,7 +53,8 @@ class GroupOnSqlite:
         self._know(self._store.catalog.alter_group(TOPIC, GROUP, changed, paused=False))
 
     def reset(self, offset: int) -> None:
-        self._know(self._store.catalog.reset_group(TOPIC, GROUP, Start("offsets", offsets=((0, offset),))))
+        to = Start("offsets", offsets=((0, offset),))
+        self._know(self._store.catalog.reset_group(TOPIC, GROUP, to), 1)
         self._store.progress.rewind(self._group, [self._partition])
 
     def settle(self, generation: int, token: int, settlements: Sequence[Settlement]) -> Settled:

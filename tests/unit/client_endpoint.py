@@ -22,6 +22,7 @@ from postroom.broker.endpoint import (
     Lease,
     PollReply,
     PollRequest,
+    ResetPlan,
     Settle,
     SettleReply,
     TopicInfo,
@@ -355,7 +356,9 @@ class FakeEndpoint:
     async def delete_group(self, topic: str, name: str, force: bool) -> None:
         raise NotImplementedError
 
-    async def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
+    async def reset(
+        self, topic: str, name: str, start: Start, force: bool, dry_run: bool = False
+    ) -> ResetPlan:
         raise NotImplementedError
 
     async def lag(self, topic: str, group: str) -> Lag:

@@ -20,6 +20,10 @@ async def test_topics(stage: Stage) -> None:
     assert (made["partitions"], made["settings"]["retention_ms"]) == (2, 86_400_000)
     await stage.error("POST", f"{API}/topics", 409, json={"name": "orders"})
     await stage.post("/topics", {"name": "orders", "exist_ok": True}, 201)
+    found = await stage.error(
+        "POST", f"{API}/topics", 409, json={"name": "orders", "exist_ok": True, "partitions": 4}
+    )
+    assert "partitions 2 (asked for: 4)" in str(found)
     await stage.call("POST", f"{API}/topics/orders/messages", 202, content=b"x")
     changed = (await stage.call("PATCH", f"{API}/topics/orders", json={"max_backlog": 10})).json()
     assert (changed["settings"]["max_backlog"], changed["settings"]["retention_ms"]) == (10, 86_400_000)
@@ -37,6 +41,8 @@ async def test_groups(stage: Stage) -> None:
     base = "/topics/orders/groups"
     made = await stage.post(base, {"group": "billing", "lease": "1m", "start": {"0": 1}}, 201)
     assert made["settings"]["lease_ms"] == 60_000
+    await stage.post(base, {"group": "billing", "lease": "1m", "exist_ok": True}, 201)
+    await stage.error("POST", f"{API}{base}", 409, json={"group": "billing", "lease": "2m", "exist_ok": True})
     assert (await stage.get(f"{base}/billing/lag"))["total"]["messages"] == 2
     await stage.error("POST", f"{API}{base}", 409, json={"group": "billing"})
     altered = (await stage.call("PATCH", f"{API}{base}/billing", json={"max_attempts": 3})).json()
@@ -49,6 +55,11 @@ async def test_groups(stage: Stage) -> None:
         await stage.post(f"{base}/billing/reset", {"to": to, "force": True})
         assert (await stage.get(f"{base}/billing/lag"))["total"]["messages"] == left
     await stage.error("POST", f"{API}{base}/billing/reset", 400, json={"to": "someday", "force": True})
+    planned = await stage.post(f"{base}/billing/reset", {"to": {"0": 1}, "dry_run": True})
+    done = await stage.post(f"{base}/billing/reset", {"to": {"0": 1}, "force": True})
+    assert planned["partitions"] == done["partitions"] and done["partitions"][0]["after"] == 1
+    assert (planned["dry_run"], done["dry_run"]) == (True, False)
+    await stage.error("POST", f"{API}{base}/billing/reset", 400, json={"to": {"0": 99}, "force": True})
     await stage.error("DELETE", f"{API}{base}/billing", 409)
     await stage.call("DELETE", f"{API}{base}/billing?force=true", 204)
     assert await stage.get(base) == []

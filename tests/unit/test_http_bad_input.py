@@ -32,8 +32,8 @@ MESSAGE = {
 BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("POST", "/topics", {**TOPIC, "name": "new", "exist_ok": True, "partitions": 1, "storage": "durable"}),
     ("PATCH", "/topics/orders", TOPIC),
-    ("POST", "/topics/orders/groups", {**GROUP, "group": "made", "mode": "shared", "start": "earliest"}),
-    ("PATCH", "/topics/orders/groups/g", GROUP),
+    ("POST", "/topics/orders/groups", {**GROUP, "group": "made", "mode": "ordered", "start": "earliest"}),
+    ("PATCH", "/topics/orders/groups/line", GROUP),
     ("POST", "/topics/orders/groups/g/reset", {"to": "earliest", "force": True}),
     ("POST", "/topics/orders/groups/g/poll", {"max_messages": 1, "wait_s": 0, "member": "m", "base64": True}),
     ("POST", "/topics/orders/groups/g/settle", {**LISTS, "member": "m"}),
@@ -52,6 +52,7 @@ async def stage() -> Any:
     async with staged() as stage:
         await stage.post("/topics", {"name": "orders", "partitions": 1}, 201)
         await stage.post("/topics/orders/groups", {"group": "g"}, 201)
+        await stage.post("/topics/orders/groups", {"group": "line", "mode": "ordered"}, 201)
         yield stage
 
 

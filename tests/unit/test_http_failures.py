@@ -45,6 +45,7 @@ def test_every_error_has_a_status_that_fits_its_part_of_the_tree(kind: type[erro
         (errors.UnknownTopic, 404),
         (errors.UnknownGroup, 404),
         (errors.TopicExists, 409),
+        (errors.TopicConflict, 409),
         (errors.GroupConflict, 409),
         (errors.LeaseLost, 409),
         (errors.MessageTooLarge, 413),

@@ -55,6 +55,21 @@ def test_a_short_lease_is_asked_about_in_its_second_half() -> None:
     assert holdings.due(500, BEFORE) == [ask(held((0, 4)), lease_ms=1000)]
 
 
+def test_short_leases_are_looked_at_more_often() -> None:
+    """Three eighths of a lease are left when its holder is asked at the latest."""
+    holdings = Holdings()
+    assert holdings.look_ms == 0
+    holdings.granted(request(), reply((0, 4), lease_ms=30_000), 0)
+    assert holdings.look_ms == 3750
+    holdings.granted(request(8), reply((5, 6), lease_ms=1000), 0)
+    assert holdings.look_ms == 125
+    assert holdings.due(500 + holdings.look_ms, BEFORE)
+    holdings.settled(settle((0, 4)))
+    assert holdings.look_ms == 0
+    holdings.kept(ask(lease_ms=2000), [held((5, 6), token=8)], 0)
+    assert holdings.look_ms == 250
+
+
 def test_what_is_settled_is_not_asked_about() -> None:
     holdings = granted((0, 9))
     holdings.settled(settle((3, 4)))

@@ -14,6 +14,7 @@ from ..errors import GateClosed, GenerationChanged, StoreUnavailable
 from ..model.delivery import Span
 from ..store.contract import Store
 from .catalog import CatalogCache
+from .deliveries import Deliveries
 from .endpoint import Beat, Held
 from .groups import Groups
 
@@ -23,9 +24,10 @@ _log = logging.getLogger("postroom.broker")
 
 
 class Beating:
-    def __init__(self, store: Store, catalog: CatalogCache, groups: Groups) -> None:
+    def __init__(self, store: Store, catalog: CatalogCache, groups: Groups, deliveries: Deliveries) -> None:
         self._store = store
         self._catalog = catalog
+        self._deliveries = deliveries
         self._groups = groups
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
@@ -50,9 +52,11 @@ class Beating:
         """What is lost; None: that cannot be told now."""
         try:
             reader = self._catalog.group(held.topic, beat.group)
-            return self._store.progress.extend(reader, held.partition_id, held.token, held.spans)
+            extend = self._store.progress.extend
+            return self._deliveries.by_fresh_group(
+                reader, lambda known: extend(known, held.partition_id, held.token, held.spans)
+            )[1]
         except (GenerationChanged, GateClosed):
-            self._catalog.forget()
             return held.spans
         except StoreUnavailable as error:
             if "shard" not in error.details:

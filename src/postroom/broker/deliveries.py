@@ -11,6 +11,7 @@ import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ..config import DEFAULTS
 from ..errors import GateClosed, GenerationChanged, StoreError, StoreUnavailable, UnknownPartition
@@ -43,6 +44,8 @@ __all__ = [
     "new_stamp",
     "released",
 ]
+
+T = TypeVar("T")
 
 _WHOLE = 2**31  # no limit on bytes
 _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
@@ -275,6 +278,16 @@ class Deliveries:
 
     # ---- settle ----
 
+    def by_fresh_group(self, group: Group, verb: Callable[[Group], T]) -> tuple[Group, T]:
+        """The verb's answer, and the group as it is now: what a reset left where it was is still held."""
+        for _ in range(_FRESH_LOOKS):
+            try:
+                return group, verb(group)
+            except GenerationChanged:
+                self._catalog.forget()
+                group = self._catalog.group(group.topic, group.name)
+        return group, verb(group)
+
     def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> Outcome:
         outcome = Outcome()
         target = self._catalog.dead_letters(topic, group)
@@ -300,9 +313,10 @@ class Deliveries:
         partition_id, now = parts[0].partition_id, self._store.now_ms()
         each = [(part.token, self._settlements(part, group, target, now)) for part in parts]
         try:
-            found = self._store.progress.settle_each(group, partition_id, each)
+            group, found = self.by_fresh_group(
+                group, lambda known: self._store.progress.settle_each(known, partition_id, each)
+            )
         except (GenerationChanged, GateClosed):  # the group was reset: what was held is nobody's any more
-            self._catalog.forget()
             outcome.lost += [(part, tuple((v.first, v.last) for v in part.verdicts)) for part in parts]
             return []
         left = (self._settled(part, group, done, outcome) for part, done in zip(parts, found, strict=True))

@@ -45,6 +45,7 @@ from .endpoint import (
     PollReply,
     PollRequest,
     RateInfo,
+    ResetPlan,
     Settle,
     SettleReply,
     ShardInfo,
@@ -64,6 +65,7 @@ from .polling import HOLDERS, Polling
 from .publishing import FinishDecisions, Publisher
 from .quotas import Quotas
 from .replies import ForgetReplies, Replies, ReplyVerbs
+from .resets import Resets
 from .routes import FinishChanges, RouteChanges
 from .setting_aside import leads_to_lane
 from .shardwork import ShardWork
@@ -110,8 +112,9 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)
         self._ordered = OrderedDeliveries(store, self._catalog, self._deliveries)
         self._admin = Admin(store, self._catalog)
-        self._groups = Groups(store, self._catalog, limits, self._admin.delete_topic)
-        self._beating = Beating(store, self._catalog, self._groups)
+        resets = Resets(store, self._admin.resolve)
+        self._groups = Groups(store, self._catalog, limits, self._admin.delete_topic, resets)
+        self._beating = Beating(store, self._catalog, self._groups, self._deliveries)
         self._routes = RouteChanges(store, self._catalog)
         self._drain = Drain(store, self._routes)
         self._help = RouteHelp(self._routes, self._route_changed)
@@ -402,10 +405,12 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         await self._in_thread(self._groups.delete, topic, name, force)
         self._waiters.notify_all()
 
-    async def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
-        info = await self._in_thread(self._groups.reset, topic, name, start, force)
+    async def reset(
+        self, topic: str, name: str, start: Start, force: bool, dry_run: bool = False
+    ) -> ResetPlan:
+        plan = await self._in_thread(self._groups.reset, topic, name, start, force, dry_run)
         self._waiters.notify_all()
-        return info
+        return plan
 
     async def lag(self, topic: str, group: str) -> Lag:
         return await self._in_thread(self._admin.lag, topic, group)

@@ -25,9 +25,9 @@ from ..store.contract import Appended, StoredBatch
 
 __all__ = [
     "NEVER_STORED", "Beat", "DeadLetters", "Decided", "Endpoint", "Fetched", "Grant", "GroupInfo", "Held",
-    "Lag", "Lease", "MemberInfo", "PartitionLag", "PollReply", "PollRequest", "Published", "PublishedPlace",
-    "RateInfo", "Settle", "SettleReply", "ShardInfo", "StoppedMessage", "TopicInfo", "UnparkRequest",
-    "Verdict",
+    "Lag", "Lease", "MemberInfo", "PartitionLag", "PartitionReset", "PollReply", "PollRequest", "Published",
+    "PublishedPlace", "RateInfo", "ResetPlan", "Settle", "SettleReply", "ShardInfo", "StoppedMessage",
+    "TopicInfo", "UnparkRequest", "Verdict",
 ]  # fmt: skip
 
 
@@ -64,6 +64,36 @@ class GroupInfo:
     created_at: int
     members: tuple[MemberInfo, ...]  # live ones; none: nobody uses the group now
     idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
+    made: bool = False  # by the very call that this answers
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionReset:
+    """What a reset does in one partition."""
+
+    group: str  # in mode "broadcast" the member's own
+    partition: int
+    before: int  # everything below it was settled
+    after: int  # where the group goes on
+    again: int  # messages that were settled, and are delivered once more
+    skipped: int  # messages that were not settled, and are passed over
+    moved: bool = True  # False: the group stays, with what is in flight or waits for a retry
+
+
+@dataclass(frozen=True, slots=True)
+class ResetPlan(GroupInfo):
+    """The group, and what a reset has done, or (`dry_run`) would do."""
+
+    partitions: tuple[PartitionReset, ...] = ()
+    dry_run: bool = False
+
+    @property
+    def again(self) -> int:
+        return sum(line.again for line in self.partitions)
+
+    @property
+    def skipped(self) -> int:
+        return sum(line.skipped for line in self.partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,7 +427,11 @@ class Endpoint(Protocol):
     async def alter_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo: ...
     async def pause(self, topic: str, name: str, paused: bool) -> GroupInfo: ...
     async def delete_group(self, topic: str, name: str, force: bool) -> None: ...
-    async def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo: ...
+    async def reset(
+        self, topic: str, name: str, start: Start, force: bool, dry_run: bool = False
+    ) -> ResetPlan:
+        """Offsets move the partitions that they name. `dry_run`: say what would be done."""
+
     async def lag(self, topic: str, group: str) -> Lag: ...
     async def lanes(self, topic: str, group: str) -> LaneInfo: ...
 

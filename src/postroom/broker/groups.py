@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from ..config import Limits
 from ..errors import GroupExists, GroupLive, StoreBusy, UnknownGroup, UnknownTopic
@@ -25,12 +25,12 @@ from ..model.names import (
     retry_topic,
     slow_topic,
 )
-from ..model.route import Route
 from ..model.settings import GroupSettings, GroupWish, Start
 from ..store.contract import Group, Store
 from .catalog import CatalogCache, is_base
-from .endpoint import GroupInfo, MemberInfo
+from .endpoint import GroupInfo, MemberInfo, ResetPlan
 from .members import Members
+from .resets import Resets
 
 __all__ = ["TOUCH_MS", "Groups"]
 
@@ -44,12 +44,18 @@ _TRIES = 5  # a group that is retired again and again while somebody joins it
 
 class Groups:
     def __init__(
-        self, store: Store, catalog: CatalogCache, limits: Limits, drop_topic: Callable[[str], None]
+        self,
+        store: Store,
+        catalog: CatalogCache,
+        limits: Limits,
+        drop_topic: Callable[[str], None],
+        resets: Resets,
     ) -> None:
         self._store = store
         self._catalog = catalog
         self._limits = limits
         self._drop_topic = drop_topic
+        self._resets = resets
         self.members = Members(store, limits, self._used)
         self._touched: dict[int, int] = {}  # when this process last wrote that it uses a group
 
@@ -60,14 +66,14 @@ class Groups:
     ) -> GroupInfo:
         check_group(name)
         for _ in range(_TRIES):
-            group = self._found_or_made(topic, name, wish.over(GroupSettings()))
+            group, made = self._found_or_made(topic, name, wish.new)
             if not self._in_use(group):
                 continue
             wish.check(group.settings, topic=topic, group=name)
             own = self._of_member(group, member, named) if is_base(group) else group
             if own is group or self._in_use(own):
                 self.members.enter(own, member, client)
-                return self.info(own)
+                return replace(self.info(own), made=made)
         raise StoreBusy(f"group {name!r} of topic {topic!r} was forgotten while it was joined; join it again")
 
     def _in_use(self, group: Group) -> bool:
@@ -77,26 +83,47 @@ class Groups:
         self.forget(group)
         return False
 
-    def _found_or_made(self, topic: str, name: str, settings: GroupSettings) -> Group:
+    def _found_or_made(
+        self, topic: str, name: str, settings: Callable[[], GroupSettings]
+    ) -> tuple[Group, bool]:
+        """The group, and whether it was made just now."""
         try:
-            return self._store.catalog.group(topic, name)
+            return self._store.catalog.group(topic, name), False
         except UnknownGroup:
             pass
         try:
-            return self._make(topic, name, settings)
+            return self._make(topic, name, settings()), True
         except GroupExists:  # another consumer was faster
-            return self._store.catalog.group(topic, name)
+            return self._store.catalog.group(topic, name), False
 
     def _make(self, topic: str, name: str, settings: GroupSettings) -> Group:
         if settings.mode == "broadcast" and base_of(name) is None:
             check_broadcast(name)
+        settings.start.check_past(self._store.now_ms())
         group = self._store.catalog.create_group(topic, name, settings)
         self._catalog.forget()
+        if base_of(name) is None:
+            _log.info("%s", settings.news(topic, name))
+            self._note_clamped(group)
         return group
+
+    def _note_clamped(self, group: Group) -> None:
+        """Offsets that are not there were moved to what is: say so."""
+        if not group.settings.start.offsets:
+            return
+        route = self._store.catalog.topic(group.topic).route
+        for number, offset in group.settings.start.offsets:
+            start = self._store.catalog.start_of(group.id, route.readable(number).partition_id)[1]
+            if start != offset:
+                _log.warning(
+                    "group %s of %s starts at offset %d of partition %d, and not at %d, which is not there",
+                    group.name, group.topic, start, number, offset,
+                )  # fmt: skip
 
     def _of_member(self, group: Group, member: str, named: bool) -> Group:
         settings = group.settings if named else self._unnamed(group.settings)
-        own = self._found_or_made(group.topic, member_group(group.name, member, named=named), settings)
+        name = member_group(group.name, member, named=named)
+        own, _ = self._found_or_made(group.topic, name, lambda: settings)
         if group.paused and not own.paused:
             own = self._store.catalog.alter_group(own.topic, own.name, own.settings, True)
             self._catalog.forget()
@@ -130,7 +157,7 @@ class Groups:
     # ---- settings ----
 
     def create(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        return self.info(self._make(topic, check_group(name), wish.over(GroupSettings())))
+        return replace(self.info(self._make(topic, check_group(name), wish.new())), made=True)
 
     def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
         """Change the group, and with it the groups on its own topics."""
@@ -145,6 +172,7 @@ class Groups:
 
     def _alter(self, group: Group, wish: GroupWish) -> None:
         settings = wish.over(group.settings)
+        wish.check_use(settings.mode)
         if is_unnamed(group.name):
             settings = replace(settings, expires_ms=group.settings.expires_ms)
         self._store.catalog.alter_group(group.topic, group.name, settings, group.paused)
@@ -154,23 +182,17 @@ class Groups:
             self._store.catalog.alter_group(topic, group.name, group.settings, paused)
         return self._changed(topic, name)
 
-    def reset(self, topic: str, name: str, start: Start, force: bool) -> GroupInfo:
+    def reset(self, topic: str, name: str, start: Start, force: bool, dry_run: bool) -> ResetPlan:
         groups = self._with_members(topic, name)
-        self._refuse_live(groups, "reset", force)
         route = self._store.catalog.topic(topic).route
-        for group in groups:
-            again = self._store.catalog.reset_group(topic, group.name, start)
-            if not is_base(group):
-                self._rewind(again, route)
-        return self._changed(topic, name)
-
-    def _rewind(self, group: Group, route: Route) -> None:
-        """Ordered groups: what has predecessors first, and it opens when it is its turn again (I10)."""
-        places = [piece.partition_id for piece in route.partitions]
-        if group.settings.mode == "ordered":
-            self._store.progress.fence(group, [p for p in reversed(places) if route.predecessors.get(p)])
-            places = [p for p in places if not route.predecessors.get(p)]
-        self._store.progress.rewind(group, places)
+        if dry_run:
+            lines = self._resets.plan(route, groups, start)
+        else:
+            self._refuse_live(groups, "reset", force)
+            lines = self._resets.run(route, groups, start)
+        info = self._changed(topic, name)
+        given = {field.name: getattr(info, field.name) for field in fields(info)}
+        return ResetPlan(**given, partitions=tuple(lines), dry_run=dry_run)
 
     def delete(self, topic: str, name: str, force: bool) -> None:
         groups = self._with_members(topic, name)

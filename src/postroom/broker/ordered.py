@@ -269,8 +269,12 @@ class OrderedDeliveries:
         present = self._store.present(p for p in partition_ids if p in readers)
         for partition_id in present:  # of the others the lease ends by itself
             with suppress(GateClosed):  # the group was reset: nobody holds it
-                self._store.progress.hand_over(readers[partition_id], partition_id, token)
+                self._hand_over(readers[partition_id], partition_id, token)
         return [reader.id for _, reader in sources]
+
+    def _hand_over(self, group: Group, partition_id: int, token: int) -> None:
+        hand_over = self._store.progress.hand_over
+        self._deliveries.by_fresh_group(group, lambda known: hand_over(known, partition_id, token))
 
     def leave(self, topic: str, group: str, member: str) -> list[int]:
         """A member goes: hand over what it holds still. Returns the groups that are concerned."""
@@ -282,7 +286,7 @@ class OrderedDeliveries:
             return []
         for place in (place for source in sources for place in self._places(source)):
             if place.peek is not None and place.token != NOBODY and place.peek.holder.member == member:
-                self._store.progress.hand_over(place.group, place.id, place.token)
+                self._hand_over(place.group, place.id, place.token)
         return self.joined(topic, group)
 
 

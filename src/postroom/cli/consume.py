@@ -5,11 +5,14 @@ A message is acked only after it was written and flushed: whoever reads the pipe
 
 from __future__ import annotations
 
+import sys
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ..errors import InvalidSetting
+from ..model.names import check_group
 from . import exits, show
 from .frame import Run, command
 from .messages import Format, Printer
@@ -55,11 +58,14 @@ async def consume(
     exhausted: Exhausted = None,
     max_hold: MaxHold = None,
     expires: Expires = None,
+    create: Annotated[bool, typer.Option("--create", help="Make the group if it is not there.")] = False,
 ) -> None:
     """Take messages as a member of a group: print each, then ack it. Stops at Ctrl-C, or when told.
 
-    Settings of the group (mode, order, start, lease …) are those it has; a new group takes those named here.
+    Settings of the group (mode, order, start, lease …) are those it has. One that is not there is made with
+    --create, and takes those named here.
     """
+    check_group(group)
     printer = Printer(format, as_json=run.json)
     idle_s = None if wait is None else seconds(wait, name="--wait")
     if no_ack and (count or 0) > _HELD:
@@ -69,20 +75,48 @@ async def consume(
         exhausted=exhausted, max_hold=max_hold, expires=expires,
     )  # fmt: skip
     async with run.connect() as mq:
-        await _note_new_group(mq, topic, group)
+        new = await _is_new(run, mq, topic, group, create)
         window = min(count or _HELD, _HELD)
         async with mq.consumer(topic, group=group, window=window, **wish) as consumer:
+            if new:
+                await _note_new(mq, topic, group)
             await _take(consumer, printer, count or (_HELD if no_ack else None), idle_s, no_ack)
     if not run.json and printer.printed:
         exits.say_note(_summary(printer.printed, topic, group, no_ack))
 
 
-async def _note_new_group(mq: Connection, topic: str, group: str) -> None:
-    """A mistyped name makes a group that holds messages for ever (R44): say that it is new."""
+async def _is_new(run: Run, mq: Connection, topic: str, group: str, create: bool) -> bool:
+    """A mistyped name would make a group that holds messages for ever (R44): ask, or refuse."""
     known = [info.name for info in await mq.groups(topic)]
-    if group not in known:
-        others = f"; there are {', '.join(known)}" if known else ""
-        exits.say_note(f"group {group} is new{others}")
+    if group in known:
+        return False
+    if create:
+        return True
+    shown = [name for name in known if "@" not in name]
+    close = get_close_matches(group, shown, n=1)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    there = f"it has {', '.join(shown)}" if shown else "it has none yet"
+    said = f"topic {topic!r} has no group {group!r}; {there}.{meant}"
+    if run.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise exits.AbortedError(f"{said} Correct the name, or add --create to make it")
+    _ask_to_make(said, group)
+    return True
+
+
+def _ask_to_make(said: str, group: str) -> None:
+    typer.echo(said)
+    try:
+        answer = input(f"Make group {group}? Type y to do it [y/N] ")
+    except EOFError:
+        answer = ""
+    if answer.strip().lower() not in ("y", "yes"):
+        raise exits.AbortedError("nothing was changed")
+
+
+async def _note_new(mq: Connection, topic: str, group: str) -> None:
+    for info in await mq.groups(topic):
+        if info.name == group:
+            exits.say_note(info.settings.news(topic, group))
 
 
 async def _take(

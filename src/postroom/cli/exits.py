@@ -38,6 +38,8 @@ INTERRUPTED = 130
 
 _CALLS = (
     ("pass exist_ok=True if that is fine", "add --exist-ok if that is fine"),
+    ("alter_topic changes the rest", "`postroom topic alter` changes the rest"),
+    ("split and merge change partitions", "`postroom route split` and `merge` change partitions"),
     ("or change the group with alter_group", "or change the group with `postroom group alter`"),
     ("use alter_group to change it", "use `postroom group alter` to change it"),
     ("or pass force=True:", "or add --force:"),
@@ -49,6 +51,7 @@ _CALLS = (
     ("run `postroom migrate`, or connect with migrate=True", "run `postroom migrate`"),
 )
 
+_ALTER = re.compile(r"alter_topic\('([^']+)', dedup_window='10m'\)")
 _SHARDS = re.compile(r"connect with shards=\{'([A-Za-z0-9-]+)': [^}]*\} as well")
 
 _RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
@@ -90,7 +93,7 @@ def say_failure(error: Exception, *, as_json: bool) -> int:
     return code_of(error)
 
 
-def worded(error: Exception) -> str:
+def worded(error: Exception | str) -> str:
     """What the error says, with the command to type where the SDK names the call to write."""
     text = str(error)
     details = getattr(error, "details", {})
@@ -99,6 +102,7 @@ def worded(error: Exception) -> str:
         meant = f"did you mean {names}? Otherwise make it" if names else "make it"
         name = details["topic"]
         return f"there is no topic {name!r}: {meant} with `postroom topic create {name}`"
+    text = _ALTER.sub(r"`postroom topic alter \1 --dedup-window 10m`", text)
     for call, typed in _CALLS:
         text = text.replace(call, typed)
     return _SHARDS.sub(r"add --shard \1=URL", text)

@@ -15,7 +15,9 @@ from .values import Group, Topic, place
 from .wishes import Exhausted, Expires, Lease, MaxAttempts, MaxHold, Mode, Order, SlowLane, Start, wished
 
 if TYPE_CHECKING:
-    from postroom import Connection, GroupInfo, Lag, PartitionLag
+    from rich.table import Table
+
+    from postroom import Connection, GroupInfo, Lag, PartitionLag, ResetPlan
     from postroom.model.lanes import LanePolicy
 
 __all__ = ["app", "find_group"]
@@ -39,6 +41,9 @@ async def create(
     max_hold: MaxHold = None,
     expires: Expires = None,
     slow_lane: SlowLane = None,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Fine if it is there already, with what is asked for.")
+    ] = False,
 ) -> None:
     """Create a group before its first consumer comes."""
     wish = wished(
@@ -46,12 +51,12 @@ async def create(
         exhausted=exhausted, max_hold=max_hold, expires=expires, lane=slow_lane,
     )  # fmt: skip
     async with run.connect() as mq:
-        info = await mq.create_group(topic, group, **wish)
+        info = await mq.create_group(topic, group, exist_ok=exist_ok, **wish)
     if run.json:
         show.json_line(_fields(info))
     else:
         mode_said = "" if info.settings.mode == "shared" else f", in mode {info.settings.mode}"
-        starts = f"it starts at {info.settings.start.encode()}"
+        starts = f"it {'starts' if info.made else 'started'} {info.settings.start.said}"
         typer.echo(f"group {group} of topic {topic} is there{mode_said}; {starts}")
 
 
@@ -149,24 +154,34 @@ async def reset(
     yes: Yes = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Move a group to another place in the topic: messages are skipped, or handled once more."""
+    """Move a group to another place in the topic: messages are skipped, or handled once more.
+
+    Offsets move the partitions that they name; in the others the group stays where it is.
+    """
     target = place(to, name="--to")
     async with run.connect() as mq:
         await find_group(mq, topic, group)
         before = (await mq.lag(topic, group)).total
+        plan = await mq.reset(topic, group, to=target, dry_run=True)
         losses: Losses = {"topic": topic, "group": group, "to": to, "behind": before.messages}
-        counted = f"its position is lost ({show.messages(before.messages, 'is', 'are')} waiting for it now)"
         if not agreed(
-            run, f"reset group {group!r} to {to}", losses, yes=yes, dry_run=dry_run, counted=counted
+            run,
+            f"reset group {group!r} to {to}",
+            {**losses, **_moved(plan)},
+            yes=yes,
+            dry_run=dry_run,
+            counted=_counted(plan),
+            detail=lambda: show.console().print(_moves(plan)),
         ):
             return
-        await mq.reset(topic, group, to=target, force=force)
+        done = await mq.reset(topic, group, to=target, force=force)
         after = (await mq.lag(topic, group)).total
     if run.json:
-        show.json_line({"reset": True, **losses, "behind": after.messages})
+        show.json_line({"reset": True, **losses, **_moved(done), "behind": after.messages})
     else:
         waiting = show.messages(after.messages, "is", "are")
-        typer.echo(f"reset group {group} to {to}: {waiting} waiting for it")
+        show.console().print(_moves(done))
+        typer.echo(f"reset group {group} to {to}: {_counted(done)}; {waiting} waiting for it")
 
 
 @command(app, "delete")
@@ -188,6 +203,35 @@ async def delete(
         show.json_line({"deleted": True, **losses})
     else:
         typer.echo(f"deleted group {group} of topic {topic}")
+
+
+def _moved(plan: ResetPlan) -> dict[str, Any]:
+    lines = [asdict(line) for line in plan.partitions]
+    return {"again": plan.again, "skipped": plan.skipped, "partitions": lines}
+
+
+def _counted(plan: ResetPlan) -> str:
+    again, skipped = show.messages(plan.again, "comes", "come"), show.messages(plan.skipped, "is", "are")
+    return f"{again} again, {skipped} skipped"
+
+
+def _moves(plan: ResetPlan) -> Table:
+    """A line for each partition, and in mode "broadcast" for each member."""
+    columns = ("partition", "before", "after", "again", "skipped")
+    rows = [
+        (
+            str(line.partition),
+            show.count(line.before),
+            show.count(line.after) if line.moved else "stays",
+            show.count(line.again),
+            show.count(line.skipped),
+        )
+        for line in plan.partitions
+    ]
+    if all(line.group == plan.name for line in plan.partitions):
+        return show.table(columns, rows, numbers=columns)
+    members = [(line.group, *row) for line, row in zip(plan.partitions, rows, strict=True)]
+    return show.table(("group", *columns), members, numbers=columns)
 
 
 async def find_group(mq: Connection, topic: str, name: str) -> GroupInfo:

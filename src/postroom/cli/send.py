@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -49,7 +50,12 @@ async def send(
     header: Annotated[
         list[str] | None, typer.Option("--header", "-H", metavar="NAME=VALUE", help="A header; repeatable.")
     ] = None,
-    id: Annotated[str | None, typer.Option("--id", help="The message's own id.")] = None,
+    id: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="The message's own id; repeats are dropped if the topic has a dedup window."
+        ),
+    ] = None,
     delay: Annotated[
         str | None, typer.Option(help='Deliver it after so long, such as "10m".', show_default=False)
     ] = None,
@@ -66,6 +72,7 @@ async def send(
     ] = False,
 ) -> None:
     """Send a message, or each line of standard input: `cat file | postroom send orders -`."""
+    logging.getLogger("postroom.producer").addHandler(_NOTES)
     shared = _shared(key, headers(header or ()), delay, at, expires)
     if value is not None and value != "-":
         if jsonl:
@@ -97,6 +104,16 @@ async def cancel(
         exits.say_error("not_waiting", f"{said}: {why}", as_json=run.json)
         raise typer.Exit(exits.FAILED)
 
+
+class _Notes(logging.Handler):
+    """What the producer warns of, as a note."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.levelno >= logging.WARNING:
+            exits.say_note(exits.worded(record.getMessage()))
+
+
+_NOTES = _Notes()
 
 Shared: TypeAlias = dict[str, Any]
 """What every message of one call has, unless a line says otherwise: fields of `postroom.Message`."""

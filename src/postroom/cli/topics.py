@@ -64,7 +64,9 @@ async def create(
     dedup_window: DedupWindow = None,
     max_backlog: MaxBacklog = None,
     max_backlog_bytes: MaxBacklogSize = None,
-    exist_ok: Annotated[bool, typer.Option("--exist-ok", help="Fine if it is there already.")] = False,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Fine if it is there already, with what is asked for.")
+    ] = False,
 ) -> None:
     """Create a topic (and the queue's file, if it is not there)."""
     check_topic(topic)  # before a file is made for it

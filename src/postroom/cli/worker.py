@@ -1,7 +1,8 @@
 """`postroom worker module:app`: run an application's handlers until it is told to stop.
 
-The application names its own queue; a `--url` reaches it as POSTROOM_URL, and every `--shard` is in
-POSTROOM_SHARDS. What handlers do wrong is logged to stderr: as lines for people, or with `--json` as objects.
+The application names its own queue. A `--url`, with its `--shard`s, is used in its stead, and that is logged;
+they are in POSTROOM_URL and POSTROOM_SHARDS while the application is imported. What handlers do wrong is
+logged to stderr: as lines for people, or with `--json` as objects.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ def worker(
     _log_to_stderr(run)
     from ..client.app.app import load_app
 
-    load_app(app).run()
+    found = load_app(app)
+    if run.named:
+        found.use(run.url, shards=run.shards or None)
+    found.run()
 
 
 def _log_to_stderr(run: Run) -> None:

@@ -11,9 +11,18 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
-from ..broker.endpoint import DeadLetters, Endpoint, GroupInfo, Lag, ShardInfo, StoppedMessage, TopicInfo
+from ..broker.endpoint import (
+    DeadLetters,
+    Endpoint,
+    GroupInfo,
+    Lag,
+    ResetPlan,
+    ShardInfo,
+    StoppedMessage,
+    TopicInfo,
+)
 from ..config import DEFAULTS
-from ..errors import CatalogError, InvalidSetting, UnknownTopic
+from ..errors import CatalogError, GroupExists, InvalidSetting, UnknownTopic
 from ..model.batch import records
 from ..model.lanes import LaneInfo, SlowLane, as_policy
 from ..model.names import HEADER_PREFIX, check_group, check_topic
@@ -35,6 +44,13 @@ _EVERY_LETTER = 2**31 - 1
 _DEAD = {name: f"{HEADER_PREFIX}{name}" for name in ("reason", "attempts", "dead-at")}
 
 
+class _NotGiven(str):
+    """A default that can be told from what a caller has written."""
+
+
+_DEFAULT = _NotGiven("7d")
+
+
 class Admin(RateLimits):
     """The part of a connection that keeps no state of its own."""
 
@@ -47,38 +63,45 @@ class Admin(RateLimits):
         self,
         name: str,
         *,
-        partitions: int = DEFAULTS.partitions,
-        storage: Storage = "durable",
-        retention: Duration | None = "7d",
+        partitions: int | None = None,
+        storage: Storage | None = None,
+        retention: Duration | None = _DEFAULT,
         retention_bytes: int | str | None = None,
-        keep: Keep = "needed",
-        drop_settled: bool = False,
+        keep: Keep | None = None,
+        drop_settled: bool | None = None,
         dedup_window: Duration | None = None,
         max_backlog: int | None = None,
         max_backlog_bytes: int | str | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
-        """Make a topic. `retention=None` keeps messages however old; `exist_ok` takes one that is there.
+        """Make a topic. `retention=None` keeps messages however old.
 
+        `exist_ok` takes one that is there, if it has what is given here; else TopicConflict says what
+        differs. Partitions that were split or merged since do not count: those it was made with do.
         `storage="volatile"` is fast and lost with a crash of the machine. Once the slowest group is
         `max_backlog` messages (or `max_backlog_bytes`) behind, sends raise BacklogFull until it catches up.
         With `dedup_window="10m"` a message whose id was sent within that time, or that some group has not
         settled yet, is not stored again: its receipt says `duplicate`. Equal ids need equal keys, or none.
         """
         self._guard.check()
-        settings = TopicSettings(
-            storage=storage,
-            retention_ms=0 if retention is None else duration_ms(retention, name="retention"),
-            retention_bytes=0
-            if retention_bytes is None
-            else size_bytes(retention_bytes, name="retention_bytes"),
-            keep=keep,
-            drop_settled=_flag(drop_settled, "drop_settled"),
-            dedup_ms=0 if dedup_window is None else duration_ms(dedup_window, name="dedup_window"),
-            max_backlog=_messages(max_backlog or 0, "max_backlog"),
-            max_backlog_bytes=size_bytes(max_backlog_bytes or 0, name="max_backlog_bytes"),
-        )
-        return await self._endpoint.create_topic(check_topic(name), settings, partitions, exist_ok)
+        given = _topic_wish(
+            None if isinstance(retention, _NotGiven) else (retention or 0),
+            retention_bytes, keep, drop_settled, dedup_window, max_backlog, max_backlog_bytes,
+        )  # fmt: skip
+        given |= {} if storage is None else {"storage": storage}
+        count = DEFAULTS.partitions if partitions is None else partitions
+        info = await self._endpoint.create_topic(check_topic(name), TopicSettings(**given), count, exist_ok)
+        if exist_ok:
+            differ = await self._differ(info, partitions)
+            info.settings.check(given, topic=name, partitions=differ)
+        return info
+
+    async def _differ(self, info: TopicInfo, partitions: int | None) -> tuple[int, int] | None:
+        """How many partitions it has and how many were asked for, unless it was made with as many."""
+        if partitions in (None, info.partitions):
+            return None
+        first = (await self._endpoint.route_history(info.name))[0]
+        return None if len(first.ranges) == partitions else (info.partitions, partitions)
 
     async def topics(self, *, internal: bool = False) -> list[TopicInfo]:
         """All topics; with `internal` also those that belong to groups (dead letters, retries)."""
@@ -104,20 +127,9 @@ class Admin(RateLimits):
         """Change what is given; None leaves it. 0 means no limit, and for `dedup_window` that ids are not
         looked at. Producers see a new window within about two seconds."""
         before = await self.topic(name)
-        asked: dict[str, Any] = {
-            "retention_ms": None if retention is None else duration_ms(retention, name="retention"),
-            "retention_bytes": None
-            if retention_bytes is None
-            else size_bytes(retention_bytes, name="retention_bytes"),
-            "keep": keep,
-            "drop_settled": None if drop_settled is None else _flag(drop_settled, "drop_settled"),
-            "dedup_ms": None if dedup_window is None else duration_ms(dedup_window, name="dedup_window"),
-            "max_backlog": None if max_backlog is None else _messages(max_backlog, "max_backlog"),
-            "max_backlog_bytes": None
-            if max_backlog_bytes is None
-            else size_bytes(max_backlog_bytes, name="max_backlog_bytes"),
-        }
-        changes = {setting: value for setting, value in asked.items() if value is not None}
+        changes = _topic_wish(
+            retention, retention_bytes, keep, drop_settled, dedup_window, max_backlog, max_backlog_bytes
+        )
         return await self._endpoint.alter_topic(name, replace(before.settings, **changes))
 
     async def delete_topic(self, name: str) -> None:
@@ -175,7 +187,9 @@ class Admin(RateLimits):
     async def offsets(self, topic: str, *, at: Position = "latest") -> dict[int, int]:
         """By partition, the offset at the end, at "earliest" or at a time; sealed partitions are included."""
         self._guard.check()
-        found = await self._explained(topic, self._endpoint.resolve(topic, as_start(at, name="at")))
+        start = as_start(at, name="at")
+        start.check_past(self._endpoint.now_ms(), name="at")
+        found = await self._explained(topic, self._endpoint.resolve(topic, start))
         numbers = {r.partition_id: r.partition for r in (await self.route(topic)).partitions}
         return {numbers[one]: offset for one, offset in found.items() if one in numbers}
 
@@ -217,15 +231,27 @@ class Admin(RateLimits):
         max_hold: Duration | None = None,
         expires: Duration | None = None,
         slow_lane: SlowLane | bool | None = None,
+        exist_ok: bool = False,
     ) -> GroupInfo:
         """Make a group before its first consumer does, for instance to fix where it starts.
 
+        `exist_ok` takes one that is there, if it has what is given here; else GroupConflict says what
+        differs.
         A group that nobody used for `expires` is forgotten, unless dead letters wait in it; 0: never. With
         `slow_lane`, sources that fail or take long are read apart, in a share of the handlers' time.
         """
         self._guard.check()
         wish = group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires, slow_lane)
-        return await self._explained(topic, self._endpoint.create_group(topic, check_group(group), wish))
+        try:
+            return await self._explained(topic, self._endpoint.create_group(topic, check_group(group), wish))
+        except GroupExists:
+            if not exist_ok:
+                raise
+        found = [info for info in await self._endpoint.groups(topic) if info.name == group]
+        if not found:  # it was forgotten since
+            return await self._explained(topic, self._endpoint.create_group(topic, group, wish))
+        wish.check(found[0].settings, topic=topic, group=group)
+        return found[0]
 
     async def groups(self, topic: str) -> list[GroupInfo]:
         self._guard.check()
@@ -274,12 +300,18 @@ class Admin(RateLimits):
         self._guard.check()
         return await self._explained(topic, self._endpoint.lanes(topic, group))
 
-    async def reset(self, topic: str, group: str, *, to: Position, force: bool = False) -> GroupInfo:
-        """Move a group to "earliest", "latest", a time or {partition: offset}; a live one only if forced."""
+    async def reset(
+        self, topic: str, group: str, *, to: Position, force: bool = False, dry_run: bool = False
+    ) -> ResetPlan:
+        """Move a group to "earliest", "latest", a time or {partition: offset}; a live one only if forced.
+
+        Offsets move the partitions that they name: in the others the group stays where it is, with what is
+        in flight or waits for a retry. The answer has a line for each partition, before and after, with how
+        many messages come again or are skipped; with `dry_run` nothing is done, and it says what would be.
+        """
         self._guard.check()
-        return await self._explained(
-            topic, self._endpoint.reset(topic, group, as_start(to, name="to"), force)
-        )
+        start = as_start(to, name="to")
+        return await self._explained(topic, self._endpoint.reset(topic, group, start, force, dry_run))
 
     # ---- dead letters ----
 
@@ -531,6 +563,32 @@ def _as_keys(keys: Iterable[str | bytes]) -> set[str | bytes]:
 def _check_limit(limit: object) -> None:
     if type(limit) is not int or limit < 1:
         raise InvalidSetting(f"limit={limit!r}: a whole number from 1 up")
+
+
+def _topic_wish(
+    retention: Duration | None,
+    retention_bytes: int | str | None,
+    keep: Keep | None,
+    drop_settled: bool | None,
+    dedup_window: Duration | None,
+    max_backlog: int | None,
+    max_backlog_bytes: int | str | None,
+) -> dict[str, Any]:
+    """The settings that are given: not None."""
+    asked: dict[str, Any] = {
+        "retention_ms": None if retention is None else duration_ms(retention, name="retention"),
+        "retention_bytes": None
+        if retention_bytes is None
+        else size_bytes(retention_bytes, name="retention_bytes"),
+        "keep": keep,
+        "drop_settled": None if drop_settled is None else _flag(drop_settled, "drop_settled"),
+        "dedup_ms": None if dedup_window is None else duration_ms(dedup_window, name="dedup_window"),
+        "max_backlog": None if max_backlog is None else _messages(max_backlog, "max_backlog"),
+        "max_backlog_bytes": None
+        if max_backlog_bytes is None
+        else size_bytes(max_backlog_bytes, name="max_backlog_bytes"),
+    }
+    return {setting: value for setting, value in asked.items() if value is not None}
 
 
 def _flag(value: object, name: str) -> bool:

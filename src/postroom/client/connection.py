@@ -172,6 +172,7 @@ class Connection(Admin, Requesting):
     ) -> Receipt:
         """Send a message and wait until it is stored. Concurrent sends share batches.
 
+        A repeat of an `id` is dropped if the topic has a `dedup_window`, and only then.
         With `delay` or `at` it is delivered then: to the millisecond and never before, however far
         away; `cancel` takes it back until then.
         """
@@ -336,7 +337,16 @@ class Connection(Admin, Requesting):
         if follow and end is not None:
             raise InvalidSetting("follow=True reads for ever: leave out end=, or follow=")
         first, last = as_start(start), None if end is None else as_start(end, name="end")
+        first.check_past(self._endpoint.now_ms())
         route = await self.route(topic)
+        for name, place in (("start", first), ("end", last)):
+            for number, _ in () if place is None else place.offsets:
+                route.readable(number)  # or says which there are
+                if partition not in (None, number):
+                    raise InvalidSetting(
+                        f"partition={partition} reads that one alone, and {name}= names partition {number}: "
+                        f"choose {name}={{{partition}: …}}"
+                    )
         reading = Reading(
             self._endpoint, self._guard, route, start=first, end=last, partition=partition, follow=follow
         )

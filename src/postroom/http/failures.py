@@ -33,6 +33,7 @@ STATUS: dict[type[PostroomError], int] = {
     errors.ForkError: 500,
     errors.CatalogError: 404,
     errors.TopicExists: 409,
+    errors.TopicConflict: 409,
     errors.GroupExists: 409,
     errors.GroupConflict: 409,
     errors.PrincipalExists: 409,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from ..broker.endpoint import GroupInfo, Lag
+from ..broker.endpoint import GroupInfo, Lag, ResetPlan
 from ..client.consuming.reading import Position
 from ..client.message import DeadLetter, Stopped
 from ..model.lanes import LaneInfo, SlowLane
@@ -59,9 +59,10 @@ async def resume(who: Who, topic: str, group: str) -> GroupInfo:
 
 
 @router.post("/{group}/reset")
-async def reset(who: Who, topic: str, group: str, wish: Reset) -> GroupInfo:
-    """Move the group to another place."""
-    return await who.mq.reset(topic, group, to=_position(wish.to), force=wish.force)
+async def reset(who: Who, topic: str, group: str, wish: Reset) -> ResetPlan:
+    """Move the group to another place. Offsets move the partitions that they name, and no others."""
+    to = _position(wish.to)
+    return await who.mq.reset(topic, group, to=to, force=wish.force, dry_run=wish.dry_run)
 
 
 @router.get("/{group}/lag")

@@ -110,6 +110,7 @@ class CreateGroup(AlterGroup):
     start: str | dict[Count, Count] | None = Field(
         None, description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
     )
+    exist_ok: bool = Field(False, description="one that is there is fine, if it has what is given here")
 
 
 class Reset(_In):
@@ -117,6 +118,7 @@ class Reset(_In):
         description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
     )
     force: bool = Field(False, description="also while members are at work")
+    dry_run: bool = Field(False, description="change nothing, and say what would be done")
 
 
 # ---- routes ----

@@ -21,7 +21,8 @@ async def topics(who: Who, internal: bool = False) -> list[TopicInfo]:
 
 @router.post("", status_code=201)
 async def create_topic(who: Who, wish: CreateTopic) -> TopicInfo:
-    return await who.mq.create_topic(**wish.model_dump())
+    """`exist_ok`: one that is there is fine, if it has what is given here."""
+    return await who.mq.create_topic(**wish.model_dump(exclude_unset=True))
 
 
 @router.get("/{topic}")

@@ -7,11 +7,14 @@ conflicts. Validation is here, so that a wrong setting is refused before anythin
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..config import DEFAULTS
-from ..errors import GroupConflict, InvalidSetting
+from ..errors import GroupConflict, InvalidSetting, TopicConflict
+from ..units import format_duration
 from .lanes import NO_LANE, LanePolicy
 
 __all__ = ["Exhausted", "GroupSettings", "GroupWish", "Keep", "Mode", "Start", "Storage", "TopicSettings"]
@@ -20,6 +23,8 @@ Mode = Literal["shared", "ordered", "broadcast"]
 Keep = Literal["needed", "limits"]
 Storage = Literal["durable", "volatile"]
 Exhausted = Literal["dead", "stop"]
+
+_SKEW_MS = 10_000  # a clock that is so far ahead of the store's is taken for right
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,36 @@ class TopicSettings:
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative; 0 means no limit")
 
+    def check(self, asked: Mapping[str, Any], *, topic: str, partitions: tuple[int, int] | None) -> None:
+        """TopicConflict where a topic that is there has something else than these settings.
+
+        `partitions`: how many it has and how many were asked for, if that is not the same.
+        """
+        wrong = {} if partitions is None else {"partitions": partitions}
+        wrong |= {k: (getattr(self, k), v) for k, v in asked.items() if getattr(self, k) != v}
+        if wrong:
+            shown = ", ".join(
+                f"{_SAID.get(name, name)} {_said(name, has)} (asked for: {_said(name, wanted)})"
+                for name, (has, wanted) in wrong.items()
+            )
+            raise TopicConflict(
+                f"topic {topic!r} is there already, with {shown}: leave that out; split and merge change "
+                "partitions, alter_topic changes the rest, and storage stays as it is",
+                topic=topic,
+            )
+
+
+_SAID = {"retention_ms": "retention", "dedup_ms": "dedup_window"}
+
+
+def _said(name: str, value: object) -> str:
+    """As the caller would write it."""
+    if not name.endswith("_ms") or not isinstance(value, int):
+        return repr(value)
+    if value == 0:
+        return "off" if name == "dedup_ms" else "unlimited"
+    return format_duration(value)
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -59,6 +94,24 @@ class Start:
     kind: Literal["earliest", "latest", "time", "offsets"] = "earliest"
     time_ms: int = 0
     offsets: tuple[tuple[int, int], ...] = ()  # (partition number, offset); others start at the beginning
+
+    def check_past(self, now_ms: int, *, name: str = "start") -> None:
+        """InvalidSetting if it is a moment that has not come: nothing can start there."""
+        if self.kind == "time" and self.time_ms > now_ms + _SKEW_MS:
+            raise InvalidSetting(
+                f"{name}={_moment(self.time_ms)} is in the future, where there are no messages yet; use "
+                "'latest' for those that come from now on",
+                name=name,
+            )
+
+    @property
+    def said(self) -> str:
+        """For people, after "it starts"."""
+        if self.kind == "time":
+            return f"at {_moment(self.time_ms)}"
+        if self.kind == "offsets":
+            return f"at the offsets {', '.join(f'{p}={o}' for p, o in self.offsets)}"
+        return "with the next message" if self.kind == "latest" else "at the earliest message"
 
     def encode(self) -> str:
         if self.kind == "time":
@@ -75,6 +128,10 @@ class Start:
         return Start("latest" if kind == "latest" else "earliest")
 
 
+def _moment(time_ms: int) -> str:
+    return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
+
+
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
     mode: Mode = "shared"
@@ -86,6 +143,11 @@ class GroupSettings:
     max_hold_ms: int = DEFAULTS.max_hold_ms  # ordered groups: a failing message holds its key no longer (I10)
     expires_ms: int = 0  # the group is forgotten when nobody used it for so long (R44); 0: never
     slow_lane: LanePolicy = NO_LANE  # shared groups: sources that fail, or take long, go to a lane (R42)
+
+    def news(self, topic: str, group: str) -> str:
+        """What is said of a group that was made."""
+        mode = "" if self.mode == "shared" else f", in mode {self.mode}"
+        return f"group {group} of {topic} is new{mode}; it starts {self.start.said}"
 
     def __post_init__(self) -> None:
         if self.mode not in ("shared", "ordered", "broadcast"):
@@ -122,6 +184,31 @@ class GroupWish:
     expires_ms: int | None = None
     slow_lane: LanePolicy | None = None
 
+    def __post_init__(self) -> None:
+        """InvalidSetting for what the mode that is asked for has no use for."""
+        if self.mode not in (None, "ordered"):
+            self._refuse_order(str(self.mode))
+
+    def _refuse_order(self, mode: str) -> None:
+        for name, value in (("order", self.order), ("max_hold", self.max_hold_ms)):
+            if value is not None:
+                raise InvalidSetting(
+                    f"{name}= is for groups in mode 'ordered', and this one is in mode {mode!r}: leave it "
+                    "out, or choose mode='ordered'",
+                    name=name,
+                )
+
+    def new(self) -> GroupSettings:
+        """The settings of a group that is made by this."""
+        settings = self.over(GroupSettings())
+        self.check_use(settings.mode)
+        return settings
+
+    def check_use(self, mode: Mode) -> None:
+        """InvalidSetting for what a group in that mode has no use for."""
+        if mode != "ordered":
+            self._refuse_order(mode)
+
     def over(self, settings: GroupSettings) -> GroupSettings:
         return replace(settings, **self._asked())
 
@@ -133,13 +220,22 @@ class GroupWish:
             asked = ", ".join(f"{k}={_show(v)}" for k, v in wrong.items())
             raise GroupConflict(
                 f"group {group!r} of topic {topic!r} has {has}, but {asked} was asked for; "
-                "leave the setting out, or change the group with alter_group",
+                f"leave the setting out, or {_remedy(set(wrong))}",
                 topic=topic,
                 group=group,
             )
 
     def _asked(self) -> dict[str, Any]:
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
+
+
+def _remedy(wrong: set[str]) -> str:
+    fixed = wrong & {"mode", "order", "start"}
+    if not fixed:
+        return "change the group with alter_group"
+    if fixed == {"start"}:
+        return "reset the group: it has started, and where it stands is changed by that"
+    return "choose another group: mode and order are for its whole life"
 
 
 def _show(value: object) -> str:

@@ -146,7 +146,10 @@ class Queue:
     def _set_group(self, topic: str, group: str, offsets: Mapping[int, int]) -> None:
         route: Route = self._call(self._mq.route, topic)
         there = {piece.partition for piece in route.partitions}
-        start = Start("offsets", offsets=tuple((n, at) for n, at in sorted(offsets.items()) if n in there))
+        wish = Start("offsets", offsets=tuple((n, at) for n, at in sorted(offsets.items()) if n in there))
+        kept: dict[int, int] = self._call(self._mq._endpoint.resolve, topic, wish)  # not below what is kept
+        ids = {piece.partition: piece.partition_id for piece in route.partitions}
+        start = Start("offsets", offsets=tuple((n, kept.get(ids[n], at)) for n, at in wish.offsets))
         try:
             self._call(self._mq._endpoint.reset, topic, group, start, False)
         except UnknownGroup:

@@ -27,7 +27,7 @@ from ..errors import (
 )
 from ..model.route import Change, Range, Route, even_ranges
 from ..model.settings import GroupSettings, Start, TopicSettings
-from .contract import Group, Topic
+from .contract import Group, Origin, Topic
 from .lookups import first_row, lane_of
 from .reserving import reserve
 from .schema import create_log, log_table
@@ -51,12 +51,16 @@ _NUMBERS = """SELECT id, number, shard FROM postroom_partitions
 _EDGES = """SELECT p.next_offset, COALESCE(s.log_start, 0) FROM postroom_partitions p
             LEFT JOIN postroom_trims s ON s.partition_id = p.id WHERE p.id = ?"""
 _INSERT_TOPIC = "INSERT INTO postroom_topics (name, settings, route_version, created_at) VALUES (?, ?, 1, ?)"
-_GROUPS_AT = """SELECT g.id, g.name, g.settings, g.generation, COALESCE(s.start_offset, 0)
+_GROUPS_AT = """SELECT g.id, g.name, g.settings, COALESCE(s.start_offset, 0), COALESCE(s.since, 0)
                 FROM postroom_partitions p JOIN postroom_groups g ON g.topic_id = p.topic_id
                 LEFT JOIN postroom_starts s ON s.group_id = g.id AND s.partition_id = p.id WHERE p.id = ?"""
 _LINEAGE_AT = """SELECT l.partition_id, l.predecessor_id FROM postroom_lineage l
                  JOIN postroom_partitions p ON p.topic_id = l.topic_id WHERE p.id = ?"""
-_STARTS = "SELECT group_id, partition_id, start_offset FROM postroom_starts WHERE group_id IN ({marks})"
+_STARTS = """SELECT group_id, partition_id, start_offset, since FROM postroom_starts
+             WHERE group_id IN ({marks})"""
+_INSERT_START = (
+    "INSERT INTO postroom_starts (group_id, partition_id, start_offset, since) VALUES (?, ?, ?, ?)"
+)
 _INSERT_RANGE = """INSERT INTO postroom_ranges (topic_id, version, first_slot, last_slot, partition_id)
                    VALUES (?, 1, ?, ?, ?)"""
 _OPEN = "UPDATE postroom_partitions SET topic_id = ?, state = 'open' WHERE id = ?"
@@ -66,6 +70,7 @@ _PLANNED = "SELECT plan FROM postroom_changes"
 _RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then never will
 _FORGET_STARTS = """DELETE FROM postroom_starts
                     WHERE group_id IN (SELECT id FROM postroom_groups WHERE topic_id = ?)"""
+_FORGET_START = "DELETE FROM postroom_starts WHERE group_id = ? AND partition_id = ?"
 _FORGET_RATES = "DELETE FROM postroom_rates WHERE name = ? OR SUBSTR(name, 1, ?) = ?"  # its and its groups'
 
 
@@ -213,9 +218,10 @@ class SqlCatalog:
             topic_id = topic_of(tx, topic).id
             if tx.one("SELECT 1 FROM postroom_groups WHERE topic_id = ? AND name = ?", topic_id, name):
                 raise GroupExists(
-                    f"topic {topic!r} has a group {name!r} already; use alter_group to change it"
+                    f"topic {topic!r} has a group {name!r} already; pass exist_ok=True if that is fine, or "
+                    "use alter_group to change it"
                 )
-            group_id = tx.insert(
+            tx.insert(
                 """INSERT INTO postroom_groups (topic_id, name, settings, generation, paused, created_at)
                    VALUES (?, ?, ?, 1, 0, ?)""",
                 topic_id,
@@ -223,8 +229,9 @@ class SqlCatalog:
                 encode_settings(settings),
                 tx.now_ms(),
             )
-            self._resolve(tx, group_id, topic_id, topic, settings.start, elsewhere)
-            return _group(tx, topic, name)
+            made = _group(tx, topic, name)
+            self._resolve(tx, made, settings.start, elsewhere)
+            return made
 
     def group(self, topic: str, name: str) -> Group:
         with self._session.read(Lane.LOG) as tx:
@@ -260,36 +267,44 @@ class SqlCatalog:
         elsewhere = self._elsewhere(topic, start, all_of_them=True)
         with self.changing() as tx:
             group = _group(tx, topic, name)
-            tx.run("DELETE FROM postroom_starts WHERE group_id = ?", group.id)
-            self._resolve(tx, group.id, group.topic_id, topic, start, elsewhere)
-            tx.run("UPDATE postroom_groups SET generation = generation + 1 WHERE id = ?", group.id)
-            return _group(tx, topic, name)
+            partly = start.kind == "offsets"  # what is fenced waits in the generation between (I10)
+            again = replace(group, generation=group.generation + (2 if partly else 1))
+            if not partly:
+                tx.run("DELETE FROM postroom_starts WHERE group_id = ?", group.id)
+            self._resolve(tx, again, start, elsewhere, only_named=partly)
+            tx.run("UPDATE postroom_groups SET generation = ? WHERE id = ?", again.generation, group.id)
+            return again
 
     def start_of(self, group_id: int, partition_id: int) -> tuple[int, int]:
+        origin = self.origin_of(group_id, partition_id)
+        return origin.generation, origin.start
+
+    def origin_of(self, group_id: int, partition_id: int) -> Origin:
         with self._session.read(Lane.LOG) as tx:
             row = tx.one(
-                """SELECT g.generation, COALESCE(s.start_offset, 0) FROM postroom_groups g
+                """SELECT g.generation, COALESCE(s.start_offset, 0), COALESCE(s.since, 0)
+                   FROM postroom_groups g
                    LEFT JOIN postroom_starts s ON s.group_id = g.id AND s.partition_id = ? WHERE g.id = ?""",
                 partition_id,
                 group_id,
             )
         if row is None:
             raise UnknownGroup("the group was deleted; create it again, or stop its consumers")
-        return row[0], row[1]
+        return Origin(*row)
 
-    def starts(self, group_ids: Sequence[int]) -> dict[tuple[int, int], int]:
-        """Where these groups start, by group and partition."""
+    def starts(self, group_ids: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
+        """Where these groups start and since which generation, by group and partition."""
         with self._session.read(Lane.LOG) as tx:
             rows = tx.all(_STARTS.format(marks=", ".join("?" * len(group_ids))), *group_ids)
-        return {(group_id, partition_id): offset for group_id, partition_id, offset in rows}
+        return {(group_id, partition_id): (offset, since) for group_id, partition_id, offset, since in rows}
 
     def groups_at(self, partition_id: int) -> list[tuple[int, str, GroupSettings, int, int]]:
-        """The groups of the partition's topic: id, name, settings, generation, start in the partition."""
+        """The groups of the partition's topic: id, name, settings, start there, and since when it counts."""
         with self._session.read(Lane.LOG) as tx:
             rows = tx.all(_GROUPS_AT, partition_id)
         return [
-            (group_id, name, msgspec.json.decode(settings, type=GroupSettings), generation, start)
-            for group_id, name, settings, generation, start in rows
+            (group_id, name, msgspec.json.decode(settings, type=GroupSettings), start, since)
+            for group_id, name, settings, start, since in rows
         ]
 
     def lineage_at(self, partition_id: int) -> list[tuple[int, int]]:
@@ -308,30 +323,39 @@ class SqlCatalog:
     def _resolve(
         self,
         tx: Transaction,
-        group_id: int,
-        topic_id: int,
-        topic: str,
+        group: Group,
         start: Start,
         elsewhere: Mapping[int, int],
+        *,
+        only_named: bool = False,
     ) -> None:
-        """Write one start offset for every partition there is (I9), clamped to what is kept (I19)."""
-        places = tx.all(_NUMBERS, topic_id)
+        """Write a start offset for each partition there is (I9), clamped to what is kept (I19).
+
+        `only_named`: for those that the start names.
+        """
+        places, topic = tx.all(_NUMBERS, group.topic_id), group.topic
         named = dict(start.offsets)
         unknown = set(named) - {number for _, number, _ in places}
         if unknown:
             raise InvalidSetting(
-                f"topic {topic!r} has no partition {min(unknown)}; `topics` and `lag` show which it has"
+                f"topic {topic!r} has no partition {min(unknown)}; it has "
+                f"{', '.join(str(number) for _, number, _ in places)}"
             )
         rows = []
         for partition_id, number, shard in places:
+            if only_named and number not in named:
+                continue
             if shard and partition_id not in elsewhere:
                 self._missed(topic, partition_id)
             elif shard:
-                rows.append((group_id, partition_id, elsewhere[partition_id]))
+                rows.append((group.id, partition_id, elsewhere[partition_id], group.generation))
                 continue
             with self._logs_of(tx, partition_id) as logs:
-                rows.append((group_id, partition_id, offset_of(logs, partition_id, start, named.get(number))))
-        tx.many("INSERT INTO postroom_starts (group_id, partition_id, start_offset) VALUES (?, ?, ?)", rows)
+                offset = offset_of(logs, partition_id, start, named.get(number))
+            rows.append((group.id, partition_id, offset, group.generation))
+        if only_named:
+            tx.many(_FORGET_START, [row[:2] for row in rows])
+        tx.many(_INSERT_START, rows)
 
     @contextmanager
     def _logs_of(self, tx: Transaction, partition_id: int) -> Iterator[Transaction]:

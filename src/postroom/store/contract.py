@@ -33,6 +33,7 @@ from .values import (
     Member,
     Move,
     News,
+    Origin,
     Peek,
     ServedBroker,
     Settled,
@@ -43,9 +44,9 @@ from .values import (
 
 __all__ = [
     "Access", "Append", "Appended", "Backlog", "Bounds", "Brokers", "Catalog", "Duties", "Finished",
-    "Granted", "Group", "Lanes", "Log", "Member", "Move", "News", "Peek", "Progress", "Rates", "Routes",
-    "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store", "StoredBatch",
-    "Topic", "Usage", "Waiting", "Watcher",
+    "Granted", "Group", "Lanes", "Log", "Member", "Move", "News", "Origin", "Peek", "Progress", "Rates",
+    "Routes", "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store",
+    "StoredBatch", "Topic", "Usage", "Waiting", "Watcher",
 ]  # fmt: skip
 
 
@@ -145,13 +146,21 @@ class Catalog(Protocol):
         """`only`: if it is still the group of that id; else UnknownGroup."""
 
     def reset_group(self, topic: str, name: str, start: Start) -> Group:
-        """New start offsets under a new generation; progress follows when it is next touched."""
+        """New start offsets under a new generation; progress follows when it is next touched.
+
+        Offsets by partition move the partitions that they name. In the others nothing changes: what is
+        unsettled there stays so, in the same hands, and goes on under the new generation. There are two
+        generations then: what is fenced waits in the one between, in which no verb is asked for.
+        """
 
     def start_of(self, group_id: int, partition_id: int) -> tuple[int, int]:
         """The group's generation and its start in the partition (0 for partitions made later).
 
         UnknownGroup if the group is gone.
         """
+
+    def origin_of(self, group_id: int, partition_id: int) -> Origin:
+        """The same, and since which generation that start counts (0 for partitions made later)."""
 
 
 class Routes(Protocol):
@@ -356,9 +365,10 @@ class Progress(Protocol):
         """All that is stamped with this identity, lowest offset first; without a lock."""
 
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
-        """Forget what earlier generations did there: verbs of them are refused from then on (I10).
+        """Refuse verbs of earlier generations there from now on (I10).
 
-        What the group's own generation has begun stays.
+        What earlier generations did is forgotten where the group starts anew. Where a reset has left it, it
+        stays, in nobody's hands, until the gate opens again. What the group's own generation has begun stays.
         """
 
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
@@ -371,13 +381,13 @@ class Progress(Protocol):
         """
 
     def committed(self, group_id: int, partition_id: int) -> int | None:
-        """The lowest unsettled offset; None if the group never polled the partition in its generation.
+        """The lowest unsettled offset; None if the group never polled the partition since its last start.
 
         Then its start counts (`start_of`). UnknownGroup if there is progress but no group any more.
         """
 
     def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
-        """Bring progress to the group's generation and start now, flushed."""
+        """Bring progress to the group's generation now, flushed: to its start, or as a reset has left it."""
 
     def forget(self, group_id: int) -> None:
         """Remove all progress, deliveries and members of a deleted group."""

@@ -23,7 +23,7 @@ from ..model.delivery import NOBODY, Change, Delivery, Holder, Span, Stamp, rene
 from ..model.ordered import FAR
 from ..model.parking import Line
 from . import row as rows
-from .contract import Granted, Group
+from .contract import Granted, Group, Origin
 from .lookups import padded
 from .row import MAKE, Row
 from .session import Lane, Transaction
@@ -85,7 +85,11 @@ _SIZES = (1, 4, 16, 64)  # of deletes: few different statements, and few round t
 
 
 class NeedsStartError(Exception):
-    """The partition was never polled in this generation: its start must be read from the catalog."""
+    """The partition was not touched in this generation: its start must be read from the catalog."""
+
+    def __init__(self, generation: int | None) -> None:
+        super().__init__()
+        self.generation = generation  # in which it was touched last; None: it never was
 
 
 class NeedsFlushError(Exception):
@@ -99,7 +103,7 @@ class Locked:
     """
 
     def __init__(
-        self, tx: Transaction, group: Group, partition_id: int, start: int | None, flush: bool
+        self, tx: Transaction, group: Group, partition_id: int, origin: Origin | None, flush: bool
     ) -> None:
         self._tx = tx
         self._key = (group.id, partition_id)
@@ -114,10 +118,15 @@ class Locked:
         if raw is not None and raw[0] == group.generation:
             self.row = Row.of(raw)
             return
-        if start is None:
-            raise NeedsStartError
+        if origin is None:
+            raise NeedsStartError(None if raw is None else raw[0])
         self.must_flush()
-        self.row = Row(group.generation, start, start, None)
+        if raw is not None and raw[0] >= origin.since:  # a reset has left this partition where it is
+            self.row = Row.of(raw)
+            self.row.generation = group.generation
+            self._changed = True
+            return
+        self.row = Row(group.generation, origin.start, origin.start, None)
         self.row.sample(self.now)
         self._begin(raw is None)
 

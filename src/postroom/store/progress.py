@@ -18,7 +18,7 @@ from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Se
 from ..model.ordered import FAR
 from ..model.parking import Line
 from . import ordered
-from .contract import Backlog, Catalog, Granted, Group, Member, Peek, Settled
+from .contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
 from .joining import Guest, Joining
 from .locked import (
     DELIVERY,
@@ -59,6 +59,8 @@ _FENCE = "DELETE FROM postroom_{table} WHERE group_id = ? AND partition_id = ?"
 _HELD_BY = """SELECT partition_id FROM postroom_deliveries WHERE token = ? AND group_id = ?
               UNION SELECT partition_id FROM postroom_progress WHERE holder_token = ? AND group_id = ?"""
 
+_Unsettled = tuple[int | None, int, int, int, Sequence[tuple[Any, ...]]]
+
 
 @verbs
 class SqlProgress:
@@ -67,6 +69,7 @@ class SqlProgress:
         self._catalog = catalog
         self._joining = Joining(session)
         self.is_drained: Callable[[Group, int], bool] = self.drain  # of predecessors, wherever they are
+        self.fence_all: Callable[[Group, Sequence[int]], None] = self.fence  # successors, wherever they are
 
     # ---- deliveries ----
 
@@ -205,9 +208,10 @@ class SqlProgress:
 
     def stopped(self, group: Group, partition_id: int, *, limit: int, after: int = -1) -> list[Delivery]:
         key = (group.id, partition_id)
+        origin = self._catalog.origin_of(*key)
         with self._session.read(Lane.PROGRESS) as tx:
             raw = tx.one(ROW, *key)
-            if raw is None or raw[0] != group.generation:
+            if raw is None or raw[0] < origin.since:
                 return []
             return stopped_below(tx, key, Row.of(raw).lowest, after, limit)
 
@@ -235,21 +239,24 @@ class SqlProgress:
     def _locked(
         self, group: Group, partition_id: int, decide: Callable[[Locked], T], *, flush: bool = False
     ) -> T:
-        start: int | None = None
+        origin: Origin | None = None
         while True:
             try:
                 with self._session.write(Lane.PROGRESS, flush=flush) as tx:
-                    locked = Locked(tx, group, partition_id, start, flush)
+                    locked = Locked(tx, group, partition_id, origin, flush)
                     decided = decide(locked)
                     locked.save()
                     return decided
             except NeedsFlushError:
                 flush = True
-            except NeedsStartError:
-                generation, start = self._catalog.start_of(group.id, partition_id)
-                if generation != group.generation:
+            except NeedsStartError as found:
+                origin = self._catalog.origin_of(group.id, partition_id)
+                if origin.generation != group.generation:
                     raise reset_meanwhile(group) from None
-                self._pass_gate(group, partition_id)
+                if group.settings.mode == "ordered":
+                    self._pass_gate(group, partition_id)
+                    if found.generation is not None and found.generation < origin.since:
+                        self._fence_successors(group, partition_id)
 
     # ---- the gate (I10) ----
 
@@ -258,8 +265,6 @@ class SqlProgress:
 
         The progress row that is made then is what says so, for ever: nobody asks again.
         """
-        if group.settings.mode != "ordered":
-            return
         before = self._catalog.topic(group.topic).route.predecessors.get(partition_id, ())
         if not all(self.is_drained(group, one) for one in before):
             raise GateClosed(
@@ -267,6 +272,12 @@ class SqlProgress:
                 "partition; it opens by itself",
                 partition_id=partition_id,
             )
+
+    def _fence_successors(self, group: Group, partition_id: int) -> None:
+        """Before a partition is read again, nobody goes on in those that follow it (I10)."""
+        route = self._catalog.topic(group.topic).route
+        after = route.descendants(partition_id)
+        self.fence_all(group, [p.partition_id for p in reversed(route.partitions) if p.partition_id in after])
 
     def drain(self, group: Group, partition_id: int) -> bool:
         with self._session.read(self._session.place_of(lane_of(self._session, partition_id))) as tx:
@@ -304,10 +315,17 @@ class SqlProgress:
             return held_under(tx, group.id, partition_id, token)
 
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
+        between = replace(group, generation=group.generation - 1)
+        origins = {one: self._catalog.origin_of(group.id, one) for one in partition_ids}
         with self._session.write(Lane.PROGRESS) as tx:
-            for partition_id in partition_ids:
+            for partition_id, origin in origins.items():
                 row = lock(tx, (group.id, partition_id))
                 if row is None or row[0] >= group.generation:  # its holder has begun in this generation
+                    continue
+                if row[0] >= origin.since:
+                    locked = Locked(tx, between, partition_id, origin, flush=True)
+                    ordered.hand_over(locked, locked.row.holder.token)
+                    locked.save()
                     continue
                 for table in ("progress", "deliveries", "parked"):
                     tx.do(_FENCE.format(table=table), group.id, partition_id)
@@ -317,7 +335,7 @@ class SqlProgress:
     def committed(self, group_id: int, partition_id: int) -> int | None:
         with self._session.read(Lane.PROGRESS) as tx:
             row = tx.one(ROW, group_id, partition_id)
-        if row is None or row[0] != self._catalog.start_of(group_id, partition_id)[0]:
+        if row is None or row[0] < self._catalog.origin_of(group_id, partition_id).since:
             return None
         return Row.of(row).committed
 
@@ -328,14 +346,12 @@ class SqlProgress:
         key = (group.id, partition_id)
         with reading_log(self._session, partition_id) as tx:
             log_start = log_start_of(tx, partition_id)
-        with self._session.read(Lane.PROGRESS) as tx:
-            raw = tx.one(ROW, *key)
-            row = Row.of(raw) if raw is not None and raw[0] == group.generation else None
-            lowest, unsettled, stopped, since, rows = _unsettled(tx, key, row, log_start, open_spans)
-            age_ms = max(0, tx.now_ms() - since) if stopped and since else 0
+        row, found = self._looked(key, group.generation, log_start, open_spans)
         if row is None:
-            start = self._catalog.start_of(*key)[1]
-            row = Row(group.generation, start, start, None)
+            origin = self._catalog.origin_of(*key)
+            row, found = self._looked(key, origin.since, log_start, open_spans)
+            row = row or Row(group.generation, origin.start, origin.start, None)
+        lowest, unsettled, stopped, since, rows = found
         row.cursor = max(row.cursor, log_start)  # what was trimmed is passed over by the next poll
         lowest = min((at for at in (lowest, row.parked_from) if at is not None), default=None)
         committed = row.cursor if lowest is None else max(log_start, min(lowest, row.cursor))
@@ -343,6 +359,7 @@ class SqlProgress:
         spans = tuple((max(r[0], log_start), r[1]) for r in rows)
         with reading_log(self._session, partition_id) as tx:
             measured = measure(tx, partition_id, row, committed, unsettled, spans)
+            age_ms = max(0, tx.now_ms() - since) if stopped and since else 0
         if measured.sealed and unsettled:  # the control batch may be in somebody's hands: it is no message
             with self._session.read(Lane.PROGRESS) as tx:
                 control = tx.one(_LAST, *key, row.lowest, measured.end - 1)
@@ -350,6 +367,15 @@ class SqlProgress:
         return replace(
             measured, stopped=stopped, stopped_age_ms=age_ms, unsettled=unsettled, parked=row.parked
         )
+
+    def _looked(
+        self, key: tuple[int, int], since: int, log_start: int, open_spans: int
+    ) -> tuple[Row | None, _Unsettled]:
+        """The row, unless it is of an earlier generation than this, and what is unsettled."""
+        with self._session.read(Lane.PROGRESS) as tx:
+            raw = tx.one(ROW, *key)
+            row = Row.of(raw) if raw is not None and raw[0] >= since else None
+            return row, _unsettled(tx, key, row, log_start, open_spans)
 
     # ---- groups ----
 
@@ -407,7 +433,7 @@ def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Sett
 
 def _unsettled(
     tx: Transaction, key: tuple[int, int], row: Row | None, log_start: int, open_spans: int
-) -> tuple[int | None, int, int, int, Sequence[tuple[Any, ...]]]:
+) -> _Unsettled:
     """The lowest unsettled offset; how many messages are unsettled, how many of them stopped, and since when
     at the earliest; and the first rows."""
     if row is None:

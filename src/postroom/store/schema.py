@@ -328,6 +328,13 @@ _7_PROGRESS: Statements = (
     "ALTER TABLE postroom_progress ADD COLUMN recalled INTEGER NOT NULL DEFAULT 0",
 )
 
+_7_LOG: Statements = (
+    # the generation in which a start was set: progress that is as new as that goes on from where it is (I10)
+    "ALTER TABLE postroom_starts ADD COLUMN since INTEGER NOT NULL DEFAULT 0",
+    """UPDATE postroom_starts SET since = COALESCE(
+        (SELECT g.generation FROM postroom_groups g WHERE g.id = postroom_starts.group_id), 0)""",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE postroom_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -345,7 +352,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
     5: {Lane.LOG: _5_LOG},
     6: {Lane.PROGRESS: _6_PROGRESS},
-    7: {Lane.PROGRESS: _7_PROGRESS},
+    7: {Lane.LOG: _7_LOG, Lane.PROGRESS: _7_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -160,7 +160,8 @@ class ShardedCatalog(SqlCatalog):
         begins = start.kind == "earliest" and not all_of_them
         found: dict[int, int] = {}
         for piece in self.topic(topic).route.partitions:
-            if not piece.shard:
+            stays = all_of_them and start.kind == "offsets" and piece.partition not in named
+            if not piece.shard or stays:
                 continue
             if begins and self.shards[piece.shard].is_away:
                 found[piece.partition_id] = 0

@@ -92,6 +92,7 @@ class ShardedStore:
         progress = store.progress
         assert isinstance(progress, SqlProgress), "shards are SQL databases"
         progress.is_drained = self._progress.is_drained
+        progress.fence_all = self._progress.fence
         log = store.log
         assert isinstance(log, SqlLog), "shards are SQL databases"
         log.windows.elsewhere = self._shards.windows_of

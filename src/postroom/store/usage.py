@@ -82,10 +82,11 @@ class SqlUsage:
         with self._session.read(Lane.PROGRESS) as tx:  # before the starts, which only a reset moves
             rows = tx.all(_LOWEST.format(marks=marks), *ids)
         starts = self._catalog.starts(ids)
-        found = {g.id: {place: starts.get((g.id, place), 0) for place in partition_ids} for g in groups}
-        generations = {group.id: group.generation for group in groups}
+        found = {
+            g.id: {place: starts.get((g.id, place), (0, 0))[0] for place in partition_ids} for g in groups
+        }
         for group_id, place, generation, lowest in rows:
-            if generation == generations[group_id] and place in found[group_id]:
+            if generation >= starts.get((group_id, place), (0, 0))[1] and place in found[group_id]:
                 found[group_id][place] = lowest
         return found
 

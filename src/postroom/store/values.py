@@ -73,6 +73,15 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a group begins in a partition, and since when: older progress there does not count any more."""
+
+    generation: int  # the group's
+    start: int
+    since: int = 0  # the generation in which the start was set
+
+
+@dataclass(frozen=True, slots=True)
 class Drawn:
     """Rows of an outbox in this very database, that leave in the transaction of the append (R30)."""
 

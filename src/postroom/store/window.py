@@ -191,19 +191,20 @@ class Windows:
 
     def _floor(self, partition_id: int) -> int:
         """The lowest offset that some group has not settled, or has not come to."""
-        lowest: dict[tuple[int, int], int] = {
-            (group_id, generation): start
-            for group_id, name, settings, generation, start in self.catalog.groups_at(partition_id)
+        origins = {
+            group_id: (start, since)
+            for group_id, name, settings, start, since in self.catalog.groups_at(partition_id)
             if not _is_base(name, settings)
         }
-        if not lowest:
+        if not origins:
             return NO_FLOOR
-        ids = [group_id for group_id, _ in lowest]
+        ids = list(origins)
         with self.session.read(Lane.PROGRESS) as tx:
             rows = tx.all(_LOWEST.format(marks=", ".join("?" * len(ids))), partition_id, *ids)
+        lowest = {group_id: start for group_id, (start, _) in origins.items()}
         for group_id, generation, offset in rows:
-            if (group_id, generation) in lowest:
-                lowest[group_id, generation] = offset
+            if generation >= origins[group_id][1]:
+                lowest[group_id] = offset
         return min(lowest.values())
 
     # ---- under the partition's lock ----

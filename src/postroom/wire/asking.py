@@ -2,7 +2,9 @@
 
 Leases are renewed by heartbeats. If one is about to end all the same, its holder may still be there: it is
 asked, and what it is at work on is extended, what it is done with is settled. What it does not answer for is
-delivered again, as if it were gone. Only a hint is kept here: whatever the store says is what counts.
+delivered again, as if it were gone. It is asked three seconds before the end, or in the second half of a
+short lease, with three eighths of it left at least: enough for leases of a second and more. Only a hint is
+kept here: whatever the store says is what counts.
 """
 
 from __future__ import annotations
@@ -32,9 +34,20 @@ class Holdings:
 
     def __init__(self) -> None:
         self._holdings: dict[tuple[int, int], _Holding] = {}  # by partition and token
+        self._shortest_ms = 0  # of the leases since nothing was held; 0: nothing is
 
     def __len__(self) -> int:
         return len(self._holdings)
+
+    @property
+    def look_ms(self) -> int:
+        """How often `due` is to be asked: eight times in the shortest lease; 0: nothing is held."""
+        return self._shortest_ms // 8 if self._holdings else 0
+
+    def _hold(self, key: tuple[int, int], holding: _Holding) -> None:
+        shortest = self._shortest_ms if self._holdings else holding.lease_ms
+        self._shortest_ms = min(shortest, holding.lease_ms)
+        self._holdings[key] = holding
 
     def granted(self, request: PollRequest, reply: PollReply, now_ms: int) -> None:
         """Counted from now: the lease ends a little earlier, which `before_ms` of `due` has room for."""
@@ -49,8 +62,9 @@ class Holdings:
             if spans:
                 held = Held(grant.topic, grant.partition_id, request.token, tuple(spans))
                 until_ms = now_ms + reply.lease_ms
-                self._holdings[key] = _Holding(
-                    request.topic, request.group, request.member, held, reply.lease_ms, until_ms
+                lease_ms = reply.lease_ms
+                self._hold(
+                    key, _Holding(request.topic, request.group, request.member, held, lease_ms, until_ms)
                 )
 
     def settled(self, parts: Iterable[Settle]) -> None:
@@ -85,10 +99,10 @@ class Holdings:
 
     def kept(self, ask: Ask, working: Iterable[Held], now_ms: int) -> None:
         for held in working:
-            self._holdings.setdefault(
-                (held.partition_id, held.token),
-                _Holding(ask.topic, ask.group, ask.member, held, ask.lease_ms, now_ms + ask.lease_ms),
-            )
+            key = (held.partition_id, held.token)
+            if key not in self._holdings:
+                until_ms = now_ms + ask.lease_ms
+                self._hold(key, _Holding(ask.topic, ask.group, ask.member, held, ask.lease_ms, until_ms))
 
 
 def _settled(part: Settle) -> list[Span]:

@@ -46,6 +46,8 @@ _log = logging.getLogger("postroom.wire")
 _WAITING = frozenset(OPERATIONS[name].kind for name in ("poll", "fetch"))  # long, and without doing anything
 _UNDONE = _WAITING | {OPERATIONS["append"].kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
+_TICK_MS = 1000  # what is to be looked at less often waits for the tick
+_LEAST_LOOK_S = 0.02
 _CLOSING_S = 5.0  # whoever was refused may read why for so long
 _STOPPING = "this broker is stopping: ask another"
 
@@ -91,6 +93,7 @@ class Connection(asyncio.Protocol):
         self._asked: dict[int, Ask] = {}
         self._asked_id = 0
         self._acting: set[asyncio.Task[None]] = set()
+        self._looking: asyncio.TimerHandle | None = None  # at short leases, more often than it ticks
 
     # ---- the transport's side ----
 
@@ -133,6 +136,8 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._count_begun(0)
+        if self._looking is not None:
+            self._looking.cancel()
         self._writable.set()
         self._transport = None
         for task in self._undone:
@@ -239,6 +244,21 @@ class Connection(asyncio.Protocol):
 
     # ---- asking the client (R19) ----
 
+    def _look_soon(self) -> None:
+        look_ms = 0 if self._session is None else self._session.look_ms
+        if 0 < look_ms < _TICK_MS and self._transport is not None:
+            self._looking = self._loop.call_later(max(_LEAST_LOOK_S, look_ms / 1000), self._look)
+
+    def _look(self) -> None:
+        self._looking = None
+        self._ask_due()
+        self._look_soon()
+
+    def _ask_due(self) -> None:
+        if self._session is not None and self._refused_at is None:
+            for ask in self._session.due(self._host.listening.ask_before_ms):
+                self._ask(ask)
+
     def _ask(self, ask: Ask) -> None:
         self._asked_id = self._asked_id % 0xFFFFFFFF + 1
         self._asked[self._asked_id] = ask
@@ -257,7 +277,12 @@ class Connection(asyncio.Protocol):
         assert self._session is not None
         acting = self._loop.create_task(self._session.answered(ask, answer))
         self._acting.add(acting)
-        acting.add_done_callback(self._acting.discard)
+        acting.add_done_callback(self._acted)
+
+    def _acted(self, acting: asyncio.Task[None]) -> None:
+        self._acting.discard(acting)
+        if self._looking is None:
+            self._look_soon()
 
     # ---- answers ----
 
@@ -266,6 +291,8 @@ class Connection(asyncio.Protocol):
         self._tasks.pop(frame.id, None)  # whoever has the answer may use the id again
         if self._transport is not None:
             self._transport.writelines(pieces)
+        if self._looking is None:
+            self._look_soon()
 
     def _fail(self, frame: Frame, error: BaseException) -> None:
         self._tasks.pop(frame.id, None)
@@ -318,9 +345,7 @@ class Connection(asyncio.Protocol):
             if now - self._refused_at > _CLOSING_S:
                 self.abort()
             return
-        if self._session is not None:
-            for ask in self._session.due(limits.ask_before_ms):
-                self._ask(ask)
+        self._ask_due()
         if self._session is None and (now - self._made_at) * 1000 > limits.unauthenticated_ms:
             self.refuse(ProtocolError(f"no Hello within {limits.unauthenticated_ms} ms"))
         elif not self._writable.is_set() and (now - self._stuck_at) * 1000 > limits.silent_ms:

@@ -24,6 +24,7 @@ from ..broker.endpoint import (
     PollRequest,
     Published,
     RateInfo,
+    ResetPlan,
     Settle,
     SettleReply,
     ShardInfo,
@@ -246,6 +247,7 @@ class Reset(Request):
     name: str
     start: Start
     force: bool
+    dry_run: bool = False
 
 
 class LagOf(Request):
@@ -398,7 +400,7 @@ _TABLE = (
     Operation(52, "alter_group", OfGroup, GroupInfo),
     Operation(53, "pause", Pause, GroupInfo),
     _once(54, "delete_group", DeleteGroup, None),
-    _once(55, "reset", Reset, GroupInfo),
+    _once(55, "reset", Reset, ResetPlan),
     Operation(56, "lag", LagOf, Lag),
     Operation(57, "lanes", LagOf, LaneInfo),
     # dead letters

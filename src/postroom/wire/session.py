@@ -100,6 +100,11 @@ class Session:
         """What the client is to be asked about: its lease ends soon."""
         return self._holdings.due(self._now_ms(), before_ms) if len(self._holdings) else []
 
+    @property
+    def look_ms(self) -> int:
+        """How often `due` is to be asked; 0: the client holds nothing."""
+        return self._holdings.look_ms
+
     async def answered(self, ask: Ask, answer: Answer) -> None:
         """At work: extended. Done: settled. What was not answered for is delivered again by and by."""
         asked = {(held.partition_id, held.token): held.topic for held in ask.held}

@@ -25,6 +25,7 @@ from datetime import tzinfo
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from ...address import parse
 from ...errors import UnknownPartition, UsageError
 from ...model.lanes import SlowLane
 from ...model.retry import Backoff
@@ -75,6 +76,25 @@ class App:
         self._workers: list[Worker] = []
         self._runs: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
+
+    def use(self, url: str, *, shards: Mapping[str, str] | None = None) -> None:
+        """Run on that queue instead of the app's own, as `postroom worker --url` does; before it is started.
+
+        Options that are for the app's own queue (token, shards …) do not count there.
+        """
+        if not isinstance(self._url, str):
+            raise UsageError(
+                "the app was made with a connection, and runs on that one: leave --url out, or make the app "
+                "with an address"
+            )
+        if self.running:
+            raise UsageError("the app runs already: choose its queue before it is started")
+        if url == self._url:
+            return
+        named, own = (parse(one).shown or one for one in (url, self._url))
+        log.warning("the app runs on %s, as asked for, and not on its own queue, %s", named, own)
+        kept = {name: value for name, value in self._options.items() if name in ("client_id", "clock")}
+        self._url, self._options = url, {**kept, **({"shards": shards} if shards else {})}
 
     # ---- what is to be handled ----
 

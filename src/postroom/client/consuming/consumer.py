@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
+from ...broker.embedded import Broker
 from ...broker.endpoint import Beat, Endpoint, GroupInfo, Verdict
 from ...config import DEFAULTS
 from ...errors import ClosedError, InvalidSetting, PostroomError, UsageError
@@ -269,6 +270,8 @@ class Consumer:
             who.topic, who.group, self._settings.wish, who.member, who.client, named=self._settings.named
         )
         info: GroupInfo = await self._explain(who.topic, subscribing)
+        if info.made and not isinstance(self._endpoint, Broker):  # a broker here has said so itself
+            log.info("%s", info.settings.news(who.topic, who.group))
         if info.settings.mode == "ordered":
             self._equip_in_order(info.settings.order)
         self._go_by(info)

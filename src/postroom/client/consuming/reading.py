@@ -103,6 +103,13 @@ class Reading:
 
     async def messages(self) -> AsyncGenerator[Received, None]:
         starts = await self._endpoint.resolve(self._route.topic, self._start)
+        for number, offset in self._start.offsets:
+            found = starts.get(self._route.readable(number).partition_id, offset)
+            if found < offset:
+                raise InvalidSetting(
+                    f"partition {number} of topic {self._route.topic!r} ends at offset {found}, and {offset} "
+                    f"is beyond it: choose {found} (its end) or less"
+                )
         chunks = self._following(starts) if self._follow else self._bounded(starts)
         async with aclosing(chunks):
             async for chunk in chunks:

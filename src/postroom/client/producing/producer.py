@@ -39,6 +39,7 @@ log = logging.getLogger("postroom.producer")
 _ANSWER_S = 0.01  # the time of its batches ends with that of the call, and they know more
 _NO_SPOOL = "this producer has no spool: make one that has with mq.producer(…, spool='orders.spool')"
 _MANY = 10_000  # failed posts that are kept before those somebody has seen are sorted out
+_TOLD: set[str] = set()  # topics of which it was said that they do not look at ids
 
 
 class Producer:
@@ -86,7 +87,8 @@ class Producer:
     ) -> Receipt:
         """Send a message and wait until it is stored.
 
-        With `delay` or `at` it is stored aside and delivered then; `cancel` takes it back until then.
+        With `delay` or `at` it is stored aside and delivered then; `cancel` takes it back until then. A
+        repeat of an `id` is dropped if the topic has a `dedup_window`, and only then.
         """
         packed = self._packed(Message(value, key, headers, id, source, expires), delay, at, slot)
         receipt: Receipt = await self._sent(packed, slot, timeout, single=True)
@@ -175,7 +177,22 @@ class Producer:
             self._check()
         return self._place(packed, slot, deadline, single)
 
+    def _note_ids(self, packed: Packed) -> None:
+        """Ids are given, and the topic does not look at them: say so, once for a topic and process."""
+        delayed = packed.dues is not None and all(packed.dues)  # the id is what takes it back
+        if delayed or self.topic in _TOLD or len(_TOLD) >= _MANY:
+            return
+        _TOLD.add(self.topic)
+        log.warning(
+            "topic %s does not look at ids: what is sent twice under one id is stored twice. To have repeats "
+            "dropped, give it a window: alter_topic(%r, dedup_window='10m'). (This is said once.)",
+            self.topic,
+            self.topic,
+        )
+
     def _place(self, packed: Packed, slot: int | None, deadline: float, single: bool) -> Call:
+        if packed.ids is not None and not self._router.by_id:
+            self._note_ids(packed)
         count = len(packed.entries)
         told = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
         call = told

@@ -348,7 +348,9 @@ class GateContract(OrderedHarness):
         assert drained(store, line, place)
         store.progress.poll_ordered(line, halves[0], want(ANN, 2, messages=1))
         store.progress.poll_ordered(line, halves[1], want(ANN, 2, messages=1))
-        again = store.catalog.reset_group(line.topic, line.name, Start("offsets", offsets=((0, 4),)))
+        ends = store.catalog.topic(line.topic).route.partitions
+        named = tuple((piece.partition, 4 * (piece.partition_id == place)) for piece in ends)
+        again = store.catalog.reset_group(line.topic, line.name, Start("offsets", offsets=named))
         assert spans(other.progress.poll_ordered(again, halves[0], want(BOB, 2))) == [(0, 1)]
         store.progress.fence(again, halves)
         assert not spans(store.progress.poll_ordered(again, halves[0], want(ANN, 2)))
@@ -357,6 +359,34 @@ class GateContract(OrderedHarness):
         assert halves[1] not in store.progress.peek(again, halves)
         with pytest.raises(GenerationChanged):
             store.progress.extend(line, halves[1], ANN, [(0, 0)])
+
+    def test_a_reset_of_a_predecessor_keeps_where_its_successors_are(
+        self, store: Store, other: Store, line: Group, place: int, halves: list[int]
+    ) -> None:
+        """They wait until it is read once more; then what was unsettled comes, and nothing else again."""
+        assert drained(store, line, place)
+        for half in halves:
+            store.progress.poll_ordered(line, half, want(ANN, 2, messages=2))
+        store.progress.settle(line, halves[0], ANN, acks((0, 0)))
+        again = store.catalog.reset_group(line.topic, line.name, Start("offsets", offsets=((0, 2),)))
+        assert spans(other.progress.poll_ordered(again, place, want(BOB, 4))) == [(2, 3)]  # fences by itself
+        for verb in (
+            lambda: store.progress.poll_ordered(line, halves[0], want(ANN, 2, 2)),
+            lambda: store.progress.settle(line, halves[1], ANN, acks((0, 1))),
+            lambda: store.progress.extend(line, halves[0], ANN, [(1, 1)]),
+        ):
+            with pytest.raises(GenerationChanged):
+                verb()
+        with pytest.raises(GateClosed):
+            store.progress.settle(again, halves[0], ANN, acks((1, 1)))
+        assert [b.committed for b in store.progress.backlog(again, halves)] == [1, 0]
+        assert [store.progress.committed(line.id, half) for half in halves] == [1, 0]
+        store.progress.fence(again, halves)  # once more: nothing to do
+        other.progress.settle(again, place, BOB, acks((2, 3)))
+        assert spans(store.progress.poll_ordered(again, halves[0], want(BOB, 2))) == [(1, 1)]
+        granted = store.progress.poll_ordered(again, halves[1], want(BOB, 2))
+        assert spans(granted) == [(0, 1)]
+        assert [d.attempt for d in granted.deliveries] == [1]  # the reset was no attempt of theirs
 
     # ---- starts (I9) ----
 

@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from ...errors import GroupExists, InvalidSetting, StoreError, UnknownGroup
+from ...errors import GenerationChanged, GroupExists, InvalidSetting, StoreError, UnknownGroup
+from ...model.delivery import Kind, Settlement
 from ...model.settings import GroupSettings, Start, TopicSettings
-from ...store.contract import Group, Store, Topic
-from .harness import LEASE, MovableClock, StoreHarness, append, ask, batch, partitions, spans
+from ...store.contract import Group, Origin, Store, Topic
+from .harness import LEASE, MovableClock, StoreHarness, acks, append, ask, batch, partitions, spans
 
 __all__ = ["GroupContract"]
 
@@ -156,8 +157,8 @@ class GroupContract(StoreHarness):
         for number, start in enumerate(starts):
             group = store.catalog.create_group("orders", f"after{number}", GroupSettings(start=start))
             assert store.catalog.start_of(group.id, place) == (1, 12)
-            assert store.catalog.reset_group("orders", group.name, start).generation == 2
-            assert store.catalog.start_of(group.id, place) == (2, 12)
+            again = store.catalog.reset_group("orders", group.name, start)
+            assert store.catalog.start_of(group.id, place) == (again.generation, 12)
 
     def test_latest_is_when_the_group_was_made(self, store: Store, topic: Topic, place: int) -> None:
         """I9: what arrives between `create_group` and the first poll is delivered."""
@@ -195,10 +196,47 @@ class GroupContract(StoreHarness):
         append(store, place, batch(9))
         store.progress.poll(group, place, ask(1, 9))
         reset = store.catalog.reset_group("orders", "billing", Start("offsets", offsets=((0, 4),)))
-        assert reset == store.catalog.group("orders", "billing") == replace(group, generation=2)
-        assert store.catalog.start_of(group.id, place) == (2, 4)
+        assert reset == store.catalog.group("orders", "billing") == replace(group, generation=3)
+        assert store.catalog.start_of(group.id, place) == (3, 4)
         assert spans(store.progress.poll(reset, place, ask(2, 9))) == [(4, 8)]
-        assert store.catalog.reset_group("orders", "billing", Start()).generation == 3
+        assert store.catalog.reset_group("orders", "billing", Start()).generation == 4
+
+    def test_a_reset_to_offsets_moves_what_they_name(self, store: Store) -> None:
+        """R12: elsewhere what is in flight, waits for a retry or was settled stays so."""
+        one, two = partitions(store.catalog.create_topic("pair", TopicSettings(), 2))
+        group = store.catalog.create_group("pair", "billing", GroupSettings(lease_ms=LEASE))
+        for place in (one, two):
+            append(store, place, batch(9))
+            store.progress.poll(group, place, ask(1, 9, messages=6))
+            store.progress.settle(group, place, 1, acks((0, 1), (3, 4)))
+        store.progress.settle(group, two, 1, [Settlement(Kind.RETRY, 5, 5)])
+        reset = store.catalog.reset_group("pair", "billing", Start("offsets", offsets=((0, 1),)))
+        assert store.catalog.origin_of(group.id, one) == Origin(3, 1, 3)
+        assert store.catalog.origin_of(group.id, two) == Origin(3, 0, 1)
+        assert [b.committed for b in store.progress.backlog(reset, [one, two])] == [1, 2]
+        assert [store.progress.committed(group.id, place) for place in (one, two)] == [None, 2]
+        assert store.usage.committed([reset], [one, two]) == {group.id: {one: 1, two: 2}}
+        assert store.progress.settle(reset, two, 1, acks((2, 2))).lost == ()
+        assert store.progress.settle(reset, one, 1, acks((2, 2))).lost == ((2, 2),)
+        for place in (one, two):
+            with pytest.raises(GenerationChanged):
+                store.progress.poll(group, place, ask(2, 9))
+        assert spans(store.progress.poll(reset, one, ask(2, 9))) == [(1, 8)]
+        granted = store.progress.poll(reset, two, ask(3, 9))
+        assert spans(granted) == [(5, 5), (6, 8)]
+        assert [d.attempt for d in granted.deliveries] == [2, 1]
+
+    def test_a_partition_that_was_never_polled_keeps_its_start(self, store: Store) -> None:
+        one, two = partitions(store.catalog.create_topic("pair", TopicSettings(), 2))
+        append(store, one, batch(4))
+        append(store, two, batch(4))
+        group = store.catalog.create_group("pair", "late", GroupSettings(start=Start("latest")))
+        append(store, two, batch(2))
+        reset = store.catalog.reset_group("pair", "late", Start("offsets", offsets=((0, 1),)))
+        store.progress.rewind(reset, [one, two])
+        assert spans(store.progress.poll(reset, two, ask(1, 6))) == [(4, 5)]
+        assert spans(store.progress.poll(reset, one, ask(2, 4))) == [(1, 3)]
+        assert store.catalog.origin_of(group.id, two).since == 1
 
     def test_a_reset_to_latest_passes_over_all_there_is(self, store: Store, place: int, group: Group) -> None:
         append(store, place, batch(9))
