@@ -308,6 +308,7 @@ class ProtocolError(PostroomError):
 class StoreError(PostroomError):
     code = "store"
     undone: bool = False  # its transaction was undone for a passing reason; the store runs the verb again
+    nothing_done: bool = False  # its transaction surely changed nothing
 
 
 class StoreUnavailable(StoreError):

@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from ..address import Address
@@ -64,7 +65,7 @@ from .quotas import Quotas
 from .replies import ForgetReplies, Replies, ReplyVerbs
 from .routes import FinishChanges, RouteChanges
 from .setting_aside import leads_to_lane
-from .shardwork import ShardWork
+from .shardwork import ShardWork, nothing_stored
 from .staging import StagingVerbs, StagingWork
 from .tail import TailCache
 from .waiters import Waiters, wait
@@ -264,7 +265,14 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     # ---- routes ----
 
     async def route(self, topic: str) -> Route:
-        return (await self._in_thread(self._catalog.fresh_topic, topic)).route
+        return await self._in_thread(self._route_now, topic)
+
+    def _route_now(self, topic: str) -> Route:
+        """With what is known to be away: who sends without a key goes elsewhere (R6)."""
+        route = self._catalog.fresh_topic(topic).route
+        here = [piece.partition_id for piece in route.ranges]
+        away = set(here).difference(self.store.present(here))
+        return replace(route, away=tuple(sorted(away))) if away else route
 
     async def route_history(self, topic: str) -> list[Route]:
         return await self._in_thread(self.store.routes.history, topic)
@@ -317,10 +325,13 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
-        known = await self._topic(topic)
-        limited = not due_at and self._backlog.limits(known.settings)
-        counted = await self._backlog.pass_through(known, header.records, header.size) if limited else None
-        passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
+        with nothing_stored():
+            known = await self._topic(topic)
+            limited = not due_at and self._backlog.limits(known.settings)
+            counted = (
+                await self._backlog.pass_through(known, header.records, header.size) if limited else None
+            )
+            passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
             ids = digests_of(batch)

@@ -7,11 +7,13 @@ nothing: sends appends to the writer of their partition's shard.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 from ..config import Limits
+from ..errors import StoreUnavailable
 from ..store.contract import Append, Appended, News, Store, StoredBatch
 from .figures import Figures
 from .schedule import ScheduleMover
@@ -20,7 +22,7 @@ from .tail import TailCache
 from .waiters import WatcherThread
 from .writer import LineKey, Writer
 
-__all__ = ["ShardWork"]
+__all__ = ["ShardWork", "nothing_stored"]
 
 Told = Callable[[str, News | None, dict[int, int] | None], None]
 """Is told news in the event loop: by which shard, of its log, and when groups have something due there."""
@@ -58,7 +60,8 @@ class ShardWork:
     async def append(self, append: Append, line: LineKey | None = None) -> Appended:
         name = self._store.known_shard(append.partition_id)
         if name is None:
-            name = await self._in_thread(self._store.shard_of, append.partition_id)
+            with nothing_stored():
+                name = await self._in_thread(self._store.shard_of, append.partition_id)
         writer = self._writers.get(name) or self._writers[""]  # which says what is wrong
         return await writer.append(append, line)
 
@@ -100,6 +103,16 @@ class ShardWork:
 
     async def close_watchers(self) -> None:
         await asyncio.gather(*(watcher.close() for watcher in self._watchers))
+
+
+@contextmanager
+def nothing_stored() -> Iterator[None]:
+    """Around what comes before a batch is given to the store: an error there says that it is not stored."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        error.details["stored"] = False
+        raise
 
 
 def _watch_schedule(watcher: WatcherThread, wanted: bool) -> None:

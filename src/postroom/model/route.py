@@ -70,6 +70,7 @@ class Route:
     sealed: tuple[Range, ...] = ()  # of earlier versions, as long as their logs are there; the oldest first
     predecessors: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
     # of a partition, by id: those it follows, without what is gone
+    away: tuple[int, ...] = field(default=(), compare=False)  # of the ranges, those whose shard is away now
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

@@ -22,6 +22,8 @@ from .shardclock import ShardClock
 
 __all__ = ["ServerDialect"]
 
+_SILENT = ("no answer", "timed out", "timeout expired")
+
 
 class ServerDialect(ABC):
     offset = "BIGINT"
@@ -94,22 +96,27 @@ class ServerDialect(ABC):
     def _read_only(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.shown} takes no writes (a {self.replica}, or set to read-only): name the primary in the "
-            "address, or wait until it is one again"
+            "address, or wait until it is one again",
+            reason="read_only",
         )
 
     def _unreachable(self, said: str, **details: Any) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.shown} cannot be reached ({said}); check host and port, and that the server runs",
+            reason=_reason(said),
             **details,
         )
 
     def _ended(self, said: str, **details: Any) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.shown} ended the connection ({said}); it is tried again", **details)
+        return StoreUnavailable(
+            f"{self.shown} ended the connection ({said}); it is tried again", reason="lost", **details
+        )
 
     def _crowded(self, said: str, limits: str, **details: Any) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.shown} takes no more connections ({said}): close some, or raise the server's limit "
             f"({limits})",
+            reason="crowded",
             **details,
         )
 
@@ -120,3 +127,10 @@ class ServerDialect(ABC):
         return StoreFull(
             f"{self.shown} has no space left ({said}): free some, then try again; nothing was stored"
         )
+
+
+def _reason(said: str) -> str:
+    """Why a server cannot be reached, for those who tell people of it; drivers have no code for it."""
+    if "refused" in said.lower():
+        return "refused"
+    return "no_answer" if any(words in said for words in _SILENT) else "unreachable"

@@ -134,14 +134,18 @@ class Shard:
     @property
     def _store(self) -> SqlStore:
         if self._away is not None:
-            raise self._error()
+            error = self._error()
+            error.details["stored"] = False  # nothing has begun
+            raise error
         return self.opened
 
     def _error(self) -> StoreUnavailable:
+        why = self._away.details.get("reason") if self._away is not None else None
         return StoreUnavailable(
             f"shard {shown(self.name)!r} is away, and its partitions wait for it ({self._away}); "
             "check its database: it is asked again every second",
             shard=self.name,
+            **({} if why is None else {"reason": why}),
         )
 
     def _run(self, call: Callable[[], Any]) -> Any:
@@ -173,7 +177,9 @@ class Shard:
 
         threading.Thread(target=ask, name=f"postroom-shard-{self.name}", daemon=True).start()
         if not answered.wait(_ANSWER_S) and not self._closing.is_set():
-            error = StoreUnavailable(f"it has not answered for {time.monotonic() - began:.0f} s")
+            error = StoreUnavailable(
+                f"it has not answered for {time.monotonic() - began:.0f} s", reason="no_answer"
+            )
             self._lost(error)
             session.break_off(error)
 
