@@ -60,6 +60,7 @@ from .looks import Looks
 from .mover import Mover
 from .ordered import OrderedDeliveries
 from .polling import HOLDERS, Polling
+from .presence import Presence
 from .publishing import FinishDecisions, Publisher
 from .quotas import Quotas
 from .replies import ForgetReplies, Replies, ReplyVerbs
@@ -87,10 +88,18 @@ async def open_endpoint(
     limits: Limits = DEFAULTS,
     migrate: bool = False,
     shards: Mapping[str, Address] | None = None,
+    name: str = "",
+    growing: bool = False,
 ) -> Broker:
-    """A broker in this process on the store that the address names, and those of its other shards."""
-    store = await asyncio.to_thread(open_store, address, clock, limits, make_tables=migrate, shards=shards)
-    return Broker(store, clock or SystemClock(), limits)
+    """A broker in this process on the store that the address names, and those of its other shards.
+
+    `name`: how others who use the queue call this process. `growing`: shards may be added later.
+    """
+    opening = partial(open_store, make_tables=migrate, shards=shards, growing=growing)
+    store = await asyncio.to_thread(opening, address, clock, limits)
+    broker = Broker(store, clock or SystemClock(), limits)
+    await broker.presence.enter(name or f"{socket.gethostname()}-{os.getpid()}")
+    return broker
 
 
 class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
@@ -113,6 +122,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._routes = RouteChanges(store, self._catalog)
         self._drain = Drain(store, self._routes)
         self._help = RouteHelp(self._routes, self._route_changed)
+        self.presence = Presence(store, self._in_thread)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
@@ -166,6 +176,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._closed = True
         self._unsubscribe()
         self._waiters.notify_all()
+        await self.presence.leave()
         await self._polling.close()
         await self._quotas.close()
         await self._help.close()
@@ -299,6 +310,15 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
 
     async def open_shard(self, name: str) -> ShardInfo:
         return await self._in_thread(self._drain.open, name)
+
+    async def add_shards(self, shards: Mapping[str, Address]) -> None:
+        """Further databases of the queue, while it is in use. InvalidSetting if one cannot be that shard."""
+        for name, address in shards.items():
+            await asyncio.to_thread(self.store.add_shard, name, address)
+            self._catalog.last()
+            self._work.add(name)
+        self._route_changed()
+        await self.presence.changed()
 
     # ---- limits ----
 

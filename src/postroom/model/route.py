@@ -48,7 +48,7 @@ class Range:
     last_slot: int
     partition: int  # number within the topic, for people; never used again
     partition_id: int  # unique in the store and never used again
-    shard: str = ""  # "" is the first shard
+    shard: str = ""  # "" is the first shard within the store; people read "first"
 
     @property
     def slots(self) -> int:

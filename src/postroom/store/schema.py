@@ -301,6 +301,15 @@ _6_PROGRESS: Statements = (
         PRIMARY KEY (group_id, source, bucket))""",
 )
 
+_7_PROGRESS: Statements = (
+    # processes that use the queue now, and the shards whose addresses each was given: names, as JSON (R6)
+    """CREATE TABLE postroom_processes (
+        id VARCHAR(36) PRIMARY KEY,
+        name VARCHAR(250) NOT NULL,
+        shards TEXT NOT NULL,
+        until_ms BIGINT NOT NULL)""",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE postroom_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -318,6 +327,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
     5: {Lane.LOG: _5_LOG},
     6: {Lane.PROGRESS: _6_PROGRESS},
+    7: {Lane.PROGRESS: _7_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -22,6 +22,7 @@ from .shardclock import ShardClock
 
 __all__ = ["ServerDialect"]
 
+_SERVED = "the database of this queue {}: it is tried again; ask the operator of the brokers"
 _SILENT = ("no answer", "timed out", "timeout expired")
 
 
@@ -98,18 +99,23 @@ class ServerDialect(ABC):
             f"{self.shown} takes no writes (a {self.replica}, or set to read-only): name the primary in the "
             "address, or wait until it is one again",
             reason="read_only",
+            _served=_SERVED.format("takes no writes now"),
         )
 
     def _unreachable(self, said: str, **details: Any) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.shown} cannot be reached ({said}); check host and port, and that the server runs",
             reason=_reason(said),
+            _served=_SERVED.format("cannot be reached"),
             **details,
         )
 
     def _ended(self, said: str, **details: Any) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self.shown} ended the connection ({said}); it is tried again", reason="lost", **details
+            f"{self.shown} ended the connection ({said}); it is tried again",
+            reason="lost",
+            _served=_SERVED.format("ended the connection"),
+            **details,
         )
 
     def _crowded(self, said: str, limits: str, **details: Any) -> StoreUnavailable:
@@ -117,6 +123,7 @@ class ServerDialect(ABC):
             f"{self.shown} takes no more connections ({said}): close some, or raise the server's limit "
             f"({limits})",
             reason="crowded",
+            _served=_SERVED.format("takes no more connections"),
             **details,
         )
 

@@ -284,6 +284,7 @@ def _cut_off(batch: InFlight, waited_s: float, *, waited_only: bool) -> Failed:
             f"{_messages(batch)} waited for a rate limit until the time was over, and nothing was stored: "
             "give it more time (timeout=), or raise the limit; mq.rates() lists it",
             stored=False,
+            reason="rate_limit",
         )
     batch.uncertain = True
     if batch.error is None:
@@ -321,11 +322,13 @@ def _messages(batch: InFlight) -> str:
 
 def _too_late(batch: InFlight, sentence: str, **details: Any) -> Failed:
     count = sum(len(parcel.entries) for parcel in batch.parcels)
-    failure = SendTimeout(sentence, partition=batch.where.partition, messages=count, **details)
+    failure = SendTimeout(sentence, partition=batch.where.partition, messages=count)
     if batch.error is not None:
         failure.__cause__ = batch.error
         failure.details["error"] = batch.error.code
-        failure.details |= {
-            name: batch.error.details[name] for name in ("reason", "shard") if name in batch.error.details
-        }
+        if "reason" in batch.error.details:
+            failure.details["reason"] = batch.error.details["reason"]
+        if "shard" in batch.error.details:
+            failure.details["shard"] = batch.error.details["shard"] or FIRST_SHARD
+    failure.details |= details
     return Failed(failure)
