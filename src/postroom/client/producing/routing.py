@@ -117,10 +117,10 @@ class Router:
     def _place_by_key(self, parcel: Parcel) -> None:
         places: defaultdict[tuple[Accumulator | None, bool], list[int]] = defaultdict(list)
         changing, strand = bool(self._gone or self._behind), _strand(parcel)
-        sticky, by_slot = self._pick(), self._by_slot
+        sticky, by_slot, apart = self._pick(), self._by_slot, self._turns.many_shards
         for at, key in enumerate(self._keys(parcel)):
-            if key is None:  # apart from those with a key: it may go elsewhere later
-                places[sticky, False].append(at)
+            if key is None:  # where there are several shards, apart from keys: it may go elsewhere later
+                places[sticky, not apart].append(at)
             else:
                 slot = slot_of(key)
                 places[None if changing and self._is_held(slot, strand) else by_slot[slot], True].append(at)

@@ -61,7 +61,7 @@ class Turns:
 
         Returns whether it is passed over because of that.
         """
-        if silent and not self._many_shards:
+        if silent and not self.many_shards:
             return False  # it is slow, as all the others then are
         self._repeating.add(accumulator)
         until = now + (_SILENT_S if silent else _REFUSED_S)
@@ -101,17 +101,18 @@ class Turns:
     def avoided(self) -> set[int]:
         """What is away, and all that is on a shard with it, if there are others (R6)."""
         found = {*self._away, *(accumulator.where.partition_id for accumulator in self._repeating)}
-        if not found or not self._many_shards:
+        if not found or not self.many_shards:
             return found
         shards = {one.where.shard for one in self._all if one.where.partition_id in found}
         return found.union(one.where.partition_id for one in self._all if one.where.shard in shards)
 
     @property
-    def _many_shards(self) -> bool:
+    def many_shards(self) -> bool:
+        """Whether there is another shard to go to."""
         return len({one.where.shard for one in self._all}) > 1
 
     def _mates(self, where: Range) -> list[int]:
-        if not self._many_shards:
+        if not self.many_shards:
             return [where.partition_id]
         return [one.where.partition_id for one in self._all if one.where.shard == where.shard]
 
