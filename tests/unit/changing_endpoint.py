@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from postroom import StoreUnavailable
+from postroom import StoreError, StoreUnavailable
 from postroom.model.batch import records
 from postroom.model.route import Range, Route
 from postroom.model.slot import slot_of
@@ -24,7 +24,7 @@ class Changing(FakeEndpoint):
         super().__init__(partitions=partitions)
         self.log: list[bytes] = []
         self.away: set[int] = set()  # partitions whose store is away
-        self.error = AWAY  # that they raise
+        self.error: StoreError = AWAY  # that they raise
         self.route_away = False
         self.tried: list[int] = []  # partitions of appends
         self._called = asyncio.Event()

@@ -222,6 +222,24 @@ async def test_a_route_that_says_it_is_away_is_believed_from_the_beginning(
     assert 1 not in endpoint.tried
 
 
+async def test_what_goes_elsewhere_does_not_linger_there(mq: Connection, endpoint: Changing) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    async with mq.producer("orders", linger=LIMIT * 3, batch_messages=2) as producer:
+        posted = [await producer.post(b"%d" % i) for i in range(2)]  # a full batch, to the first
+        receipts = await asyncio.wait_for(asyncio.gather(*posted), LIMIT)
+        assert {receipt.partition for receipt in receipts} == {1}
+
+
+async def test_a_busy_store_leaves_open_whether_it_was_stored(mq: Connection, endpoint: Changing) -> None:
+    """Unless it says so: a commit that took too long may have been one (I2)."""
+    endpoint.away, endpoint.error = {1, 2}, BUSY
+    with pytest.raises(SendTimeout, match="not known whether anything was stored"):
+        await mq.send("orders", b"a", timeout="100ms")
+    endpoint.error = StoreBusy("locked", stored=False)
+    with pytest.raises(SendTimeout, match="nothing was stored"):
+        await mq.send("orders", b"a", timeout="300ms")
+
+
 async def test_one_way_goes_elsewhere_too(mq: Connection, endpoint: Changing) -> None:
     endpoint.away, endpoint.error = {1}, REFUSED
     async with mq.producer("orders", confirm=False, batch_messages=1) as producer:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..config import DEFAULTS, Limits
-from ..errors import PostroomError, StoreUnavailable
+from ..errors import PostroomError, StoreError
 from .append import Appending, seal
 from .catalog import SqlCatalog
 from .contract import Append, Appended, Bounds, News, StoredBatch
@@ -53,7 +53,7 @@ class SqlLog:
         found: dict[int, Appended | PostroomError] = {}
         try:
             self._append_each(appends, found)
-        except StoreUnavailable as error:
+        except StoreError as error:
             if error.nothing_done and not found:  # else one lane has been committed
                 error.details["stored"] = False
             raise

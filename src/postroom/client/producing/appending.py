@@ -23,6 +23,7 @@ from ...errors import (
     PostroomError,
     SendTimeout,
     SequenceGap,
+    StoreError,
     StoreFull,
     StoreUnavailable,
     UnknownFate,
@@ -93,6 +94,7 @@ class InFlight:
         "sequence",
         "span",
         "tries",
+        "unanswered",
         "uncertain",
         "where",
     )
@@ -121,10 +123,12 @@ class InFlight:
         self.away = False  # the store was away when it came, and it is being repeated
         self.elsewhere = False  # it was refused because of that: what may go anywhere is not to come back
         self.error: PostroomError | None = None  # of the last try
+        self.unanswered = False  # a try ended with an error that leaves open whether it was stored
         self.span: Any = None  # of posted messages, if somebody traces
 
     def failed(self, error: PostroomError) -> None:
         """A try of it failed: whoever stops waiting is told why."""
+        self.unanswered = self.unanswered or (isinstance(error, StoreError) and not unstored(error))
         if isinstance(error, SequenceGap) and self.error is not None:
             return  # it waits for one before it, and that was the reason
         self.error = error
@@ -298,6 +302,7 @@ def _cut_off(batch: InFlight, waited_s: float, *, waited_only: bool) -> Failed:
 
 
 def _given_up(batch: InFlight) -> Failed:
+    batch.uncertain = batch.uncertain or batch.unanswered
     why = "" if batch.error is None else f"; {last_error(batch.error)}"
     if not batch.uncertain:
         return _too_late(

@@ -209,17 +209,23 @@ class Router:
         avoided = self._turns.in_trouble(accumulator, self._now(), silent=error is None)
         if not avoided or not self._turns.any_well(self._gone):
             return False
-        for parcel in accumulator.take_back(self.goes_anywhere):
-            self.place(parcel)
+        self._place_again(accumulator.take_back(self.goes_anywhere))
         return True
 
     def go_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
         """Place those of these, which are surely not stored, that may go anywhere; returns the others."""
-        kept = [parcel for parcel in parcels if not self.goes_anywhere(parcel)]
+        self._place_again([parcel for parcel in parcels if self.goes_anywhere(parcel)])
+        return [parcel for parcel in parcels if not self.goes_anywhere(parcel)]
+
+    def _place_again(self, parcels: list[Parcel]) -> None:
+        """They have waited long enough where they were: they do not linger elsewhere."""
         for parcel in parcels:
-            if self.goes_anywhere(parcel):
-                self.place(parcel)
-        return kept
+            self.place(parcel)
+        if parcels:
+            avoided = self._turns.avoided
+            for accumulator in self.accumulators:
+                if accumulator.where.partition_id not in avoided:
+                    accumulator.flush()
 
     def quiet(self, accumulator: Accumulator) -> None:
         self._turns.quiet(accumulator)
