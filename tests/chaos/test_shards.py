@@ -123,7 +123,8 @@ async def _go_on(crew: Crew, way: str) -> None:
 
 
 def _judge_failures(crew: Crew) -> None:
-    """A shard that refuses costs nobody a message. One that is deaf costs each producer one send, or two."""
+    """A commit may be on its way when a shard goes away, and one that is deaf has to be found out: that costs
+    each producer a send or two. What is known not to be stored goes elsewhere."""
     failed, unknown = crew.values("producer-keyless", "failed"), crew.values("producer-keyless", "unknown")
     print(f"without a key: {len(failed)} failed, {len(unknown)} of unknown fate, {len(crew.outages)} outages")
     assert len(failed) + len(unknown) <= 2 * _PRODUCERS * len(crew.outages)

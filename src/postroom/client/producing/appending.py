@@ -292,11 +292,12 @@ def _cut_off(batch: InFlight, waited_s: float, *, waited_only: bool) -> Failed:
         )
     batch.uncertain = True
     if batch.error is None:
-        place = f"shard {batch.where.shard or FIRST_SHARD!r}"
+        shard = batch.where.shard
+        known = {} if shard in ("", FIRST_SHARD) else {"shard": shard}  # else there may be no other
         batch.error = StoreUnavailable(
-            f"no answer from partition {batch.where.partition} on {place} for {waited_s:.1f} s",
+            f"no answer from partition {batch.where.partition} for {waited_s:.1f} s",
             reason="no_answer",
-            shard=batch.where.shard,
+            **known,
         )
     return _given_up(batch)
 
