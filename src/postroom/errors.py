@@ -20,7 +20,8 @@ PostroomError                     code, retriable, and a sentence that says what
 │   ├── DataLoss                  messages that were to be read were dropped before
 │   ├── RouteConflict             another change of the route is under way, or came first (retriable)
 │   ├── StagingConflict           a job's batch comes back with other rows than were published
-│   └── GroupLive                 the group has live members; force, or stop them
+│   ├── GroupLive                 the group has live members; force, or stop them
+│   └── ShardUnknown              live brokers or programs were not given a shard's address; names them
 ├── AppendError                   a batch was not stored
 │   ├── CorruptBatch              checksum or framing is wrong
 │   ├── PartitionSealed           the partition takes no more batches; names its successors
@@ -96,6 +97,7 @@ __all__ = [
     "SchemaMismatch",
     "SendTimeout",
     "SequenceGap",
+    "ShardUnknown",
     "StagingConflict",
     "StoreBusy",
     "StoreCorrupt",
@@ -115,7 +117,11 @@ __all__ = [
 
 
 class PostroomError(Exception):
-    """The root. `details` holds what a program may want to read (names, offsets, limits)."""
+    """The root. `details` holds what a program may want to read (names, offsets, limits).
+
+    A detail whose name begins with "_" does not leave the process. `_served` is the sentence for those who
+    are served by a broker, if they cannot do what the message says.
+    """
 
     code: ClassVar[str] = "error"
     retriable: ClassVar[bool] = False
@@ -218,6 +224,10 @@ class GroupLive(CatalogError):
     code = "group_live"
 
 
+class ShardUnknown(CatalogError):
+    code = "shard_unknown"
+
+
 class AppendError(PostroomError):
     code = "append"
 
@@ -314,6 +324,7 @@ class ProtocolError(PostroomError):
 class StoreError(PostroomError):
     code = "store"
     undone: bool = False  # its transaction was undone for a passing reason; the store runs the verb again
+    nothing_done: bool = False  # its transaction surely changed nothing
 
 
 class StoreUnavailable(StoreError):

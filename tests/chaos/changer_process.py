@@ -51,7 +51,7 @@ async def _change(mq: postroom.Connection, topic: str, shards: Mapping[str, str]
         await mq.merge(topic, route.ranges[at].partition, route.ranges[at + 1].partition)
     else:
         piece = random.choice(route.ranges)
-        others = [shard for shard in ("", *shards) if shard != piece.shard]
+        others = [shard for shard in ("first", *shards) if shard != piece.shard]
         await mq.move(topic, piece.partition, shard=random.choice(others))
     notes.note("changed", [name])
 

@@ -67,9 +67,18 @@ class Crew:
 
     # ---- life and death ----
 
-    def produce(self, topic: str, name: str, delays: Iterable[float] = (), pause_s: float = 0.02) -> None:
-        """`delays`: shortest and longest, in seconds. `pause_s`: the longest between two sends."""
-        self._start(_Job("producer", topic, name, (list(delays), pause_s)))
+    def produce(
+        self,
+        topic: str,
+        name: str,
+        delays: Iterable[float] = (),
+        pause_s: float = 0.02,
+        *,
+        keyless: bool = False,
+    ) -> None:
+        """`delays`: shortest and longest, in seconds. `pause_s`: the longest between two sends. `keyless`:
+        one message after the other, without a key, each with little time."""
+        self._start(_Job("producer", topic, name, (list(delays), pause_s, keyless)))
 
     def consume(self, topic: str, group: str, *, members: int, ordered: bool = False) -> None:
         for number in range(members):

@@ -20,6 +20,7 @@ from .values import Value
 __all__ = ["produce"]
 
 _KEYS = 8
+_PATIENCE_S = 4.0
 _FATES = ("retry", "dead", *("ack",) * 48)
 
 
@@ -32,10 +33,12 @@ async def produce(
     run: int,
     delays: list[float],
     pause_s: float,
+    keyless: bool,
 ) -> None:
     """`delays`: shortest and longest, in seconds; empty: everything is due at once."""
     mq = await connected(url, shards)
-    await _Producing(mq, topic, name, run, Journal(journal), delays).run(pause_s)
+    producing = _Producing(mq, topic, name, run, Journal(journal), delays)
+    await (producing.run_keyless(pause_s) if keyless else producing.run(pause_s))
 
 
 class _Producing:
@@ -61,6 +64,18 @@ class _Producing:
                 if not error.retriable and not isinstance(error, postroom.UnknownFate):
                     raise
                 self._journal.note("failed", _values(messages))
+            await asyncio.sleep(random.random() * pause_s)
+
+    async def run_keyless(self, pause_s: float) -> None:
+        """As a plain program does: `send`, and the next one when the receipt is there."""
+        while True:
+            message = self._message()
+            self._journal.note("sending", _values([message]))
+            try:
+                await self._mq.send(self._topic, message.value, timeout=_PATIENCE_S)
+                self._journal.note("confirmed", _values([message]))
+            except postroom.SendTimeout as error:
+                self._journal.note("failed" if "stored" in error.details else "unknown", _values([message]))
             await asyncio.sleep(random.random() * pause_s)
 
     async def _post(self, producer: postroom.Producer, messages: list[postroom.Message]) -> None:

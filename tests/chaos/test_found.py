@@ -173,7 +173,7 @@ async def test_whoever_wants_a_change_finishes_the_one_that_was_left(
 ) -> None:
     """Whoever made it was killed before the seal: no producer notices, and the duty comes seconds later."""
     monkeypatch.setattr(FinishChanges, "run_once", lambda self: None)
-    broker_of(mq).store.routes.begin(routes.split(await mq.route("orders"), 0))
+    broker_of(mq).store.routes.begin(routes.split(await mq._endpoint.route("orders"), 0))
     async with asyncio.timeout(20):
         with suppress(postroom.UnknownPartition):  # it is sealed by then: the split that was left is made
             while True:

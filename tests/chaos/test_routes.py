@@ -66,7 +66,7 @@ async def _trouble(url: str, folder: Path, shards: Mapping[str, str]) -> None:
             route = await mq.route("orders")
             print(f"{route.version - 1} changes: {_changes(crew)}; killed: {_killed(crew)}")
             assert route.version - 1 >= _LEAST
-            assert {piece.shard for piece in route.partitions} == {"", *shards}
+            assert {piece.shard for piece in route.partitions} == {"first", *shards}
             await judge(mq, crew, "orders", groups=_GROUPS)
 
 

@@ -150,7 +150,7 @@ def test_a_sealed_partition_and_an_unknown_group(here: Cli) -> None:
 async def _leave_a_change(mq: Connection) -> None:
     """As if whoever made it had died after the first step."""
     assert isinstance(mq._endpoint, Broker)
-    mq._endpoint.store.routes.begin(routes.split(await mq.route("orders"), 0))
+    mq._endpoint.store.routes.begin(routes.split(await mq._endpoint.route("orders"), 0))
 
 
 def test_a_change_under_way_is_shown_and_refuses_others(here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -272,3 +272,42 @@ def test_a_shard_that_is_away_is_shown_and_not_drained(tmp_path: Path, postgres_
     refused = cli("shard", "drain", "b", "--yes", "--json")
     assert refused.code == 1 and refused.error["error"] == "store_unavailable"
     assert "Start its database" in refused.error["message"]
+
+
+# --- shards that somebody does not know --------------------------------------------------------------
+
+
+async def test_a_move_to_where_a_program_cannot_reach_is_refused_and_names_it(
+    cli: ShardedCli, tmp_path: Path
+) -> None:
+    words = ("route", "move", "orders", "0", "--to", "c", "--shard", f"c=sqlite:///{tmp_path}/c.db")
+    async with postroom.connect(cli.url, shards={"b": cli.other}, client_id="shop-1"):
+        refused = await asyncio.to_thread(cli, *words)
+    assert refused.code == 1
+    assert refused.err.startswith(
+        "error: shard 'c' is not known to all that use this queue: program shop-1 could not reach what is "
+        "put there. Give them its address (shards= of connect(), POSTROOM_SHARDS, or [shards] of a broker's "
+    )
+    assert "shard c)" in (await asyncio.to_thread(cli.ok, *words)).out
+
+
+async def test_a_served_queue_is_moved_by_those_who_have_no_addresses(
+    cli: ShardedCli, tmp_path: Path
+) -> None:
+    """And they are never told to name a database."""
+    shards = {"b": cli.other}
+    async with postroom.connect(cli.url, shards=shards) as mq, await mq.serve(port=0) as server:
+        home = next(piece for piece in (await mq.route("orders")).ranges if piece.shard == "first")
+        client = Cli(tmp_path, server.url)
+        move = ("route", "move", "orders", str(home.partition))
+        assert "shard b)" in (await asyncio.to_thread(client.ok, *move, "--to", "b")).out
+        await asyncio.to_thread(client.ok, "route", "move", "orders", "2", "--to", "first")
+        strange = await asyncio.to_thread(client, "route", "move", "orders", "3", "--to", "zz")
+        assert strange.code == 2
+        assert "there is no shard 'zz'; there is first, b" in strange.err
+        third = {**shards, "c": f"sqlite:///{tmp_path}/c.db"}
+        async with postroom.connect(cli.url, shards=third):
+            refused = await asyncio.to_thread(client, "route", "move", "orders", "3", "--to", "c")
+        assert refused.code == 1
+        assert "Ask the operator of the brokers to give them its address" in refused.err
+        assert "shards=" not in refused.err

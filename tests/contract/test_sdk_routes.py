@@ -266,8 +266,8 @@ async def test_dead_letters_leave_for_where_their_topic_is_now(mq: Connection) -
     async with mq.consumer("orders", "billing") as consumer:
         messages = await consumer.poll(6, wait=20)
         await messages[0].dead("one")
-        box = mq.route("orders.billing.dead")
-        draft = routes.renew(await box, [(await mq.route("orders.billing.dead")).ranges[0].partition_id])
+        box = await mq._endpoint.route("orders.billing.dead")
+        draft = routes.renew(box, [box.ranges[0].partition_id])
         assert draft is not None
         await asyncio.to_thread(changes._change, draft)
         for message in messages[1:]:
@@ -396,7 +396,7 @@ async def test_one_change_at_a_time(mq: Connection, clock: ManualClock) -> None:
     """Whoever comes second is told, and nothing is changed; the first is finished by whoever needs it."""
     await mq.split("orders", 0)
     store = broker_of(mq).store
-    draft = routes.split((await mq.route("orders")), 1)
+    draft = routes.split((await mq._endpoint.route("orders")), 1)
     left = await asyncio.to_thread(store.routes.begin, draft)
     with pytest.raises(RouteConflict, match="a split of partition 1 of topic 'orders' is under way"):
         await mq.merge("orders", 1, 2)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom import Connection, InvalidSetting, InvalidURL, Received
+from postroom import Connection, InvalidSetting, InvalidURL, Received, ShardUnknown
 from postroom.broker.embedded import Broker
 from postroom.broker.endpoint import PollRequest
 from postroom.clock import Clock, ManualClock
@@ -95,7 +95,7 @@ async def test_partitions_are_spread_evenly_over_all_topics(mq: Connection) -> N
     found = Counter([shard for info in await mq.topics() for shard in await shards_of(mq, info.name)])
     assert sorted(found.values()) == [5, 6]
     assert [(s.name, s.state, s.partitions) for s in await mq.shards()] == [
-        ("first", "open", found[""]),
+        ("first", "open", found["first"]),
         ("b", "open", found["b"]),
     ]
 
@@ -126,7 +126,7 @@ async def test_no_address_is_in_any_table(files: Url, tmp_path: Path, mq: Connec
 async def test_messages_go_through_all_shards(queue: Url, mode: str) -> None:
     async with postroom.connect(queue[0], shards=queue[1], migrate=True) as mq:
         await mq.create_topic("orders", partitions=4)
-        assert set(await shards_of(mq)) == {"", "b"}
+        assert set(await shards_of(mq)) == {"first", "b"}
         expected = await send(mq, range(100))
         found = await receive(mq, 100, mode=mode)
         assert len({m.id for m in found}) == 100
@@ -247,8 +247,13 @@ async def test_a_deleted_topic_leaves_nothing_on_any_shard(files: Url, mq: Conne
 
 
 async def test_another_process_added_a_shard(files: Url, tmp_path: Path, mq: Connection) -> None:
-    """What is there cannot be reached until it connects again; the rest goes on."""
+    """What is there cannot be reached until it connects again; the rest goes on.
+
+    The process had not been heard of for long: else the move would have been refused.
+    """
     await mq.create_topic("orders", partitions=2)
+    await broker_of(mq).presence.leave()
+    served = not isinstance(mq._endpoint, Broker)
     more = {**files[1], "c": f"sqlite:///{tmp_path}/third.db"}
     async with postroom.connect(files[0], shards=more) as other:
         piece = (await other.route("orders")).ranges[0]
@@ -262,15 +267,66 @@ async def test_another_process_added_a_shard(files: Url, tmp_path: Path, mq: Con
     away = next(r for r in route.ranges if r.shard == "c")
     with pytest.raises(postroom.SendTimeout):
         await mq.send("orders", b"there", slot=away.first_slot, timeout=0.3)
-    with pytest.raises(postroom.StoreUnavailable, match="connect again, with shards="):
+    assert {(await mq.send("orders", b"here")).partition for _ in range(4)} == {route.of_slot(slot).partition}
+    told = "ask the operator of the brokers" if served else "connect again, with shards="
+    with pytest.raises(postroom.StoreUnavailable, match=told):
         await mq._endpoint.fetch("orders", away.partition_id, 0, max_messages=1, max_bytes=1, wait_ms=0)
-    assert [m.value for m in await receive(mq, 1)] == [b"here"]
+    assert [m.value for m in await receive(mq, 5)] == [b"here"] * 5
+
+
+async def test_nothing_is_put_where_somebody_cannot_reach_it(
+    files: Url, tmp_path: Path, mq: Connection
+) -> None:
+    """Moved, drained or new: whoever was not given a shard's address is named (I11)."""
+    await mq.create_topic("orders", partitions=2)
+    more = {**files[1], "c": f"sqlite:///{tmp_path}/third.db"}
+    async with postroom.connect(files[0], shards=more, client_id="shop-2") as other:
+        piece = next(r for r in (await other.route("orders")).ranges if r.shard == "b")
+        process = broker_of(mq).presence._name
+        assert process.startswith("program " if isinstance(mq._endpoint, Broker) else "broker 127.0.0.1:")
+        with pytest.raises(ShardUnknown, match=f"shard 'c' is not known to all.*{process} could") as caught:
+            await other.move("orders", piece.partition, shard="c")
+        assert "Give them its address" in str(caught.value)
+        assert caught.value.details["processes"] == [process]
+        with pytest.raises(ShardUnknown, match=process) as caught:
+            await mq.move("orders", piece.partition, shard="c")  # which it does not know itself
+        asking = "Ask the operator" in str(caught.value)
+        assert asking is not isinstance(mq._endpoint, Broker)
+        await other.create_topic("new", partitions=6)
+        assert set(await shards_of(other, "new")) == {"first", "b"}
+        assert (await other.move("orders", piece.partition)).ranges[0].shard == "first"  # it finds another
+        assert (await other.route("orders")).version == 2
+        await broker_of(mq).presence.leave()
+        await other.move("orders", (await other.route("orders")).ranges[0].partition, shard="c")
+        assert "c" in await shards_of(other)
+
+
+async def test_a_shard_cannot_be_drained_to_where_somebody_cannot_reach(files: Url, tmp_path: Path) -> None:
+    async with postroom.connect(files[0], shards=files[1], client_id="shop-1") as mq:
+        await mq.create_topic("orders", partitions=2)
+        piece = next(r for r in (await mq.route("orders")).ranges if r.shard == "first")
+        await mq.move("orders", piece.partition, shard="b")
+        more = {**files[1], "c": f"sqlite:///{tmp_path}/third.db"}
+        async with postroom.connect(files[0], shards=more) as other:
+            assert (await other.drain_shard("b")).partitions == 0
+        assert set(await shards_of(mq)) == {"first"}
+
+
+async def test_the_first_shard_is_called_first(mq: Connection) -> None:
+    await mq.create_topic("orders", partitions=2)
+    assert set(await shards_of(mq)) == {"first", "b"}
+    moving = next(r for r in (await mq.route("orders")).ranges if r.shard == "b")
+    after = await mq.move("orders", moving.partition, shard="")
+    assert {piece.shard for piece in after.ranges} == {"first"}
+    assert {piece.shard for piece in after.sealed} == {"b"}
+    assert {r.shard for route in await mq.route_history("orders") for r in route.ranges} == {"first", "b"}
 
 
 async def test_a_process_that_knows_of_no_shards_is_told(files: Url) -> None:
     async with postroom.connect(files[0]) as mq:
         await mq.create_topic("orders", partitions=2)
         await mq.create_topic("other")
+        await broker_of(mq).presence.leave()  # nobody has heard of it for long
         async with postroom.connect(files[0], shards=files[1]) as more:
             moved = (await more.move("orders", 0, shard="b")).of_slot(0)
             assert (await more.send("orders", b"x", slot=0)).partition == moved.partition
@@ -291,10 +347,10 @@ async def test_a_shard_is_drained_live_and_then_left_out(files: Url, mq: Connect
     sending = asyncio.create_task(send(mq, range(200)))
     info = await mq.drain_shard("b")
     assert (info.name, info.state, info.partitions) == ("b", "draining", 0)
-    assert set(await shards_of(mq)) == {""}
+    assert set(await shards_of(mq)) == {"first"}
     expected = await sending
     await mq.create_topic("more", partitions=4)
-    assert set(await shards_of(mq, "more")) == {""}
+    assert set(await shards_of(mq, "more")) == {"first"}
     with pytest.raises(InvalidSetting, match="being drained"):
         await mq.move("more", 0, shard="b")
     assert by_key(await receive(mq, 200, mode="ordered")) == expected
@@ -336,7 +392,7 @@ async def test_dead_letters_leave_a_drained_shard_too(mq: Connection) -> None:
             await message.dead("no")
     await mq.drain_shard("b")
     for info in await mq.topics(internal=True):
-        assert set(await shards_of(mq, info.name)) == {""}
+        assert set(await shards_of(mq, info.name)) == {"first"}
     assert [letter.value for letter in await mq.dead_letters("orders", "billing")] == [b"x"]
 
 
@@ -419,7 +475,7 @@ async def test_shards_that_cannot_be_moved_to_or_drained(mq: Connection) -> None
         await mq.drain_shard("first")
     here = (await mq.route("orders")).ranges[0]
     with pytest.raises(InvalidSetting, match="on that shard already"):
-        await mq.move("orders", here.partition, shard=here.shard or "first")
+        await mq.move("orders", here.partition, shard=here.shard)
     assert (await mq.route("orders")).version == 1
 
 

@@ -115,7 +115,7 @@ async def test_a_reply_topic_that_is_moved_brings_its_replies(tmp_path: Path) ->
             await worker.has_begun()
             (name,) = await reply_topics(mq)
             here = (await mq.route(name)).ranges[0].shard
-            await mq.move(name, 0, shard="first" if here else "b")
+            await mq.move(name, 0, shard="b" if here == "first" else "first")
             worker.go_on.set()
             assert (await asked).value == b"A"
             assert (await mq.request("quote", b"b", timeout=SECONDS)).value == b"B"

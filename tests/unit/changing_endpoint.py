@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from postroom import StoreUnavailable
+from postroom import StoreError, StoreUnavailable
 from postroom.model.batch import records
 from postroom.model.route import Range, Route
 from postroom.model.slot import slot_of
 from postroom.store.contract import Appended
 from tests.unit.client_endpoint import FakeEndpoint, Partition
 
-AWAY = StoreUnavailable("the database is away")
+AWAY = StoreUnavailable("the database is away")  # whether a batch was stored is not known
+REFUSED = StoreUnavailable("the connection was refused", stored=False, reason="refused", shard="b")
 LIMIT = 20  # seconds; for whatever must come
 
 
@@ -23,6 +24,7 @@ class Changing(FakeEndpoint):
         super().__init__(partitions=partitions)
         self.log: list[bytes] = []
         self.away: set[int] = set()  # partitions whose store is away
+        self.error: StoreError = AWAY  # that they raise
         self.route_away = False
         self.tried: list[int] = []  # partitions of appends
         self._called = asyncio.Event()
@@ -42,7 +44,7 @@ class Changing(FakeEndpoint):
         self._called.set()
         self.tried.append(partition_id)
         if partition_id in self.away:
-            raise AWAY
+            raise self.error
         appended = super()._append(partition_id, batch, due_at, ids)
         if not appended.duplicate:
             self.log += [record.value or b"" for record in records(batch)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
 from postroom import ClosedError, Message, SendTimeout, StoreBusy
 from postroom.client.connection import Connection
-from tests.unit.changing_endpoint import AWAY, HIGH, LIMIT, LOW, Changing, turns
+from tests.unit.changing_endpoint import AWAY, HIGH, LIMIT, LOW, REFUSED, Changing, turns
 from tests.unit.client_endpoint import failing, waiting
 
 BUSY = StoreBusy("busy")
@@ -150,6 +151,121 @@ async def test_what_is_queued_without_a_key_goes_elsewhere(mq: Connection, endpo
         assert not any(future.done() for future in [*tried, keyed])
         endpoint.away = set()
     assert endpoint.values(1) == [b"tried 0", b"tried 1", b"keyed"]
+
+
+# ---- what surely was not stored (R6) ----
+
+
+async def test_one_after_the_other_they_go_elsewhere_from_the_first_failure_on(
+    mq: Connection, endpoint: Changing
+) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    receipts = [await mq.send("orders", b"%d" % i, timeout=LIMIT) for i in range(10)]
+    assert {receipt.partition for receipt in receipts} == {1}
+    assert endpoint.tried.count(1) == 1  # and not once for every second message
+    assert endpoint.log == [b"%d" % i for i in range(10)]
+
+
+async def test_what_is_of_unknown_fate_is_repeated_where_it_is(mq: Connection, endpoint: Changing) -> None:
+    """I3: a first try that may have been stored, however sure later ones are that they were not."""
+    endpoint.away = {1}
+    sending = asyncio.ensure_future(mq.send("orders", b"once", timeout=LIMIT))
+    await endpoint.until_called("append", 2)
+    endpoint.error = REFUSED
+    await endpoint.until_called("append", 3)
+    assert set(endpoint.tried) == {1}
+    endpoint.away = set()
+    assert (await sending).partition == 0
+    assert endpoint.log == [b"once"]
+
+
+async def test_a_key_stays_with_its_partition(mq: Connection, endpoint: Changing) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    keyed = asyncio.ensure_future(mq.send("orders", b"keyed", key=LOW, timeout=LIMIT))
+    await endpoint.until_called("append", 3)
+    assert set(endpoint.tried) == {1}
+    assert len(endpoint.headers()) == 0
+    endpoint.away = set()
+    assert (await keyed).partition == 0
+
+
+async def test_of_a_batch_with_and_without_keys_only_the_keys_wait(
+    mq: Connection, endpoint: Changing
+) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    async with mq.producer("orders") as producer:
+        posted = [await producer.post(b"%d" % i, key=LOW if i % 2 else None) for i in range(10)]
+        free = await asyncio.wait_for(asyncio.gather(*posted[::2]), LIMIT)
+        assert {receipt.partition for receipt in free} == {1}
+        assert not any(future.done() for future in posted[1::2])
+        endpoint.away = set()
+    assert endpoint.values(1) == [b"1", b"3", b"5", b"7", b"9"]
+    assert len(endpoint.log) == 10
+
+
+async def test_the_route_says_when_it_is_back(mq: Connection, endpoint: Changing) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    await mq.send_many("orders", [Message(b"a")] * 2)
+    await mq.send_many("orders", [Message(b"a")] * 2)
+    endpoint.away = set()
+    async with asyncio.timeout(LIMIT):
+        while (await mq.send("orders", b"b")).partition != 0:  # noqa: ASYNC110 - it sets no event
+            await asyncio.sleep(0.05)
+
+
+async def test_a_route_that_says_it_is_away_is_believed_from_the_beginning(
+    mq: Connection, endpoint: Changing
+) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    endpoint.routes["orders"] = replace(endpoint.routes["orders"], away=(1,))
+    assert {(await mq.send("orders", b"a", timeout=LIMIT)).partition for _ in range(6)} == {1}
+    assert 1 not in endpoint.tried
+
+
+async def test_what_goes_elsewhere_does_not_linger_there(mq: Connection, endpoint: Changing) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    async with mq.producer("orders", linger=LIMIT * 3, batch_messages=2) as producer:
+        posted = [await producer.post(b"%d" % i) for i in range(2)]  # a full batch, to the first
+        receipts = await asyncio.wait_for(asyncio.gather(*posted), LIMIT)
+        assert {receipt.partition for receipt in receipts} == {1}
+
+
+async def test_a_busy_store_leaves_open_whether_it_was_stored(mq: Connection, endpoint: Changing) -> None:
+    """Unless it says so: a commit that took too long may have been one (I2)."""
+    endpoint.away, endpoint.error = {1, 2}, BUSY
+    with pytest.raises(SendTimeout, match="not known whether anything was stored"):
+        await mq.send("orders", b"a", timeout="100ms")
+    endpoint.error = StoreBusy("locked", stored=False)
+    with pytest.raises(SendTimeout, match="nothing was stored"):
+        await mq.send("orders", b"a", timeout="300ms")
+
+
+async def test_one_way_goes_elsewhere_too(mq: Connection, endpoint: Changing) -> None:
+    endpoint.away, endpoint.error = {1}, REFUSED
+    async with mq.producer("orders", confirm=False, batch_messages=1) as producer:
+        for i in range(6):
+            await producer.post(b"%d" % i)
+        await producer.flush()
+        assert producer.failed == 0
+    assert sorted(endpoint.log) == [b"%d" % i for i in range(6)]
+
+
+# ---- what those are told whose time is over ----
+
+
+async def test_the_last_error_is_told(mq: Connection, endpoint: Changing) -> None:
+    endpoint.away, endpoint.error = {1, 2}, REFUSED
+    with pytest.raises(SendTimeout, match="nothing was stored, sending again is safe") as caught:
+        await mq.send("orders", b"a", timeout="300ms")
+    assert str(caught.value).endswith("last error: connection refused by shard 'b'")
+    assert caught.value.__cause__ is REFUSED
+    assert caught.value.details["stored"] is False
+    endpoint.error = AWAY
+    with pytest.raises(SendTimeout, match="not known whether anything was stored") as caught:
+        await mq.send("orders", b"a", timeout="300ms")
+    assert str(caught.value).endswith("last error: store_unavailable: the database is away")
+    assert caught.value.__cause__ is AWAY
+    assert "stored" not in caught.value.details
 
 
 # ---- leaving ----

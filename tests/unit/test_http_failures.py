@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 
 from postroom import errors
 from postroom.http.failures import STATUS, failure, status_of
+from postroom.wire.failures import failure_of
 
 TREE = [
     kind
@@ -80,11 +81,23 @@ def test_who_may_try_again_is_told_when(kind: type[errors.PostroomError]) -> Non
 
 
 def test_a_send_that_only_waited_for_a_limit_may_be_tried_again() -> None:
-    waited = failure(errors.SendTimeout("waited for a limit", stored=False, partition=1))
+    waited = failure(errors.SendTimeout("waited for a limit", stored=False, reason="rate_limit"))
     assert waited.status_code == 429 and waited.headers["Retry-After"] == "1"
-    never_left = failure(errors.SendTimeout("the route could not be read", stored=False))
-    assert never_left.status_code == 503 and "Retry-After" in never_left.headers
+    for never_left in (
+        failure(errors.SendTimeout("the route could not be read", stored=False)),
+        failure(errors.SendTimeout("connection refused", stored=False, partition=1, reason="refused")),
+    ):
+        assert never_left.status_code == 503 and "Retry-After" in never_left.headers
     assert failure(errors.SendTimeout("who knows", tries=3)).status_code == 504
+
+
+def test_those_who_are_served_are_told_what_they_can_do() -> None:
+    """Over HTTP and over the wire; what is for the broker alone does not leave it."""
+    error = errors.ShardUnknown("connect with shards=", shard="c", _served="ask the operator of the brokers")
+    told = body(failure(error))
+    assert (told["message"], told["details"]) == ("ask the operator of the brokers", {"shard": "c"})
+    travelling = failure_of(error)
+    assert (travelling.message, travelling.details) == ("ask the operator of the brokers", {"shard": "c"})
 
 
 def test_who_is_not_known_is_told_how_to_say_it() -> None:

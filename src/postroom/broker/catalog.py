@@ -48,6 +48,11 @@ class CatalogCache:
         self._looked_at = 0.0
         self._forgotten = 0
 
+    def last(self) -> None:
+        """From now on what was known last is good enough."""
+        if self._last is None:
+            self._last = {}
+
     def forget(self) -> None:
         """After a change made here. What is being read just now may be old, and is not remembered."""
         with self._lock:

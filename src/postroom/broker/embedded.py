@@ -12,6 +12,7 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 from ..address import Address
@@ -62,13 +63,14 @@ from .looks import Looks
 from .mover import Mover
 from .ordered import OrderedDeliveries
 from .polling import HOLDERS, Polling
+from .presence import Presence
 from .publishing import FinishDecisions, Publisher
 from .quotas import Quotas
 from .replies import ForgetReplies, Replies, ReplyVerbs
 from .resets import Resets
 from .routes import FinishChanges, RouteChanges
 from .setting_aside import leads_to_lane
-from .shardwork import ShardWork
+from .shardwork import ShardWork, nothing_stored
 from .staging import StagingVerbs, StagingWork
 from .stopped import Spot, StoppedMessages
 from .tail import TailCache
@@ -91,10 +93,18 @@ async def open_endpoint(
     limits: Limits = DEFAULTS,
     migrate: bool = False,
     shards: Mapping[str, Address] | None = None,
+    name: str = "",
+    growing: bool = False,
 ) -> Broker:
-    """A broker in this process on the store that the address names, and those of its other shards."""
-    store = await asyncio.to_thread(open_store, address, clock, limits, make_tables=migrate, shards=shards)
-    return Broker(store, clock or SystemClock(), limits)
+    """A broker in this process on the store that the address names, and those of its other shards.
+
+    `name`: how others who use the queue call this process. `growing`: shards may be added later.
+    """
+    opening = partial(open_store, make_tables=migrate, shards=shards, growing=growing)
+    store = await asyncio.to_thread(opening, address, clock, limits)
+    broker = Broker(store, clock or SystemClock(), limits)
+    await broker.presence.enter(name or f"{socket.gethostname()}-{os.getpid()}")
+    return broker
 
 
 class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
@@ -118,6 +128,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._routes = RouteChanges(store, self._catalog)
         self._drain = Drain(store, self._routes)
         self._help = RouteHelp(self._routes, self._route_changed)
+        self.presence = Presence(store, self._in_thread)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
@@ -172,6 +183,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._closed = True
         self._unsubscribe()
         self._waiters.notify_all()
+        await self.presence.leave()
         await self._polling.close()
         await self._quotas.close()
         await self._help.close()
@@ -271,7 +283,14 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     # ---- routes ----
 
     async def route(self, topic: str) -> Route:
-        return (await self._in_thread(self._catalog.fresh_topic, topic)).route
+        return await self._in_thread(self._route_now, topic)
+
+    def _route_now(self, topic: str) -> Route:
+        """With what is known to be away: who sends without a key goes elsewhere (R6)."""
+        route = self._catalog.fresh_topic(topic).route
+        here = [piece.partition_id for piece in route.ranges]
+        away = set(here).difference(self.store.present(here))
+        return replace(route, away=tuple(sorted(away))) if away else route
 
     async def route_history(self, topic: str) -> list[Route]:
         return await self._in_thread(self.store.routes.history, topic)
@@ -299,6 +318,15 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     async def open_shard(self, name: str) -> ShardInfo:
         return await self._in_thread(self._drain.open, name)
 
+    async def add_shards(self, shards: Mapping[str, Address]) -> None:
+        """Further databases of the queue, while it is in use. InvalidSetting if one cannot be that shard."""
+        for name, address in shards.items():
+            await asyncio.to_thread(self.store.add_shard, name, address)
+            self._catalog.last()
+            self._work.add(name)
+        self._route_changed()
+        await self.presence.changed()
+
     # ---- limits ----
 
     async def set_rate(self, rate: Rate) -> None:
@@ -324,10 +352,13 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
-        known = await self._topic(topic)
-        limited = not due_at and self._backlog.limits(known.settings)
-        counted = await self._backlog.pass_through(known, header.records, header.size) if limited else None
-        passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
+        with nothing_stored():
+            known = await self._topic(topic)
+            limited = not due_at and self._backlog.limits(known.settings)
+            counted = (
+                await self._backlog.pass_through(known, header.records, header.size) if limited else None
+            )
+            passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
             ids = digests_of(batch)

@@ -35,6 +35,7 @@ from ..model.names import is_internal
 from ..model.route import Change, Draft, Route
 from ..store.contract import Store
 from .catalog import CatalogCache
+from .presence import refuse_unknown, unaware
 
 __all__ = ["FinishChanges", "RouteChanges"]
 
@@ -79,14 +80,25 @@ class RouteChanges:
         if not found:
             raise InvalidSetting(
                 "there is no other shard that takes partitions: add one with connect(url, shards={…}), or "
-                "open one that is being drained (`postroom shard list` shows them)"
+                "open one that is being drained (`postroom shard list` shows them)",
+                _served="there is no other shard that takes partitions: open one that is being drained "
+                "(`postroom shard list` shows them), or ask the operator of the brokers to add one",
             )
-        return min(found, key=lambda s: (mine[s.name], s.partitions)).name
+        processes = self._store.brokers.announced()
+        known = [s for s in found if not unaware(processes, s.name)]
+        if not known:
+            refuse_unknown(processes, found[0].name)
+        return min(known, key=lambda s: (mine[s.name], s.partitions)).name
 
     def route(self, topic: str) -> Route:
         return self._store.catalog.topic(topic).route
 
     def _change(self, draft: Draft) -> Route:
+        new = {piece.shard for piece in draft.opens} - {piece.shard for piece in draft.seals}
+        for shard in sorted(new - {""}):
+            processes = self._store.brokers.announced()
+            if any(process.knows(shard) for process in processes):  # else there is none, and that is said
+                refuse_unknown(processes, shard)
         change = self._begun(draft)
         try:
             return self._carry_out(change)

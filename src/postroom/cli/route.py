@@ -178,17 +178,18 @@ async def move(
         elif to is None:
             raise typer.BadParameter("--dry-run needs --to: which shard has room is found out by the move")
         else:
-            shard = "" if to == FIRST_SHARD else to
-            await _preview(run, mq, topic, lambda route: routes.move(route, partition, shard))
+            await _preview(run, mq, topic, lambda route: routes.move(route, partition, to or FIRST_SHARD))
 
 
 def _refuse_unnamed(run: Run, name: str | None) -> None:
-    """The queue may know the shard; without its address nothing can be moved there."""
+    """The queue may know the shard; without its address nothing can be moved there. Brokers have theirs."""
+    if run.address.kind == "postroom":
+        return
     if name is None:
         if not run.shards:
             raise InvalidSetting("there is no other shard here: name one with --shard NAME=URL")
         return
-    if name == FIRST_SHARD or name in run.shards:
+    if name in ("", FIRST_SHARD) or name in run.shards:
         return
     known = ", ".join([FIRST_SHARD, *run.shards])
     raise InvalidSetting(

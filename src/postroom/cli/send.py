@@ -67,6 +67,10 @@ async def send(
         str | None,
         typer.Option(help='After so long ("1h"), or from that moment on, nobody is to see it.'),
     ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(help='Give up after so long, such as "5s". Default: 30s.', show_default=False),
+    ] = None,
     jsonl: Annotated[
         bool, typer.Option("--jsonl", help='Lines are JSON: {"value": …, "key": …, "headers": {…}, "id": …}.')
     ] = False,
@@ -74,16 +78,17 @@ async def send(
     """Send a message, or each line of standard input: `cat file | postroom send orders -`."""
     logging.getLogger("postroom.producer").addHandler(_NOTES)
     shared = _shared(key, headers(header or ()), delay, at, expires)
+    patience = duration(timeout, name="--timeout") or "30s"
     if value is not None and value != "-":
         if jsonl:
             raise UsageError("--jsonl reads standard input: leave the value out")
-        await _send_one(run, topic, value, shared, id)
+        await _send_one(run, topic, value, shared, id, patience)
         return
     if id is not None:
         raise UsageError('--id names one message: give the value too, or use --jsonl with "id" in each line')
     if value is None and sys.stdin.isatty():
         raise UsageError(f"nothing to send: postroom send {topic} VALUE, or lines from a pipe")
-    await _send_lines(run, topic, _jsonl(shared) if jsonl else _plain(shared))
+    await _send_lines(run, topic, _jsonl(shared) if jsonl else _plain(shared), patience)
 
 
 async def cancel(
@@ -138,10 +143,10 @@ def _expiry(text: str, name: str) -> str | datetime:
     return moment(text, name=name) if text.count("-") >= 2 else duration(text, name=name) or ""
 
 
-async def _send_one(run: Run, topic: str, value: str, shared: Shared, id: str | None) -> None:
+async def _send_one(run: Run, topic: str, value: str, shared: Shared, id: str | None, timeout: str) -> None:
     data = value.encode(errors="surrogateescape")  # the very bytes of the command line
     async with run.connect() as mq:
-        receipt = await mq.send(topic, data, id=id, **shared)
+        receipt = await mq.send(topic, data, id=id, timeout=timeout, **shared)
     if run.json:
         names = ("topic", "partition", "offset", "id", "duplicate")
         due = None if receipt.due is None else show.moment(round(receipt.due.timestamp() * 1000))
@@ -227,7 +232,7 @@ def _content(found: Mapping[str, Any], name: str) -> bytes | None:
     return show.encoded(content).encode()  # any other JSON value goes as JSON
 
 
-async def _send_lines(run: Run, topic: str, read: Reading) -> None:
+async def _send_lines(run: Run, topic: str, read: Reading, timeout: str) -> None:
     from .stdin import line_chunks, size_of_stdin
 
     started, sent, line_number = time.perf_counter(), 0, 0
@@ -236,7 +241,7 @@ async def _send_lines(run: Run, topic: str, read: Reading) -> None:
         with _progress(run, size_of_stdin()) as advance:
             async for lines in line_chunks():
                 messages = _messages(lines, read, line_number, sent)
-                await _send_chunk(mq, topic, messages, line_number, sent)
+                await _send_chunk(mq, topic, messages, line_number, sent, timeout)
                 sent += len(messages)
                 line_number += len(lines)
                 advance(len(messages), sum(map(len, lines)) + len(lines))
@@ -255,12 +260,14 @@ def _messages(lines: list[bytes], read: Reading, before: int, sent: int) -> list
     return found
 
 
-async def _send_chunk(mq: Connection, topic: str, messages: list[Message], before: int, sent: int) -> None:
+async def _send_chunk(
+    mq: Connection, topic: str, messages: list[Message], before: int, sent: int, timeout: str
+) -> None:
     """In parts, all at once: messages without a key go from partition to partition, a part each (R22)."""
     import asyncio
 
     parts = [messages[at : at + _PART] for at in range(0, len(messages), _PART)]
-    sending = [mq.send_many(topic, part) for part in parts]
+    sending = [mq.send_many(topic, part, timeout=timeout) for part in parts]
     outcomes = await asyncio.gather(*sending, return_exceptions=True)
     sent += sum(len(outcome) for outcome in outcomes if isinstance(outcome, list))
     for at, outcome in enumerate(outcomes):

@@ -3,6 +3,7 @@
 Decides the order of things. Start: settings, the store, the ports, the first token. Stop, at the first SIGINT
 or SIGTERM: no new connections, requests under way end within the grace, the broker leaves the list, the store
 is closed; exit code 0. At the second signal the process ends at once, which costs nothing but redelivery.
+SIGHUP: the settings are read again, and shards that are new there are used from then on.
 
 The first token goes to stdout, once. Must never log it.
 """
@@ -15,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields as fields_of
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from ..http.server import HttpServer
     from ..wire.listening import Listening
     from ..wire.server import WireServer
+    from .serve_shards import NewShards
 
 __all__ = ["listening", "register", "say_serving", "show_first_token", "start_http"]
 
@@ -53,7 +56,8 @@ def serve(run: Run, queue: str | None, config: Path | None, **options: Any) -> N
     from ..client.app.portal import loop_factory
     from .serve_logging import logging_to_stderr
 
-    settings = read_settings(_options(run, queue, options), os.environ, config)
+    read = partial(read_settings, _options(run, queue, options), os.environ, config)
+    settings = read()
     _refuse_no_store(settings)
     level = "debug" if run.debug else settings.log_level
     ports = listening(settings)
@@ -61,7 +65,7 @@ def serve(run: Run, queue: str | None, config: Path | None, **options: Any) -> N
         logging_to_stderr(settings.log_format, level),
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
-        runner.run(_serve(settings, ports, as_json=run.json))
+        runner.run(_serve(settings, ports, read, as_json=run.json))
 
 
 # ---- options: one for each setting ----
@@ -125,7 +129,9 @@ def _refuse_no_store(settings: ServeSettings) -> None:
 # ---- life ----
 
 
-async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool) -> None:
+async def _serve(
+    settings: ServeSettings, listening: Listening, read: Callable[[], ServeSettings], *, as_json: bool
+) -> None:
     import asyncio
     import gc
     import time
@@ -134,6 +140,7 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
     from ..clock import SystemClock
     from ..wire.server import WireServer
     from .serve_logging import fields
+    from .serve_shards import NewShards
 
     told = asyncio.Event()
     _on_signals(lambda: _tell(told))
@@ -145,6 +152,7 @@ async def _serve(settings: ServeSettings, listening: Listening, *, as_json: bool
         http: HttpServer | None = None
         try:
             http = await start_http(server, gatekeeper, settings)
+            _on_hangup(NewShards(broker, settings.shards, read))
             say_serving(settings, server.url, http)
             if not settings.dev:
                 await show_first_token(broker, server.url, as_json=as_json)
@@ -204,7 +212,9 @@ async def _open(settings: ServeSettings) -> Broker:
 
     address = parse(settings.url)
     missing = address.path is not None and not address.path.exists()
-    broker = await open_endpoint(address, migrate=settings.migrate, shards=parse_shards(settings.shards))
+    broker = await open_endpoint(
+        address, migrate=settings.migrate, shards=parse_shards(settings.shards), growing=True
+    )
     if missing:
         exits.say_note(f"created the queue {address.path}")
     return measured(broker) if settings.http_port else broker  # /metrics shows what it counts
@@ -220,6 +230,14 @@ def _on_signals(tell: Callable[[], None]) -> None:
             loop.add_signal_handler(number, tell)
         except NotImplementedError:  # Windows
             signal.signal(number, lambda *_: loop.call_soon_threadsafe(tell))
+
+
+def _on_hangup(new_shards: NewShards) -> None:
+    import asyncio
+    import signal
+
+    with suppress(AttributeError, NotImplementedError):  # Windows has no such signal
+        asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, new_shards.look)
 
 
 def _tell(told: asyncio.Event) -> None:

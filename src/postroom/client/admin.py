@@ -11,6 +11,7 @@ from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
+from ..address import FIRST_SHARD
 from ..broker.endpoint import (
     DeadLetters,
     Endpoint,
@@ -26,7 +27,7 @@ from ..errors import CatalogError, GroupExists, InvalidSetting, UnknownTopic
 from ..model.batch import records
 from ..model.lanes import LaneInfo, SlowLane, as_policy
 from ..model.names import HEADER_PREFIX, check_group, check_topic
-from ..model.route import Change, Route
+from ..model.route import Change, Range, Route
 from ..model.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
 from ..units import Duration, duration_ms, size_bytes
 from .codec import unpack
@@ -158,31 +159,35 @@ class Admin(RateLimits):
         By default in the middle. RouteConflict if another change of the topic is under way.
         """
         self._guard.check()
-        return await self._explained(topic, self._endpoint.split(topic, partition, at))
+        return _named(await self._explained(topic, self._endpoint.split(topic, partition, at)))
 
     async def merge(self, topic: str, one: int, other: int) -> Route:
         """One partition in the place of two neighbours, live and in order."""
         self._guard.check()
-        return await self._explained(topic, self._endpoint.merge(topic, one, other))
+        return _named(await self._explained(topic, self._endpoint.merge(topic, one, other)))
 
     async def move(self, topic: str, partition: int, *, shard: str | None = None) -> Route:
         """The same range of slots on another shard, live and in order; None: the emptiest one."""
         self._guard.check()
-        return await self._explained(topic, self._endpoint.move(topic, partition, shard))
+        return _named(await self._explained(topic, self._endpoint.move(topic, partition, shard)))
 
     async def route(self, topic: str) -> Route:
+        """Which partition takes which slots, and on which shard it is; `away`: those that do not answer."""
         self._guard.check()
-        return await self._explained(topic, self._endpoint.route(topic))
+        return _named(await self._explained(topic, self._endpoint.route(topic)))
 
     async def route_history(self, topic: str) -> list[Route]:
         """Every version of the route, the oldest first: ranges only, and partitions of them may be gone."""
         self._guard.check()
-        return await self._explained(topic, self._endpoint.route_history(topic))
+        return [_named(one) for one in await self._explained(topic, self._endpoint.route_history(topic))]
 
     async def route_change(self, topic: str) -> Change | None:
         """The change of the route that is under way; None: there is none."""
         self._guard.check()
-        return await self._explained(topic, self._endpoint.route_change(topic))
+        change = await self._explained(topic, self._endpoint.route_change(topic))
+        if change is None:
+            return None
+        return replace(change, seals=_ranges(change.seals), opens=_ranges(change.opens))
 
     async def offsets(self, topic: str, *, at: Position = "latest") -> dict[int, int]:
         """By partition, the offset at the end, at "earliest" or at a time; sealed partitions are included."""
@@ -601,3 +606,12 @@ def _messages(value: object, name: str) -> int:
     if type(value) is int and value >= 0:
         return value
     raise InvalidSetting(f"{name}={value!r}: a whole number of messages from 1 up; 0 means no limit")
+
+
+def _named(route: Route) -> Route:
+    """With the names of shards that people use: within the store the first one has none."""
+    return replace(route, ranges=_ranges(route.ranges), sealed=_ranges(route.sealed))
+
+
+def _ranges(pieces: Iterable[Range]) -> tuple[Range, ...]:
+    return tuple(piece if piece.shard else replace(piece, shard=FIRST_SHARD) for piece in pieces)

@@ -134,7 +134,9 @@ async def _open(
             clock=clock,
         )
     else:
-        endpoint = await open_endpoint(address, clock=clock, migrate=migrate, shards=shards)
+        endpoint = await open_endpoint(
+            address, clock=clock, migrate=migrate, shards=shards, name=f"program {client_id}"
+        )
     return Connection(endpoint, client_id, clock)
 
 

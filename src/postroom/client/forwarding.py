@@ -5,9 +5,10 @@ appends them under their stamp, and deletes them when they are stored; whoever r
 are there. So each row becomes one message, wherever a process is cut off; rows of one key in the order of
 their ids. Each answer is waited for, and rows of a topic are planned only once none of it is stamped (I4).
 
-Decides what an answer means: stored; surely not stored here, so to be stamped again for the successor; or not
-known, so to be repeated as it is. A topic that cannot take its messages is held, and tried again after a
-while, ever less often; others go on. Must never drop a row, and never append what is not stamped.
+Decides what an answer means: stored; surely not stored here, so to be stamped again, for the successor or,
+without a key, for a partition that is not away; or not known, so to be repeated as it is. A topic that cannot
+take its messages is held, and tried again after a while, ever less often; others go on. Must never drop a
+row, and never append what is not stamped.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from ..model.route import Route
 from ..model.sequence import next_sequence
 from .codec import Packed
 from .ending import end
-from .producing.appending import pause
+from .producing.appending import pause, unstored
 
 __all__ = ["Forwarder", "Source", "Trouble", "as_rows"]
 
@@ -117,6 +118,7 @@ class Forwarder:
         self._routes: dict[str, tuple[Route, float]] = {}
         self._turns: dict[str, int] = {}
         self._lines: dict[Line, tuple[int, int]] = {}  # producer id, next sequence
+        self._fresh: set[Stamp] = set()  # stamped here, and surely not stored so far
         self._held: dict[str, _Hold] = {}
         self._under_way: dict[asyncio.Task[_Outcome], str] = {}  # lines, and their topics
         self._task: asyncio.Task[None] | None = None
@@ -189,6 +191,7 @@ class Forwarder:
             except BaseException:
                 self._lines.clear()  # nobody knows whether these sequences are used
                 raise
+            self._fresh.update(batch.stamp for batch in batches)
         return batches
 
     def _next(self, line: Line, messages: int) -> Stamp:
@@ -245,12 +248,22 @@ class Forwarder:
             except UnknownPartition as error:
                 refused = line[at:] if await self._is_gone(batch) else ()
                 return _Outcome(topic, line[:at], refused, error)
+            except StoreUnavailable as error:
+                refused = line[at:] if unstored(error) and self._all_fresh(line[at:]) else ()
+                self._fresh.discard(batch.stamp)
+                return _Outcome(topic, line[:at], refused, error)
             except TimeoutError:
+                self._fresh.discard(batch.stamp)
                 late = StoreUnavailable(f"no answer within {_ANSWER_S:g} s: it is asked again")
                 return _Outcome(topic, line[:at], error=late)
             except Exception as error:
+                self._fresh.discard(batch.stamp)
                 return _Outcome(topic, line[:at], error=error)
         return _Outcome(topic, line)
+
+    def _all_fresh(self, batches: Sequence[Batch]) -> bool:
+        """Whether no try of these can have stored anything; whoever resumes a stamp cannot know (I12)."""
+        return all(batch.stamp in self._fresh for batch in batches)
 
     async def _is_gone(self, batch: Batch) -> bool:
         """Whether its partition is none of the topic's: that was deleted, and made anew."""
@@ -271,6 +284,7 @@ class Forwarder:
     async def _finish(self, outcomes: Sequence[_Outcome]) -> None:
         stored = [batch for outcome in outcomes for batch in outcome.stored]
         refused = [batch for outcome in outcomes for batch in outcome.refused]
+        self._fresh.difference_update(batch.stamp for batch in (*stored, *refused))
         for batch in refused:
             self._routes.pop(batch.topic, None)
             self._forget(batch.stamp)

@@ -40,6 +40,7 @@ STATUS: dict[type[PostroomError], int] = {
     errors.RouteConflict: 409,
     errors.StagingConflict: 409,
     errors.GroupLive: 409,
+    errors.ShardUnknown: 409,
     errors.AppendError: 409,
     errors.CorruptBatch: 400,
     errors.BacklogFull: 429,
@@ -68,7 +69,7 @@ class BadRequest(errors.UsageError):
 
 def status_of(error: PostroomError) -> int:
     if isinstance(error, errors.SendTimeout) and error.details.get("stored") is False:
-        return 429 if "partition" in error.details else 503  # it waited for a limit; or did not get so far
+        return 429 if error.details.get("reason") == "rate_limit" else 503
     return next(STATUS[kind] for kind in type(error).__mro__ if kind in STATUS)
 
 
@@ -80,7 +81,8 @@ def failure(error: Exception) -> JSONResponse:
             return _hidden(error, error.code)
         details = {name: value for name, value in error.details.items() if not name.startswith("_")}
         retriable = error.retriable or error.details.get("stored") is False
-        return plain_failure(status, error.code, str(error), retriable=retriable, details=details)
+        sentence = error.details.get("_served") or str(error)
+        return plain_failure(status, error.code, sentence, retriable=retriable, details=details)
     if isinstance(error, RequestValidationError):
         wrong = [{"where": list(map(str, one["loc"])), "message": one["msg"]} for one in error.errors()]
         first = f"{'.'.join(wrong[0]['where'])}: {wrong[0]['message']}" if wrong else "it is not valid"

@@ -19,7 +19,6 @@ from ..broker.figures import topic_label
 from ..errors import CatalogError, PostroomError, StoreError, UnknownTopic
 from ..model.lanes import LaneInfo
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic
-from ..store import SqlStore
 from ..store.contract import Topic
 from ..store.outbox import OUTBOX, OutboxLook
 
@@ -101,11 +100,12 @@ class Sampler:
         self.last = sample
 
     async def _outbox(self) -> OutboxLook | None:
-        store = self._broker.store
-        if not isinstance(store, SqlStore):
+        outboxes = getattr(self._broker.store, "outboxes", None)  # of the first database, if it is SQL
+        if outboxes is None:
             return None
         try:
-            return await self._broker.in_thread(store.outboxes.look, OUTBOX)
+            found: OutboxLook | None = await self._broker.in_thread(outboxes.look, OUTBOX)
+            return found
         except StoreError as error:  # its tables are the caller's affair
             _log.debug("the outbox could not be looked at: %s", error)
             return None

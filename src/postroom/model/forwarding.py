@@ -114,7 +114,8 @@ def plan(
 ) -> list[tuple[str, Line, list[Row]]]:
     """Which rows are the next batches; topic, line and rows, those of one line in their order.
 
-    `routes` are by topic. Messages without a key or slot go to the partition whose turn it is. Rows that
+    `routes` are by topic. Messages without a key or slot go to the partition whose turn it is, of those that
+    are not away. Rows that
     come when `LINE_BATCHES` of their line are full are left for later, and all that come after them there.
     """
     planned: list[tuple[str, Line, list[Row]]] = []
@@ -167,7 +168,8 @@ def _place(row: Row, route: Route, turn: int) -> Range:
         return route.of_slot(slot_of(row.key))
     if row.message_id is not None and route.by_id:
         return route.of_slot(slot_of(row.message_id.encode()))
-    return route.ranges[turn % len(route.ranges)]
+    here = [piece for piece in route.ranges if piece.partition_id not in route.away] or route.ranges
+    return here[turn % len(here)]
 
 
 # ---- building ----

@@ -44,7 +44,7 @@ class Range:
     last_slot: int
     partition: int  # number within the topic, for people; never used again
     partition_id: int  # unique in the store and never used again
-    shard: str = ""  # "" is the first shard
+    shard: str = ""  # "" is the first shard within the store; people read "first"
 
     @property
     def slots(self) -> int:
@@ -66,6 +66,7 @@ class Route:
     sealed: tuple[Range, ...] = ()  # of earlier versions, as long as their logs are there; the oldest first
     predecessors: Mapping[int, tuple[int, ...]] = field(default_factory=dict, hash=False)
     # of a partition, by id: those it follows, without what is gone
+    away: tuple[int, ...] = field(default=(), compare=False)  # of the ranges, those whose shard is away now
     _starts: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:

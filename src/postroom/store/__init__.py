@@ -112,7 +112,10 @@ class SqlStore:
         return [ShardState("", kind, "open", False, partitions, counts.get("sealed", 0), delayed)]
 
     def set_shard(self, name: str, state: str) -> None:
-        raise InvalidSetting("the queue has one shard only, the first; connect with shards= to name others")
+        raise InvalidSetting(
+            "the queue has one shard only, the first; connect with shards= to name others",
+            _served="the queue has one shard only, the first; ask the operator of the brokers to add others",
+        )
 
     def shard_of(self, partition_id: int) -> str:
         return ""
@@ -125,6 +128,12 @@ class SqlStore:
 
     def on_return(self, told: Callable[[], None]) -> None:
         """A single database is asked again by whoever needs it."""
+
+    def add_shard(self, name: str, address: Address) -> None:
+        raise InvalidSetting(
+            f"shard {name!r} cannot be added to a queue on one database while it is in use: restart this "
+            "process with it"
+        )
 
 
 _log = logging.getLogger("postroom.store")
@@ -214,8 +223,12 @@ def open_store(
     *,
     make_tables: bool = False,
     shards: Mapping[str, Address] | None = None,
+    growing: bool = False,
 ) -> Store:
-    """The store an address names; with `shards`, its partitions are on those too (R6)."""
+    """The store an address names; with `shards`, its partitions are on those too (R6).
+
+    `growing`: shards may be added later, if the first database is a server's.
+    """
 
     def opening(address: Address, **how: Any) -> SqlStore:
         if address.kind == "memory":
@@ -226,14 +239,19 @@ def open_store(
             return SqlStore(_open(address.path, clock, limits), limits, **how)
         return SqlStore(_connect(address, clock, limits, make_tables), limits, **how)
 
-    if shards:
-        members = {name: Member(one.kind, partial(opening, one)) for name, one in shards.items()}
-        return open_sharded(Member(address.kind, partial(opening, address)), members)
-    store = open_memory(address.name, clock) if address.kind == "memory" else opening(address)
-    assert isinstance(store, SqlStore), "it is one"
-    with _closed_on_error(store):
-        check_alone(store.session)
-    return store
+    def member(one: Address) -> Member:
+        return Member(one.kind, partial(opening, one))
+
+    if shards or (growing and address.kind in ("postgresql", "mysql")):
+        members = {name: member(one) for name, one in (shards or {}).items()}
+        store = open_sharded(member(address), members)
+        store.member = member
+        return store
+    single = open_memory(address.name, clock) if address.kind == "memory" else opening(address)
+    assert isinstance(single, SqlStore), "it is one"
+    with _closed_on_error(single):
+        check_alone(single.session)
+    return single
 
 
 def open_session(address: Address, limits: Limits = DEFAULTS) -> Session:

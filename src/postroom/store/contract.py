@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Protocol
 
+from ..address import Address
 from ..errors import PostroomError
 from ..model.delivery import Ask, Delivery, OrderedAsk, Settlement, Span, Stamp
 from ..model.parking import Line
@@ -35,6 +36,7 @@ from .values import (
     News,
     Origin,
     Peek,
+    Process,
     ServedBroker,
     Settled,
     ShardState,
@@ -44,8 +46,8 @@ from .values import (
 
 __all__ = [
     "Access", "Append", "Appended", "Backlog", "Bounds", "Brokers", "Catalog", "Duties", "Finished",
-    "Granted", "Group", "Lanes", "Log", "Member", "Move", "News", "Origin", "Peek", "Progress", "Rates",
-    "Routes", "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store",
+    "Granted", "Group", "Lanes", "Log", "Member", "Move", "News", "Origin", "Peek", "Process", "Progress",
+    "Rates", "Routes", "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store",
     "StoredBatch", "Topic", "Usage", "Waiting", "Watcher",
 ]  # fmt: skip
 
@@ -493,3 +495,6 @@ class Store(Protocol):
 
     def on_return(self, told: Callable[[], None]) -> None:
         """Is called, in any thread, when a shard that was away answers again."""
+
+    def add_shard(self, name: str, address: Address) -> None:
+        """One more, while the store is in use; it may be away. InvalidSetting if it cannot be that shard."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..config import DEFAULTS, Limits
-from ..errors import PostroomError
+from ..errors import PostroomError, StoreError
 from .append import Appending, seal
 from .catalog import SqlCatalog
 from .contract import Append, Appended, Bounds, News, StoredBatch
@@ -50,13 +50,22 @@ class SqlLog:
     # ---- append ----
 
     def append(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
-        lanes = [Lane.LOG if a.due_at else lane_of(self._session, a.partition_id) for a in appends]
         found: dict[int, Appended | PostroomError] = {}
+        try:
+            self._append_each(appends, found)
+        except StoreError as error:
+            if error.nothing_done and not found:  # else one lane has been committed
+                error.details["stored"] = False
+            raise
+        return [found[at] for at in range(len(appends))]
+
+    def _append_each(self, appends: Sequence[Append], found: dict[int, Appended | PostroomError]) -> None:
+        """Lane by lane, each in a transaction of its own."""
+        lanes = [Lane.LOG if a.due_at else lane_of(self._session, a.partition_id) for a in appends]
         for lane in dict.fromkeys(lanes):
             places = [at for at, its in enumerate(lanes) if its is lane]
             mine = [appends[at] for at in places]
             found.update(zip(places, self._append(lane, mine), strict=True))
-        return [found[at] for at in range(len(appends))]
 
     def _append(self, lane: Lane, appends: Sequence[Append]) -> list[Appended | PostroomError]:
         ids, place = Sifting(self._windows, appends), self._session.place_of(lane)

@@ -46,6 +46,8 @@ def lane_of(session: Session, partition_id: int) -> Lane:
                 f"a partition of this topic is on shard {row[1]!r}, which was added after this process had "
                 f"connected: connect again, with shards={{{row[1]!r}: 'its address'}}",
                 shard=row[1],
+                _served=f"a partition of this topic is on shard {row[1]!r}, which this broker was not given; "
+                "ask the operator of the brokers",
             )
         lane = session.lanes[partition_id] = session.log_lane(bool(row[0]))
     return lane

@@ -326,6 +326,12 @@ _7_PROGRESS: Statements = (
     "UPDATE postroom_progress SET delivered_from = lowest",
     # ordered groups: somebody decided about what stopped, and the holder is to hand the partition over (R23)
     "ALTER TABLE postroom_progress ADD COLUMN recalled INTEGER NOT NULL DEFAULT 0",
+    # processes that use the queue now, and the shards whose addresses each was given: names, as JSON (R6)
+    """CREATE TABLE postroom_processes (
+        id VARCHAR(36) PRIMARY KEY,
+        name VARCHAR(250) NOT NULL,
+        shards TEXT NOT NULL,
+        until_ms BIGINT NOT NULL)""",
 )
 
 _7_LOG: Statements = (

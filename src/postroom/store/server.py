@@ -22,6 +22,9 @@ from .shardclock import ShardClock
 
 __all__ = ["ServerDialect"]
 
+_SERVED = "the database of this queue {}: it is tried again; ask the operator of the brokers"
+_SILENT = ("no answer", "timed out", "timeout expired")
+
 
 class ServerDialect(ABC):
     offset = "BIGINT"
@@ -94,22 +97,33 @@ class ServerDialect(ABC):
     def _read_only(self) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.shown} takes no writes (a {self.replica}, or set to read-only): name the primary in the "
-            "address, or wait until it is one again"
+            "address, or wait until it is one again",
+            reason="read_only",
+            _served=_SERVED.format("takes no writes now"),
         )
 
     def _unreachable(self, said: str, **details: Any) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.shown} cannot be reached ({said}); check host and port, and that the server runs",
+            reason=_reason(said),
+            _served=_SERVED.format("cannot be reached"),
             **details,
         )
 
     def _ended(self, said: str, **details: Any) -> StoreUnavailable:
-        return StoreUnavailable(f"{self.shown} ended the connection ({said}); it is tried again", **details)
+        return StoreUnavailable(
+            f"{self.shown} ended the connection ({said}); it is tried again",
+            reason="lost",
+            _served=_SERVED.format("ended the connection"),
+            **details,
+        )
 
     def _crowded(self, said: str, limits: str, **details: Any) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.shown} takes no more connections ({said}): close some, or raise the server's limit "
             f"({limits})",
+            reason="crowded",
+            _served=_SERVED.format("takes no more connections"),
             **details,
         )
 
@@ -120,3 +134,10 @@ class ServerDialect(ABC):
         return StoreFull(
             f"{self.shown} has no space left ({said}): free some, then try again; nothing was stored"
         )
+
+
+def _reason(said: str) -> str:
+    """Why a server cannot be reached, for those who tell people of it; drivers have no code for it."""
+    if "refused" in said.lower():
+        return "refused"
+    return "no_answer" if any(words in said for words in _SILENT) else "unreachable"

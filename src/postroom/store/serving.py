@@ -11,13 +11,16 @@ from typing import Protocol
 from ..model.access import Permission, Principal
 from ..model.flow import Rate
 from ..model.lanes import LaneState, Seen
-from .values import Group, ServedBroker
+from .values import Group, Process, ServedBroker
 
 __all__ = ["Access", "Brokers", "Lanes", "Rates"]
 
 
 class Brokers(Protocol):
-    """Brokers that are served now (R2). Need not be flushed: each enters itself again and again."""
+    """Brokers that are served now (R2), and all processes that use the store, whether they serve or not.
+
+    Need not be flushed: each enters itself again and again.
+    """
 
     def enter(self, id: str, address: str, zone: str, started_at: int, ttl_ms: int) -> None:
         """It lives, for so long at least."""
@@ -29,6 +32,15 @@ class Brokers(Protocol):
 
     def queue(self) -> str:
         """The UUID of the queue that they serve: no other has it."""
+
+    def announce(self, process: Process, ttl_ms: int) -> None:
+        """A process uses the store, for so long at least, and can reach these shards."""
+
+    def withdraw(self, id: str) -> None:
+        """It uses it no more."""
+
+    def announced(self) -> list[Process]:
+        """Those that use it now, by name."""
 
 
 class Access(Protocol):

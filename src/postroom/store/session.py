@@ -299,6 +299,7 @@ class Session:
         try:
             self.dialect.end(connection, lane, commit=True)
         except Exception as error:
+            error.in_doubt = True  # type: ignore[attr-defined]
             if not self.dialect.usable(connection):  # lost on its way: it may have been committed
                 error.run_once = True  # type: ignore[attr-defined]
             raise
@@ -312,7 +313,10 @@ class Session:
             if self._at_once and isinstance(mapped or error, StoreBusy):
                 raise WouldWaitError("others are at work there: leave it to a thread") from error
             if mapped is None:
+                if isinstance(error, StoreError) and "nothing_done" not in vars(error):
+                    error.nothing_done = not hasattr(error, "in_doubt")
                 raise
+            mapped.nothing_done = not hasattr(error, "in_doubt")
             mapped.undone = self.dialect.undone(error) and not hasattr(error, "run_once")
             if isinstance(mapped, StoreBusy) and not mapped.undone:
                 self.dialect.end_stuck()
@@ -358,7 +362,7 @@ class Session:
                 if self._closed:
                     raise ClosedError("this connection is closed; call postroom.connect again")
                 if self._refusing is not None:
-                    raise StoreUnavailable(str(self._refusing))
+                    raise StoreUnavailable(str(self._refusing), **self._refusing.details)
                 idle = self._idle[lane, self._at_once]
                 found = idle.pop() if idle else None
             if found is None:

@@ -63,7 +63,7 @@ class ShardedCatalog(SqlCatalog):
 
     def _place(self, tx: Transaction, count: int) -> tuple[int, list[str]]:
         """One by one where the fewest are. The topic's id goes with its partitions: it is drawn first."""
-        taking = [name for name in self._taking(tx) if not self.shards[name].is_away]
+        taking = [name for name in self._taking(tx) if not self.shards[name].is_away and self._is_known(name)]
         load = Counter({name: int(n) for name, n in tx.all(_LOAD)})
         chosen = []
         for _ in range(count):
@@ -81,6 +81,15 @@ class ShardedCatalog(SqlCatalog):
     def _taking(self, tx: Transaction) -> list[str]:
         """Shards that take new partitions; the first always does."""
         return ["", *(name for (name,) in tx.all(_TAKING + " ORDER BY name") if name in self.shards)]
+
+    def _is_known(self, shard: str) -> bool:
+        """Whether all who use the queue can reach the shard."""
+        if not shard:
+            return True
+        without = [one.name for one in self.shards.first.brokers.announced() if not one.knows(shard)]
+        if without:
+            _log.warning("shard %r gets no new partitions: %s cannot reach it", shard, ", ".join(without))
+        return not without
 
     def _check_placed(self, tx: Transaction, shards: Sequence[str]) -> None:
         full = set(shards) - set(self._taking(tx))

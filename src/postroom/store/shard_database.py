@@ -56,6 +56,9 @@ _LOOK_S = 0.5  # how often the watchdog looks
 _LONG_S = 3.0  # a verb that takes longer makes it ask whether the database answers
 _ANSWER_S = 2.0  # and that long it waits for an answer
 
+_TOLD = {"refused": "the connection is refused", "read_only": "it is read-only", "lost": "it was lost"}
+"""What clients of a broker are told of an error, by its `reason`: addresses are none of their business."""
+
 
 def shown(name: str) -> str:
     """A shard's name for people."""
@@ -74,6 +77,7 @@ class Shard:
         self._closing = threading.Event()
         self._under_way: dict[object, float] = {}  # verbs, and when they began
         self.on_return: Callable[[], None] = lambda: None
+        self.alone = False  # the queue has no other
         # parts of its store, each verb of which fails at once while it is away
         self.log = cast(Log, _Part(self, "log"))
         self.catalog = cast("SqlCatalog", _Part(self, "catalog"))
@@ -134,14 +138,23 @@ class Shard:
     @property
     def _store(self) -> SqlStore:
         if self._away is not None:
-            raise self._error()
+            error = self._error()
+            error.details["stored"] = False  # nothing has begun
+            raise error
         return self.opened
 
     def _error(self) -> StoreUnavailable:
+        away = f"shard {shown(self.name)!r} is away, and its partitions wait for it"
+        if self.alone:
+            away = "the database is away"
+        known = {} if self._away is None else self._away.details
+        reason = known.get("reason")
+        why = known.get("_served") or _TOLD.get(str(reason), "it does not answer")
         return StoreUnavailable(
-            f"shard {shown(self.name)!r} is away, and its partitions wait for it ({self._away}); "
-            "check its database: it is asked again every second",
+            f"{away} ({self._away}); check its database: it is asked again every second",
             shard=self.name,
+            _served=f"{away} ({why}); ask the operator of the brokers, who finds more in their logs",
+            **({} if reason is None else {"reason": reason}),
         )
 
     def _run(self, call: Callable[[], Any]) -> Any:
@@ -153,6 +166,7 @@ class Shard:
             if "shard" not in error.details:
                 error.details["shard"] = self.name
                 self._lost(error)
+                error.details["_served"] = self._error().details["_served"]
             raise
         finally:
             del self._under_way[ticket]
@@ -173,7 +187,9 @@ class Shard:
 
         threading.Thread(target=ask, name=f"postroom-shard-{self.name}", daemon=True).start()
         if not answered.wait(_ANSWER_S) and not self._closing.is_set():
-            error = StoreUnavailable(f"it has not answered for {time.monotonic() - began:.0f} s")
+            error = StoreUnavailable(
+                f"it has not answered for {time.monotonic() - began:.0f} s", reason="no_answer"
+            )
             self._lost(error)
             session.break_off(error)
 
@@ -221,7 +237,8 @@ def _added_later(name: str) -> Shard:
     shard = Shard(name, "", opening)
     shard._away = StoreUnavailable(
         f"it was added to the queue after this process had connected: connect again, with shards={{{name!r}: "
-        "'its address'}} as well"
+        "'its address'}} as well",
+        _served="this broker was not given its address",
     )
     return shard
 
@@ -230,10 +247,13 @@ class Watchdog:
     """Looks for shards that hang, in a thread of its own."""
 
     def __init__(self, shards: Iterable[Shard]) -> None:
-        self._shards = list(shards)
+        self._shards = tuple(shards)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="postroom-watchdog", daemon=True)
         self._thread.start()
+
+    def add(self, shard: Shard) -> None:
+        self._shards = (*self._shards, shard)
 
     def stop(self) -> None:
         self._stopping.set()
@@ -281,6 +301,11 @@ class Shards(Mapping[str, Shard]):
         self._shards = {shard.name: shard for shard in shards}
         self._unknown: dict[str, Shard] = {}  # another process has added them
         self._homes: dict[int, str] = {}  # of partitions, as far as somebody asked
+
+    def add(self, shard: Shard) -> None:
+        """One more; whoever goes through them at that moment sees those that were there."""
+        self._shards = {**self._shards, shard.name: shard}
+        self._unknown.pop(shard.name, None)
 
     def __getitem__(self, name: str) -> Shard:
         found = self._shards.get(name) or self._unknown.get(name)

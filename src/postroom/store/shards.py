@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ..address import Address
 from ..errors import StoreUnavailable
 from .contract import (
     Access,
@@ -36,6 +37,7 @@ from .contract import (
     Watcher,
 )
 from .log import SqlLog
+from .outbox import SqlOutboxes
 from .progress import SqlProgress
 from .shard_catalog import ShardedCatalog
 from .shard_database import Shard, Shards, Watchdog
@@ -79,7 +81,9 @@ class ShardedStore:
         self.lanes: Lanes = first.lanes
         self.staging: Staging = first.staging
         self.at_once: AtOnce | None = None  # a thread waits for each shard
+        self.member: Callable[[Address], Member]  # what an address names; set by whoever opens addresses
         self._watchdog = Watchdog(shards.values())
+        self._returned: Callable[[], None] = lambda: None
 
     def now_ms(self) -> int:
         """The first shard's clock, which is known also while it is away."""
@@ -120,8 +124,39 @@ class ShardedStore:
         return self._shards.known(partition_id)
 
     def on_return(self, told: Callable[[], None]) -> None:
+        self._returned = told
         for shard in self._shards.values():
             shard.on_return = told
+
+    @property
+    def outboxes(self) -> SqlOutboxes:
+        """Of callers who keep theirs in the first database."""
+        return self._shards.first.opened.outboxes
+
+    def add_shard(self, name: str, address: Address) -> None:
+        member = self.member(address)
+        shard = Shard(name, member.kind, partial(self.open_shard, name, member))
+        shard.on_return = self._returned
+        try:
+            shard.take(self.open_shard(name, member))
+        except StoreUnavailable as error:
+            shard.open_later(error)
+        self._shards.first.alone = False
+        self._shards.add(shard)
+        self._watchdog.add(shard)
+
+    def open_shard(self, name: str, member: Member) -> SqlStore:
+        """Open a database as the shard of that name, if it is that one; StoreUnavailable: it is away."""
+        first = self._shards.first
+        store = member.opening(home=first.catalog)
+        try:
+            check(first.opened.session, {name: store.session})
+            join(first.opened.session, store.session, name)
+            self.adopt(store)
+        except BaseException:
+            store.close()
+            raise
+        return store
 
     def shards(self) -> list[ShardState]:
         table = self._shards.first.table
@@ -195,6 +230,7 @@ class _Part:
         def on_return(self, told: Callable[[], None]) -> None: ...
         def shards(self) -> list[ShardState]: ...
         def set_shard(self, name: str, state: str) -> None: ...
+        def add_shard(self, name: str, address: Address) -> None: ...
 
 
 class _Watchers:
@@ -251,18 +287,11 @@ def _put_together(
     whole: ShardedStore
 
     def later(name: str) -> SqlStore:
-        store = others[name].opening(home=home.catalog)
-        try:
-            check(opened[""].session, {name: store.session})
-            join(opened[""].session, store.session, name)
-            whole.adopt(store)
-        except BaseException:
-            store.close()
-            raise
-        return store
+        return whole.open_shard(name, others[name])
 
     members = [Shard(name, one.kind, partial(later, name)) for name, one in others.items()]
     shards = Shards([home, *members])
+    home.alone = not members
     whole = ShardedStore(shards)
     catalog = opened[""].catalog
     assert isinstance(catalog, ShardedCatalog), "it was opened with one"

@@ -30,6 +30,7 @@ __all__ = [
     "Move",
     "News",
     "Peek",
+    "Process",
     "ServedBroker",
     "Settled",
     "ShardState",
@@ -243,6 +244,18 @@ class ShardState:
     partitions: int  # that take messages
     sealed: int  # that are read to their end
     delayed: int  # messages that wait there
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """A process that uses the store now: a broker that is served, or a program with the queue embedded."""
+
+    id: str
+    name: str  # for people
+    shards: frozenset[str]  # whose addresses it was given; not the first, which all have
+
+    def knows(self, shard: str) -> bool:
+        return not shard or shard in self.shards
 
 
 @dataclass(frozen=True, slots=True)

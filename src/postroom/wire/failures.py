@@ -2,7 +2,8 @@
 
 An error of our tree arrives as the same class. One that the other side does not know arrives as the nearest
 thing it does: a `PostroomError` with its code in the details, and as retriable as it was. What is not of our
-tree is a fault of the broker: it is logged there, and the client is told no more than that.
+tree is a fault of the broker: it is logged there, and the client is told no more than that. Where a sentence
+is for whoever runs the broker, its `_served` goes instead: a client is never told to do what it cannot.
 """
 
 from __future__ import annotations
@@ -34,8 +35,12 @@ class _Foreign(PostroomError):
 
 def failure_of(error: BaseException) -> Failure:
     if isinstance(error, PostroomError):
-        details = {name: value for name, value in error.details.items() if _travels(value)}
-        return Failure(error.code, str(error), error.retriable, details)
+        details = {
+            name: value
+            for name, value in error.details.items()
+            if not name.startswith("_") and _travels(value)
+        }
+        return Failure(error.code, error.details.get("_served") or str(error), error.retriable, details)
     _log.error("a request failed in an unexpected way", exc_info=error)
     return Failure("broker", f"the broker failed ({type(error).__name__}): look into its log")
 

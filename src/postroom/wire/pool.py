@@ -52,12 +52,14 @@ class Pool:
     ) -> Any:  # fmt: skip
         """Ask the broker that is preferred for the key, or the next. `again`: the request once more."""
         failed: dict[str, int] = {}  # by broker's id, how often
+        left = False  # it may have reached a broker that did not answer
         while True:
-            link = await self._link(key, failed)
+            link = await self._link(key, failed, left)
             broker = link.welcome.broker
             try:
                 return await link.call(operation, request, body)
             except LinkLost as lost:
+                left = left or lost.sent
                 failed[broker] = failed.get(broker, 0) + 1
                 if link.silent:
                     self._leave_alone(link.address, lost)
@@ -70,21 +72,30 @@ class Pool:
                     request = again()
             except BrokerUnavailable:  # it is stopping, and did nothing
                 failed[broker] = _TRIES
+            except PostroomError as error:
+                if left:
+                    error.details.pop("stored", None)  # so says the last of several; the first may have done
+                raise
 
-    async def _link(self, key: str, failed: Mapping[str, int]) -> Link:
+    async def _link(self, key: str, failed: Mapping[str, int], left: bool = False) -> Link:
         """The link to the broker that comes first; BrokerUnavailable if none can be reached.
 
-        One that has failed comes last, and only if it may be there: its connection broke, but once.
+        One that has failed comes last, and only if it may be there: its connection broke, but once. `left`:
+        the request may have reached one before; else the error says that nothing was stored.
         """
         if self._closed:
             raise BrokerUnavailable("this connection is closed")
+        hopeless = {id for id, times in failed.items() if times >= _TRIES}
         try:
-            return await self._first(key, set(failed))
-        except BrokerUnavailable:
-            hopeless = {id for id, times in failed.items() if times >= _TRIES}
-            if len(hopeless) == len(failed):
-                raise
-        return await self._first(key, hopeless)
+            try:
+                return await self._first(key, set(failed))
+            except BrokerUnavailable:
+                if len(hopeless) == len(failed):
+                    raise
+            return await self._first(key, hopeless)
+        except BrokerUnavailable as error:  # others may have got the same one
+            known = {} if left else {"stored": False}
+            raise BrokerUnavailable(str(error), **{**error.details, **known}) from error
 
     async def _first(self, key: str, excluded: set[str]) -> Link:
         known = self._known  # what is learned meanwhile is for those who come later

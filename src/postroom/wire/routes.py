@@ -20,10 +20,11 @@ class RouteHead(msgspec.Struct, frozen=True):
     by_id: bool = False
     sealed: tuple[Range, ...] = ()
     predecessors: Mapping[int, tuple[int, ...]] = {}
+    away: tuple[int, ...] = ()  # ids of ranges' partitions whose shard does not answer now
 
 
 def _head(one: Route) -> RouteHead:
-    return RouteHead(one.topic, one.version, one.ranges, one.by_id, one.sealed, one.predecessors)
+    return RouteHead(one.topic, one.version, one.ranges, one.by_id, one.sealed, one.predecessors, one.away)
 
 
 def pack_route(reply: Route) -> tuple[Any, Sequence[bytes]]:
@@ -36,7 +37,9 @@ def pack_routes(reply: Sequence[Route]) -> tuple[Any, Sequence[bytes]]:
 
 def route(head: RouteHead, body: bytes = b"") -> Route:
     try:
-        return Route(head.topic, head.version, head.ranges, head.by_id, head.sealed, dict(head.predecessors))
+        return Route(
+            head.topic, head.version, head.ranges, head.by_id, head.sealed, dict(head.predecessors), head.away
+        )
     except AssertionError as error:
         raise ProtocolError(f"the route of {head.topic!r} is none: {error}") from error
 

@@ -70,6 +70,7 @@ class WireServer:
         self._brokers = (self._me(),)
         self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
         await self._enter()
+        await self.broker.presence.enter(f"broker {self.address}")
         self._duties = [asyncio.create_task(self._keep_entering()), asyncio.create_task(self._keep_ticking())]
 
     async def stop(self, grace_ms: int = 10_000) -> None:

@@ -29,13 +29,23 @@ from typing import Protocol
 
 from ...broker.endpoint import Endpoint
 from ...config import DEFAULTS
-from ...errors import ClosedError, SendTimeout, UnknownFate
+from ...errors import ClosedError, PostroomError, SendTimeout, UnknownFate
 from ...model.batch import BatchBuilder
 from ...model.route import Range
 from ...model.sequence import next_sequence
 from ...store.contract import Appended
 from ..tracing import of_batch
-from .appending import MOVED, Failed, InFlight, Refused, append, append_until
+from .appending import (
+    MOVED,
+    Failed,
+    InFlight,
+    Refused,
+    append,
+    append_until,
+    is_away,
+    last_error,
+    unstored,
+)
 from .parcel import NOT_SENT, Parcel
 
 __all__ = ["Accumulator", "Batching", "Owner"]
@@ -68,11 +78,23 @@ class Owner(Protocol):
     def resolved(self, accumulator: Accumulator) -> None:
         """Nothing waits or is under way there."""
 
-    def in_trouble(self, accumulator: Accumulator) -> None:
-        """The store is away, and a batch is being repeated."""
+    def in_trouble(self, accumulator: Accumulator, error: PostroomError | None) -> bool:
+        """The store is away (None: it does not answer), and a batch is being repeated.
+
+        Returns whether a message that may go anywhere can go elsewhere.
+        """
+
+    def goes_anywhere(self, parcel: Parcel) -> bool:
+        """Neither a key, nor a slot, nor an id decides where it goes."""
+
+    def go_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
+        """These are surely not stored: route those that may go anywhere, and return the others."""
+
+    def quiet(self, accumulator: Accumulator) -> None:
+        """No such batch is under way any more."""
 
     def well(self, accumulator: Accumulator) -> None:
-        """No such batch is under way any more."""
+        """A batch was stored there."""
 
     def one_way_failed(self, error: Exception, messages: int) -> None: ...
     def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
@@ -230,7 +252,7 @@ class Accumulator:
                 break
             parcel = self._pop()
             if parcel.call.over(now):
-                parcel.failed(SendTimeout(NOT_SENT, stored=False))
+                parcel.failed(_too_late(parcel.call.trouble))
                 continue
             count = _fill(builder, parcel, now_ms, self._batching.batch_messages - builder.count)
             if count < len(parcel.entries):
@@ -273,7 +295,7 @@ class Accumulator:
                 batch,
                 self._loop,
                 broken=lambda: self._broken is not None and _before(self._broken, batch),
-                away=self._found_away,
+                away=lambda error: self._found_away(batch, error),
             )
         except asyncio.CancelledError:
             batch.uncertain = True
@@ -285,8 +307,9 @@ class Accumulator:
         del self._in_flight[batch]
         if self._away and not any(other.away for other in self._in_flight):
             self._away = False
-            self._owner.well(self)
+            self._owner.quiet(self)
         if isinstance(outcome, Appended):
+            self._owner.well(self)
             self._stored(batch, outcome)
         else:
             self._unstored(batch, outcome)
@@ -294,10 +317,11 @@ class Accumulator:
             self._mend()
         self._pump()
 
-    def _found_away(self) -> None:
-        if not self._away:
-            self._away = True
-            self._owner.in_trouble(self)
+    def _found_away(self, batch: InFlight, error: PostroomError | None) -> bool:
+        """Whether something of the batch can go elsewhere; if nothing can, it is repeated as it is."""
+        batch.away = self._away = True
+        elsewhere = self._owner.in_trouble(self, error)
+        return elsewhere and any(map(self._owner.goes_anywhere, batch.parcels))
 
     def _stored(self, batch: InFlight, appended: Appended) -> None:
         again = appended.duplicate and batch.tries == 1  # a repeat of our own is not news to the caller
@@ -321,10 +345,27 @@ class Accumulator:
         if self._broken is None or _before(batch, self._broken):
             self._broken = batch
         if isinstance(outcome, Refused):
+            if batch.elsewhere:
+                batch.parcels = self._send_elsewhere(batch.parcels)
             self._refused.append(batch)
             return
         for parcel in batch.parcels:
             parcel.failed(outcome.error)
+
+    def _goes_elsewhere(self, error: Exception) -> bool:
+        """One-way: whether what met this error may be tried elsewhere."""
+        if not isinstance(error, PostroomError) or not is_away(error):
+            return False
+        elsewhere = self._owner.in_trouble(self, error)
+        self._owner.quiet(self)
+        return elsewhere and unstored(error)
+
+    def _send_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
+        """Those without an order need not wait until this partition is mended; returns the others."""
+        kept = self._owner.go_elsewhere(parcels)
+        for parcel in set(parcels).difference(kept):
+            parcel.call.left -= len(parcel.entries)
+        return kept
 
     def _mend(self) -> None:
         """Everything under way is resolved: go on with a clean sequence, the refused ones first."""
@@ -350,20 +391,23 @@ class Accumulator:
 
     async def _fire(self, batch: InFlight) -> None:
         """One-way: tried once where it belongs, failures are only counted."""
-        moved, failure = False, None
+        moved, failure, lost = False, None, batch.parcels
         try:
             async with asyncio.timeout_at(max(batch.deadline, self._loop.time() + _ONE_WAY_SECONDS)):
                 await append(self._endpoint, self._topic, batch)
+            self._owner.well(self)
         except MOVED:
             moved = True
         except Exception as error:
             failure = error
-            self._owner.one_way_failed(error, sum(len(p.entries) for p in batch.parcels))
+            if self._goes_elsewhere(error):
+                lost = self._send_elsewhere(batch.parcels)
+            self._owner.one_way_failed(error, sum(len(p.entries) for p in lost))
         finally:
             if batch.span is not None:
                 batch.span.over(failure)
             del self._in_flight[batch]
-            for parcel in () if moved else batch.parcels:
+            for parcel in () if moved else lost:
                 parcel.call.forgotten(parcel)
         if moved:
             self._owner.moved_away(self, [*batch.parcels, *self.take_back()])
@@ -375,6 +419,12 @@ def _outcomes(batch: InFlight, appended: Appended, again: bool) -> list[tuple[in
     repeats, places = dict(appended.repeats), range(sum(len(parcel.entries) for parcel in batch.parcels))
     own = count_from(appended.base_offset) if appended.base_offset >= 0 else repeat(appended.base_offset)
     return [(repeats[place], True) if place in repeats else (next(own), again) for place in places]
+
+
+def _too_late(trouble: PostroomError | None) -> SendTimeout:
+    error = SendTimeout(NOT_SENT if trouble is None else f"{NOT_SENT}; {last_error(trouble)}", stored=False)
+    error.__cause__ = trouble
+    return error
 
 
 def _before(batch: InFlight, other: InFlight) -> bool:

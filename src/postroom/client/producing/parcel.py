@@ -27,7 +27,9 @@ NOT_SENT = "the time was over before the message left: nothing was stored, it ma
 class Call:
     """One `send`, `post` or `send_many`: a future, and the receipts gathered so far."""
 
-    __slots__ = ("_error", "_missing", "_receipts", "_resolved", "_single", "deadline", "future", "left")
+    __slots__ = (
+        "_error", "_missing", "_receipts", "_resolved", "_single", "deadline", "future", "left", "trouble",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -41,6 +43,7 @@ class Call:
         self.future = future
         self.deadline = deadline  # by the loop's clock
         self.left = 0  # messages that left in a batch, and were not surely refused
+        self.trouble: PostroomError | None = None  # that a batch with messages of it met last
         self._resolved = resolved  # is told how many messages and bytes are done with
         self._single = single
         self._missing = count
@@ -188,7 +191,7 @@ class Parcel:
             sum([len(value) + (len(key) if key else 0) for key, value, _ in entries]),
             None if self.ids is None else [self.ids[at] for at in places],
             None if self.timestamps is None else [self.timestamps[at] for at in places],
-            self.keyed,
+            self.keyed and any(key is not None for key, _, _ in entries),
             None if self.dues is None else [self.dues[at] for at in places],
         )
         return Parcel(self.call, packed, [self.indexes[at] for at in places], self.slot)

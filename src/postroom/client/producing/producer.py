@@ -25,6 +25,7 @@ from ..guard import Guard
 from ..message import Message, Receipt, Value
 from ..tracing import posting, sending
 from .accumulator import Accumulator, Batching
+from .appending import last_error
 from .parcel import Call, OneWay, Parcel
 from .room import Room
 from .routing import Router
@@ -36,7 +37,7 @@ __all__ = ["Producer", "check_slot"]
 
 log = logging.getLogger("postroom.producer")
 
-_ANSWER_S = 0.01  # the time of its batches ends with that of the call, and they know more
+_ANSWER_S = 0.1  # the time of its batches ends with that of the call, and they know more
 _NO_SPOOL = "this producer has no spool: make one that has with mq.producer(…, spool='orders.spool')"
 _MANY = 10_000  # failed posts that are kept before those somebody has seen are sorted out
 _TOLD: set[str] = set()  # topics of which it was said that they do not look at ids
@@ -226,11 +227,13 @@ class Producer:
             if call.future.done() and not call.future.cancelled():
                 return call.future.result()
             if not call.left:
-                raise self._router.too_late() from self._router.cause
+                late = self._router.too_late(call.trouble)
+                raise late from late.__cause__
+            why = "" if call.trouble is None else f"; {last_error(call.trouble)}"
             raise SendTimeout(
                 "no receipt within the time: it is not known whether the message was stored; look before "
-                "sending it again, or let the handler drop an id it has seen"
-            ) from None
+                f"sending it again, or let the handler drop an id it has seen{why}"
+            ) from call.trouble
 
     def _deadline(self, timeout: Duration | None) -> float:
         ms = self._timeout_ms if timeout is None else duration_ms(timeout, name="timeout")
@@ -241,7 +244,8 @@ class Producer:
             async with asyncio.timeout_at(deadline):
                 await waiting
         except TimeoutError:
-            raise self._router.too_late() from self._router.cause
+            late = self._router.too_late()
+            raise late from late.__cause__
 
     # ---- what accumulators report ----
 
@@ -258,8 +262,17 @@ class Producer:
     def resolved(self, accumulator: Accumulator) -> None:
         self._router.resolved(accumulator)
 
-    def in_trouble(self, accumulator: Accumulator) -> None:
-        self._router.in_trouble(accumulator)
+    def in_trouble(self, accumulator: Accumulator, error: PostroomError | None) -> bool:
+        return self._router.in_trouble(accumulator, error)
+
+    def goes_anywhere(self, parcel: Parcel) -> bool:
+        return self._router.goes_anywhere(parcel)
+
+    def go_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
+        return self._router.go_elsewhere(parcels)
+
+    def quiet(self, accumulator: Accumulator) -> None:
+        self._router.quiet(accumulator)
 
     def well(self, accumulator: Accumulator) -> None:
         self._router.well(accumulator)
@@ -268,6 +281,8 @@ class Producer:
         self._router.moved_away(accumulator, parcels)
 
     def one_way_failed(self, error: Exception, messages: int) -> None:
+        if not messages:
+            return
         if not self.failed:
             log.warning("a one-way send to topic %r failed, more are only counted: %s", self.topic, error)
         self.failed += messages

@@ -1,8 +1,9 @@
 """Which partition of a topic a message goes to.
 
-By its slot (named, or of its key); without a key, the partitions in turn (`turns`). Where the topic looks at
-ids (R32) a message without a key goes where its id would go as a key, so that all who send it meet in one
-partition; whether the topic does so is asked again after a second, if there are ids.
+By its slot (named, or of its key); without a key, the partitions in turn (`turns`), but for those that are
+away; while some are, the route is read again now and then, which says whether they are back. Where the topic
+looks at ids (R32) a message without a key goes where its id would go as a key, so that all who send it meet
+in one partition; whether the topic does so is asked again after a second, if there are ids.
 
 Messages of one slot are stored in the order they were placed (I4), whatever becomes of the route: those that
 are unresolved are all in one accumulator. A slot is held, and what comes for it waits, while its partition
@@ -24,7 +25,7 @@ from ...model.route import Range, Route
 from ...model.slot import slot_of
 from ..ending import end
 from .accumulator import Accumulator
-from .appending import pause
+from .appending import last_error, pause
 from .held import Held
 from .parcel import NOT_SENT, Parcel
 from .turns import Turns
@@ -93,10 +94,10 @@ class Router:
             if key is not None:
                 self._place_at(slot_of(key), parcel)
             else:
-                self._add(self._turns.pick(self._gone), parcel)
+                self._add(self._pick(), parcel)
                 if parcel.due_at:  # seldom due together with the next: it is a batch by itself
                     self._turns.next()
-        elif self._goes_anywhere(parcel):
+        elif self.goes_anywhere(parcel):
             self._place_in_turn(parcel)
         else:
             self._place_by_key(parcel)
@@ -110,21 +111,27 @@ class Router:
         count, most = len(parcel.entries), self._batch_messages
         batches = [range(at, min(at + most, count)) for at in range(0, count, most)]
         for part in parcel.divide(batches):
-            self._add(self._turns.pick(self._gone), part)
+            self._add(self._pick(), part)
             self._turns.next()
 
     def _place_by_key(self, parcel: Parcel) -> None:
-        places: defaultdict[Accumulator | None, list[int]] = defaultdict(list)
+        places: defaultdict[tuple[Accumulator | None, bool], list[int]] = defaultdict(list)
         changing, strand = bool(self._gone or self._behind), _strand(parcel)
-        sticky, by_slot = self._turns.pick(self._gone), self._by_slot
+        sticky, by_slot, apart = self._pick(), self._by_slot, self._turns.many_shards
         for at, key in enumerate(self._keys(parcel)):
-            if key is None:
-                places[sticky].append(at)
+            if key is None:  # where there are several shards, apart from keys: it may go elsewhere later
+                places[sticky, not apart].append(at)
             else:
                 slot = slot_of(key)
-                places[None if changing and self._is_held(slot, strand) else by_slot[slot]].append(at)
-        for target, part in zip(places, parcel.divide(list(places.values())), strict=True):
+                places[None if changing and self._is_held(slot, strand) else by_slot[slot], True].append(at)
+        for (target, _), part in zip(places, parcel.divide(list(places.values())), strict=True):
             self._add(target, part)
+
+    def _pick(self) -> Accumulator | None:
+        """Whose turn it is. Whether those that are away are back is asked beside it, without waiting."""
+        if self._turns.wants_a_look(self._now()):
+            self._look_soon()
+        return self._turns.pick(self._gone)
 
     def _keys(self, parcel: Parcel) -> list[bytes | None]:
         """What decides about the slots of its messages; None: nothing does."""
@@ -133,7 +140,7 @@ class Router:
             return keys
         return [id.encode() if key is None and id else key for key, id in zip(keys, parcel.ids, strict=True)]
 
-    def _goes_anywhere(self, parcel: Parcel) -> bool:
+    def goes_anywhere(self, parcel: Parcel) -> bool:
         return parcel.slot is None and not parcel.keyed and (parcel.ids is None or not self._ids_decide)
 
     @property
@@ -178,15 +185,15 @@ class Router:
             for accumulator in self.accumulators:
                 accumulator.flush()  # it has waited long enough, and somebody may be flushing
 
-    def too_late(self) -> SendTimeout:
-        """For those whose time is over before they left."""
-        why = ""
+    def too_late(self, trouble: PostroomError | None = None) -> SendTimeout:
+        """For those whose time is over before they left. `trouble`: what they met before they came back."""
+        why = "" if trouble is None else f"; {last_error(trouble)}"
         if self.cause is not None:
             why = f"; the route of the topic could not be read ({self.cause.code}: {self.cause})"
         elif self._gone:
             why = "; its partition takes no more, and the route does not name the successor yet"
         error = SendTimeout(NOT_SENT + why, stored=False)
-        error.__cause__ = self.cause
+        error.__cause__ = self.cause or trouble
         return error
 
     # ---- what accumulators report ----
@@ -194,15 +201,37 @@ class Router:
     def batch_left(self, where: Range) -> None:
         self._turns.batch_left(where.partition_id)
 
-    def in_trouble(self, accumulator: Accumulator) -> None:
-        """What nobody tried to store there, and may go anywhere, goes elsewhere."""
-        self._turns.in_trouble(accumulator)
-        if self._turns.any_well:
-            for parcel in accumulator.take_back(self._goes_anywhere):
-                self.place(parcel)
+    def in_trouble(self, accumulator: Accumulator, error: PostroomError | None) -> bool:
+        """What nobody tried to store there, and may go anywhere, goes elsewhere.
+
+        Returns whether there is such a place. `error` is None if it does not answer.
+        """
+        avoided = self._turns.in_trouble(accumulator, self._now(), silent=error is None)
+        if not avoided or not self._turns.any_well(self._gone):
+            return False
+        self._place_again(accumulator.take_back(self.goes_anywhere))
+        return True
+
+    def go_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
+        """Place those of these, which are surely not stored, that may go anywhere; returns the others."""
+        self._place_again([parcel for parcel in parcels if self.goes_anywhere(parcel)])
+        return [parcel for parcel in parcels if not self.goes_anywhere(parcel)]
+
+    def _place_again(self, parcels: list[Parcel]) -> None:
+        """They have waited long enough where they were: they do not linger elsewhere."""
+        for parcel in parcels:
+            self.place(parcel)
+        if parcels:
+            avoided = self._turns.avoided
+            for accumulator in self.accumulators:
+                if accumulator.where.partition_id not in avoided:
+                    accumulator.flush()
+
+    def quiet(self, accumulator: Accumulator) -> None:
+        self._turns.quiet(accumulator)
 
     def well(self, accumulator: Accumulator) -> None:
-        self._turns.well(accumulator)
+        self._turns.well(accumulator.where)
 
     def resolved(self, accumulator: Accumulator) -> None:
         """One that was left behind has nothing left: what waited for it may go on (I4)."""
@@ -224,7 +253,7 @@ class Router:
 
     def _forget(self, accumulator: Accumulator) -> None:
         self._behind.pop(accumulator, None)
-        self._turns.well(accumulator)
+        self._turns.quiet(accumulator)
         self._accumulators = {key: one for key, one in self._accumulators.items() if one is not accumulator}
 
     # ---- the route ----
@@ -272,9 +301,11 @@ class Router:
         asking = bool(self._gone) and self._looks >= _LOOKS
         if asking:
             self._gone.clear()
-        if route.ranges != self._ranges:
+        changed = route.ranges != self._ranges
+        if changed:
             self._change(route.ranges)
-        elif not asking:
+        self._turns.told(route.away, self._now())
+        if not changed and not asking:
             return not self._gone
         self._release()
         return not self._gone
@@ -308,29 +339,38 @@ class Router:
         for parcel in self._held.take():
             parcel.failed(failure)
 
-    # ---- whether the topic looks at ids ----
+    # ---- whether the topic looks at ids, and who is away ----
 
     @property
     def stale(self) -> bool:
         """Whether it is some time since anybody looked if the topic looks at ids."""
-        return asyncio.get_running_loop().time() - self._looked_at > _FRESH_S
+        return self._now() - self._looked_at > _FRESH_S
 
     async def look_again(self) -> None:
         """Once for all who wait for it. What cannot be found out now stays as it was."""
+        await _shared(self._look_soon())
+
+    def _look_soon(self) -> asyncio.Task[None]:
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look())
-        await _shared(self._looking)
+            self._looking.add_done_callback(_retrieved)
+        return self._looking
 
     async def _look(self) -> None:
         try:
-            self._saw(await self._find())
+            route = await self._find()
+            self._saw(route)
+            self._turns.told(route.away, self._now())
         except PostroomError:
             pass
         finally:
             self._looking = None
 
     def _saw(self, route: Route) -> None:
-        self.by_id, self._looked_at = route.by_id, asyncio.get_running_loop().time()
+        self.by_id, self._looked_at = route.by_id, self._now()
+
+    def _now(self) -> float:
+        return asyncio.get_running_loop().time()
 
     async def stop(self) -> None:
         await end([task for accumulator in self.accumulators for task in accumulator.stop()])

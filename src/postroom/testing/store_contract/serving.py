@@ -1,8 +1,8 @@
-"""`Brokers`: who is served now, by the store's clock (R2)."""
+"""`Brokers`: who is served now, and who uses the store, by its clock (R2, R6)."""
 
 from __future__ import annotations
 
-from ...store.contract import Store
+from ...store.contract import Process, Store
 from .harness import MovableClock, StoreHarness
 
 __all__ = ["BrokerContract"]
@@ -39,3 +39,32 @@ class BrokerContract(StoreHarness):
         store.brokers.leave("a")
         store.brokers.leave("a")
         assert store.brokers.live() == []
+
+    # ---- processes, and the shards that they can reach (R6) ----
+
+    def test_processes_are_known_to_all_with_their_shards(self, store: Store, other: Store) -> None:
+        store.brokers.announce(Process("2", "shop-2", frozenset({"b", "c"})), 5000)
+        other.brokers.announce(Process("1", "shop-1", frozenset()), 5000)
+        for each in (store, other):
+            found = each.brokers.announced()
+            assert [(one.name, sorted(one.shards)) for one in found] == [
+                ("shop-1", []),
+                ("shop-2", ["b", "c"]),
+            ]
+            assert [one.knows("b") for one in found] == [False, True]
+            assert all(one.knows("") for one in found)
+
+    def test_a_process_says_it_again_with_other_shards(self, store: Store, clock: MovableClock) -> None:
+        for shards in (frozenset[str](), frozenset({"b"})):
+            store.brokers.announce(Process("1", "shop-1", shards), 5000)
+            clock.ms += 4000
+        assert [one.shards for one in store.brokers.announced()] == [frozenset({"b"})]
+
+    def test_a_process_that_is_silent_or_gone_is_not_listed(self, store: Store, clock: MovableClock) -> None:
+        store.brokers.announce(Process("1", "shop-1", frozenset()), 5000)
+        store.brokers.announce(Process("2", "shop-2", frozenset()), 9000)
+        clock.ms += 5000
+        assert [one.name for one in store.brokers.announced()] == ["shop-2"]
+        store.brokers.withdraw("2")
+        store.brokers.withdraw("2")
+        assert store.brokers.announced() == []
