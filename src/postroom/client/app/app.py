@@ -132,6 +132,7 @@ class App:
         group: str,
         *,
         concurrency: int = 8,
+        batch: Batch | int | tuple[Any, ...] | None = None,
         timeout: Duration | None = None,
         traceback: bool = False,
         window: int | None = None,
@@ -143,15 +144,16 @@ class App:
 
         bytes and str are sent as they are, anything else as JSON; a `postroom.Message` brings headers along.
         What it raises is told to who asked, at once, and is not tried again. `traceback`: with its traceback.
+        With `batch` it takes lists, as `subscribe` has them, and returns a list: the reply to each, in order.
         """
         scope = _caller_names()
 
         def register(function: F) -> F:
             settings: dict[str, Any] = {"mode": None, "order": None, "exhausted": None, "max_hold": None}
             subscription = make_reply(
-                function, scope, topic=topic, group=group, concurrency=concurrency, timeout=timeout,
-                traceback=traceback, window=window, lease=lease, max_attempts=max_attempts, start=start,
-                **settings,
+                function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
+                timeout=timeout, traceback=traceback, window=window, lease=lease,
+                max_attempts=max_attempts, start=start, **settings,
             )  # fmt: skip
             self._register(subscription)
             return function

@@ -18,7 +18,7 @@ from ...model.retry import Backoff
 from ...units import Duration, duration_ms, size_bytes
 from ..admin import group_wish
 from ..message import Received
-from .handler import Handler
+from .handler import Failed, Handler
 
 __all__ = [
     "AckMode",
@@ -75,11 +75,11 @@ class Answering(Protocol):
     def is_over(self, message: Received) -> bool:
         """Nobody waits for the answer any more: it is not to be handled."""
 
-    async def answered(self, message: Received, returned: Any) -> None:
-        """Send what the handler returned; raises what went wrong with that."""
+    async def answered(self, message: Received, returned: Any) -> Failed | None:
+        """Send what the handler returned; returns what went wrong with that."""
 
-    async def failed(self, message: Received, error: BaseException) -> None:
-        """Tell who asked."""
+    async def failed(self, message: Received, error: BaseException) -> Failed:
+        """Tell who asked, unless it is to be tried again; returns what to make of the message."""
 
 
 @dataclass(frozen=True, slots=True)
