@@ -245,8 +245,8 @@ class Worker:
             self.intake.settle(unit, RELEASE)
             raise gone
         if self.subscription.ack == "after":
-            gone = {id(message) for failed in failures for message in failed.messages}
-            self.intake.settle([m for m in unit if id(m) not in gone] if gone else unit, ACK)
+            wrong = {id(message) for failed in failures for message in failed.messages}
+            self.intake.settle([m for m in unit if id(m) not in wrong] if wrong else unit, ACK)
         for failed in failures:
             await self._failed(failed)
 
