@@ -19,6 +19,8 @@ import httpx
 import pytest
 
 import postroom.sync
+from postroom.clock import ManualClock
+from postroom.testing.fixture import TestQueue
 from tests.servers.places import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -141,18 +143,75 @@ def _answers(web: httpx.Client) -> bool:
 
 
 def test_events_of_an_order_are_taken_when_they_fit(places: dict[str, str]) -> None:
-    subprocess.run(
-        [sys.executable, "-c", "from examples.order_status.orders import prepare; prepare()"],
-        cwd=ROOT, env={**os.environ, **places}, check=True,
+    """In a wrong order, and some of them twice; what no rule has is dead at once, with the reason."""
+    for _ in range(2):
+        ran("examples.order_status.orders", "prepare", **places)
+
+    with (
+        postroom.sync.connect(places["POSTROOM_URL"]) as mq,
+        closing(sqlite3.connect(places["SHOP_DB"])) as shop,
+        program("postroom", "worker", "examples.order_status.orders:app", **places),
+    ):
+
+        def send(event: str, key: str = "42") -> None:
+            mq.send("order-events", b"{}", key=key, headers={"event": event})
+
+        for event in ("shipped", "paid", "flown", "created", "delivered"):
+            send(event)
+        until(lambda: shop.execute("SELECT status FROM orders").fetchall() == [("delivered",)])
+        page = ("postroom", "send", "order-events", "{}", "--key", "42", "--header", "event=paid")
+        ran(*page, **places)  # once more, under an id of its own
+        for event in ("created", "cancelled"):
+            send(event, "43")
+        until(lambda: mq.lag("order-events", "status").total.messages == 0)
+        send("paid", "43")
+        until(lambda: len(mq.dead_letters("order-events", "status")) == 2)
+        until(lambda: mq.lag("order-events", "status").total.messages == 0)
+        events = shop.execute("SELECT id, event FROM history ORDER BY number").fetchall()
+        flown, paid = mq.dead_letters("order-events", "status")
+    assert [e for key, e in events if key == "42"] == ["created", "paid", "shipped", "delivered"]
+    assert [e for key, e in events if key == "43"] == ["created", "cancelled"]
+    known = "cancelled, created, delivered, paid, shipped"
+    assert flown.reason == f"no rule has the event 'flown', which came for '42'; there are {known}"
+    assert (flown.attempts, paid.attempts) == (1, 1)
+    assert paid.reason.startswith("'paid' does not fit '43', which is in state 'cancelled', and no event")
+
+
+async def test_an_event_that_comes_eight_hours_early_is_taken_in_the_end(
+    postroom_queue: TestQueue, postroom_clock: ManualClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Four steps early; it was a dead letter after five seconds."""
+    from examples.order_status import orders
+
+    monkeypatch.setenv("SHOP_DB", str(tmp_path / "shop.db"))
+    monkeypatch.setattr(orders, "QUEUE", f"sqlite:///{tmp_path}/queue.db")
+    await asyncio.to_thread(orders.prepare)
+    await postroom_queue.create_topic("order-events")
+
+    async def send(event: str) -> None:
+        await postroom_queue.send("order-events", b"{}", key="42", headers={"event": event})
+
+    async def hours(count: int) -> None:
+        for _ in range(12 * count):
+            postroom_clock.advance(300)
+            await postroom_queue.run_until_idle(orders.app)
+
+    await send("delivered")
+    await hours(8)
+    for event in ("created", "paid", "shipped"):
+        await send(event)
+    await hours(2)
+    with closing(orders.database()) as shop:
+        assert orders.status_of(shop, "42") == "delivered"
+    assert await postroom_queue.dead_letters("order-events", "status") == []
+
+
+def ran(*args: str, status: int = 0, **environment: str) -> str:
+    """What a program said that has come to its end; of one that failed, what it said about that."""
+    done = subprocess.run(
+        [sys.executable, "-m", *args], cwd=ROOT, env={**os.environ, **environment}, timeout=LIMIT,
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
-    with postroom.sync.connect(places["POSTROOM_URL"]) as mq:
-        mq.create_topic("order-events")
-        for event in ("shipped", "paid", "created", "delivered"):
-            mq.send("order-events", b"{}", key="42", headers={"event": event}, id=f"42-{event}")
-        with (
-            program("postroom", "worker", "examples.order_status.orders:app", **places),
-            closing(sqlite3.connect(places["SHOP_DB"])) as shop,
-        ):
-            until(lambda: shop.execute("SELECT status FROM orders").fetchall() == [("delivered",)])
-            events = [row[0] for row in shop.execute("SELECT event FROM history ORDER BY number")]
-    assert events == ["created", "paid", "shipped", "delivered"]
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    return (done.stderr if status else done.stdout).strip()
