@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sqlite3
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,29 +18,11 @@ import pytest
 import postroom.sync
 from postroom.clock import ManualClock
 from postroom.testing.fixture import TestQueue
+from tests.integration.programs import LIMIT, program, ran, until
 from tests.servers.places import free_port
 
-ROOT = Path(__file__).parents[2]
-LIMIT = 60  # seconds
 PATIENCE_S = 2.0  # of the gateway
 SLACK_S = 8.0  # for a machine that is busy with other things
-
-
-@contextmanager
-def program(*args: str, **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    running = subprocess.Popen([sys.executable, "-m", *args], cwd=ROOT, env={**os.environ, **environment})
-    try:
-        yield running
-    finally:
-        running.terminate()
-        running.wait(LIMIT)
-
-
-def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not found():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -204,14 +183,3 @@ async def test_an_event_that_comes_eight_hours_early_is_taken_in_the_end(
     with closing(orders.database()) as shop:
         assert orders.status_of(shop, "42") == "delivered"
     assert await postroom_queue.dead_letters("order-events", "status") == []
-
-
-def ran(*args: str, status: int = 0, **environment: str) -> str:
-    """What a program said that has come to its end; of one that failed, what it said about that."""
-    done = subprocess.run(
-        [sys.executable, "-m", *args], cwd=ROOT, env={**os.environ, **environment}, timeout=LIMIT,
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == status, done.stderr
-    assert "Traceback" not in done.stderr
-    return (done.stderr if status else done.stdout).strip()

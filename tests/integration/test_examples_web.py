@@ -8,18 +8,15 @@ import os
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 import postroom.sync
+from tests.integration.programs import LIMIT, ROOT, until
 from tests.servers.places import free_port
-
-ROOT = Path(__file__).parents[2]
-LIMIT = 90  # seconds
 
 
 class Programs:
@@ -66,13 +63,6 @@ def answers(client: httpx.Client, path: str) -> bool:
         return client.get(path).status_code < 500
     except httpx.TransportError:
         return False
-
-
-def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LIMIT
-    while not found():
-        assert time.monotonic() < deadline, "it did not come to that"
-        time.sleep(0.05)
 
 
 @pytest.fixture
