@@ -28,6 +28,8 @@ IS_PAID = create_engine(os.environ.get("OTHER_BANK_DB", "sqlite:///other_bank.db
 
 QUEUE = os.environ.get("POSTROOM_URL", "sqlite:///queue.db")
 LEASE = os.environ.get("LEASE", "30s")
+USAGE = """usage: python -m examples.bank_transfer.bank prepare | transfer NUMBER SENDER RECEIVER CENTS
+                                            | balance OWNER"""
 
 app = postroom.App(QUEUE)
 outbox = postroom.Outbox()  # a table of this name in each of the databases
@@ -166,7 +168,7 @@ def main(*args: str) -> None:
             found = [cents for bank in (PAYS, IS_PAID) if (cents := balance(bank, owner)) is not None]
             print(f"{owner} has {found[0]} cents" if found else f"there is no account of {owner}")
         case _:
-            raise Refused("usage: bank prepare | transfer NUMBER SENDER RECEIVER CENTS | balance OWNER")
+            raise Refused(USAGE)
 
 
 if __name__ == "__main__":

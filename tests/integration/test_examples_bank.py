@@ -235,7 +235,7 @@ def test_what_is_typed_wrongly_at_the_bank_gets_a_sentence(
     assert capsys.readouterr().out.splitlines() == [
         "paid", "was paid before", "alice has 7500 cents", "there is no account of carol",
     ]  # fmt: skip
-    usage = "usage: bank prepare | transfer NUMBER SENDER RECEIVER CENTS | balance OWNER"
+    usage = bank.USAGE
     for wrong, said in {
         (): usage,
         ("rob",): usage,

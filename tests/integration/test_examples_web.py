@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 import postroom.sync
-from tests.integration.programs import LIMIT, ROOT, until
+from tests.integration.programs import LIMIT, ROOT, ran, until
 from tests.servers.places import free_port
 
 
@@ -82,17 +82,27 @@ def test_a_video_is_accepted_at_once_and_ready_later(programs: Programs) -> None
     assert (accepted.status_code, accepted.headers["Location"]) == (202, "/videos/cat")
     assert web.get("/videos/cat").json() == {"id": "cat", "state": "accepted"}  # nobody works on it yet
     assert web.post("/videos", content=content, headers={"Idempotency-Key": "cat"}).status_code == 202
+    assert_refused(web)
     other = web.post("/videos", content=b"a shopping list").json()["status"]
     assert web.get("/videos/dog").status_code == web.get("/videos/..%2Fcat").status_code == 404
     programs.start("postroom", "worker", "examples.video_upload.worker:app")
     until(lambda: web.get("/videos/cat").json()["state"] == "ready")
+    assert_refused(web)  # nor when it is ready
     assert web.get("/videos/cat").json()["checksum"] == hashlib.sha256(content).hexdigest()
+    assert Path(programs.environment["VIDEOS"], "cat.upload").read_bytes() == content
+    assert web.post("/videos", content=content, headers={"Idempotency-Key": "cat"}).status_code == 202
     until(lambda: web.get(other).json()["state"] == "failed")
     with postroom.sync.connect(programs.environment["POSTROOM_URL"]) as mq:
         assert mq.topic("videos").messages == 2  # the cat was stored once
         until(
             lambda: [dead.reason for dead in mq.dead_letters("videos", "transcoding")] == ["this is no video"]
         )
+
+
+def assert_refused(web: httpx.Client) -> None:
+    other = web.post("/videos", content=b"VIDEO of another cat", headers={"Idempotency-Key": "cat"})
+    assert other.status_code == 409
+    assert other.json()["detail"] == "cat was uploaded before, with other bytes: choose another name"
 
 
 def test_every_shop_of_the_product_centre_forgets_what_changed(programs: Programs) -> None:
@@ -141,5 +151,25 @@ def test_the_shop_on_flask_sends_from_a_request_and_bills_in_the_worker(programs
     programs.start("postroom", "worker", "examples.flask_app.shop:messages")
     programs.all_answer()
     assert web.post("/orders/7", data={"total": 990}).json() == {"number": "7", "bill": "/orders/7/bill"}
+    wrong = web.post("/orders/8", data={"total": "much"})
+    assert (wrong.status_code, wrong.json()["error"]) == (400, "name the total, a number of cents: total=990")
     until(lambda: web.get("/orders/7/bill").status_code == 200)
     assert web.get("/orders/7/bill").json() == {"number": "7", "total": 990}
+
+
+@pytest.mark.parametrize(
+    ("module", "args", "said"),
+    [
+        ("sms_gateway.gateway", [], "usage: python -m examples.sms_gateway.gateway PORT"),
+        ("sms_gateway.gateway", ["door"], "usage: python -m examples.sms_gateway.gateway PORT"),
+        ("sms_gateway.sms", [], "usage: python -m examples.sms_gateway.sms prepare | send NUMBER … TEXT"),
+        ("sms_gateway.sms", ["send", "Hi"], "usage: python -m examples.sms_gateway.sms prepare | send NUMBER"),
+        ("sms_gateway.sms", ["send", "+491", "Hi"], "there is no topic 'sms'"),
+        ("order_status.orders", ["prepared"], "usage: python -m examples.order_status.orders prepare"),
+        ("bank_transfer.bank", ["rob"], "usage: python -m examples.bank_transfer.bank prepare | transfer"),
+    ],
+)  # fmt: skip
+def test_what_is_typed_wrongly_gets_a_sentence(
+    programs: Programs, module: str, args: list[str], said: str
+) -> None:
+    assert ran(f"examples.{module}", *args, status=1, **programs.environment).startswith(said)
