@@ -39,7 +39,7 @@ class Line:
     soon_s, least = PATIENCE_S / 2, 20
 
     def __init__(self) -> None:
-        self.waiting, self.room, self.silent = 0, 500.0, False
+        self.waiting, self.room, self.silent = 0, 200.0, False
 
     @property
     def has_room(self) -> bool:
@@ -49,7 +49,7 @@ class Line:
         self.silent = False
         if seconds > self.soon_s:
             self.room += (max(self.least, ahead * self.soon_s / seconds) - self.room) / 20
-        elif self.waiting > self.room / 2:
+        elif max(ahead, self.waiting) > self.room / 2:
             self.room += 1
 
 
@@ -86,6 +86,8 @@ async def buy(order: Order, x_request_id: Annotated[str | None, Header()] = None
             timeout=PATIENCE_S,
         )
         line.answered(ahead, time.monotonic() - began)
+    except postroom.RequestFailed:  # the worker's log says why
+        raise HTTPException(503, "the shop is in trouble: try again", {"Retry-After": "1"}) from None
     except postroom.NoReply:
         line.silent = True
         raise HTTPException(

@@ -1,5 +1,6 @@
 """The worker behind the gateway: sells what is in stock, each request once.
 
+python -m examples.flash_sale.stock phone 20        # so many are in stock from now on
 postroom worker examples.flash_sale.stock:app
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 from functools import cache
 
 import msgspec
@@ -65,3 +67,11 @@ def sell_one(shop: sqlite3.Connection, purchase: Purchase) -> Sold:
     shop.execute("UPDATE stock SET left_over = ? WHERE item = ?", (sold.left, purchase.item))
     shop.execute("INSERT INTO sales VALUES (?, ?)", (sold.request_id, msgspec.json.encode(sold)))
     return sold
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case [item, count] if count.isdecimal():
+            database().execute("REPLACE INTO stock VALUES (?, ?)", (item, int(count)))
+        case _:
+            sys.exit("usage: python -m examples.flash_sale.stock ITEM COUNT")
