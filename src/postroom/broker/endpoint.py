@@ -62,6 +62,7 @@ class GroupInfo:
     created_at: int
     members: tuple[MemberInfo, ...]  # live ones; none: nobody uses the group now
     idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
+    made: bool = False  # it was not there before the call that answers so
 
 
 @dataclass(frozen=True, slots=True)

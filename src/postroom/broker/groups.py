@@ -60,14 +60,14 @@ class Groups:
     ) -> GroupInfo:
         check_group(name)
         for _ in range(_TRIES):
-            group = self._found_or_made(topic, name, wish.over(GroupSettings()))
+            group, made = self._found_or_made(topic, name, wish.over(GroupSettings()))
             if not self._in_use(group):
                 continue
             wish.check(group.settings, topic=topic, group=name)
-            own = self._of_member(group, member, named) if is_base(group) else group
+            own, made = self._of_member(group, member, named) if is_base(group) else (group, made)
             if own is group or self._in_use(own):
                 self.members.enter(own, member, client)
-                return self.info(own)
+                return replace(self.info(own), made=made)
         raise StoreBusy(f"group {name!r} of topic {topic!r} was forgotten while it was joined; join it again")
 
     def _in_use(self, group: Group) -> bool:
@@ -77,15 +77,16 @@ class Groups:
         self.forget(group)
         return False
 
-    def _found_or_made(self, topic: str, name: str, settings: GroupSettings) -> Group:
+    def _found_or_made(self, topic: str, name: str, settings: GroupSettings) -> tuple[Group, bool]:
+        """The group, and whether it was made just now."""
         try:
-            return self._store.catalog.group(topic, name)
+            return self._store.catalog.group(topic, name), False
         except UnknownGroup:
             pass
         try:
-            return self._make(topic, name, settings)
+            return self._make(topic, name, settings), True
         except GroupExists:  # another consumer was faster
-            return self._store.catalog.group(topic, name)
+            return self._store.catalog.group(topic, name), False
 
     def _make(self, topic: str, name: str, settings: GroupSettings) -> Group:
         if settings.mode == "broadcast" and base_of(name) is None:
@@ -94,13 +95,14 @@ class Groups:
         self._catalog.forget()
         return group
 
-    def _of_member(self, group: Group, member: str, named: bool) -> Group:
+    def _of_member(self, group: Group, member: str, named: bool) -> tuple[Group, bool]:
         settings = group.settings if named else self._unnamed(group.settings)
-        own = self._found_or_made(group.topic, member_group(group.name, member, named=named), settings)
+        name = member_group(group.name, member, named=named)
+        own, made = self._found_or_made(group.topic, name, settings)
         if group.paused and not own.paused:
             own = self._store.catalog.alter_group(own.topic, own.name, own.settings, True)
             self._catalog.forget()
-        return own
+        return own, made
 
     def _unnamed(self, settings: GroupSettings) -> GroupSettings:
         return replace(settings, start=Start("latest"), expires_ms=self._limits.unnamed_member_ms)
@@ -130,7 +132,8 @@ class Groups:
     # ---- settings ----
 
     def create(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        return self.info(self._make(topic, check_group(name), wish.over(GroupSettings())))
+        group = self._make(topic, check_group(name), wish.over(GroupSettings()))
+        return replace(self.info(group), made=True)
 
     def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
         """Change the group, and with it the groups on its own topics."""
