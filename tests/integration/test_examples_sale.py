@@ -7,7 +7,7 @@ import json
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,9 +58,9 @@ async def all_buy(port: int, numbers: Iterable[int]) -> dict[int, Answer]:
         return dict(zip(numbers, await asyncio.gather(*(buy(port, n) for n in numbers)), strict=True))
 
 
-@pytest.fixture
-def sale(places: dict[str, str]) -> Iterator[int]:
-    """A gateway that is open; its port."""
+@contextmanager
+def gateway(places: dict[str, str]) -> Iterator[int]:
+    """It is open; its port."""
     port = free_port()
     ran("examples.flash_sale.stock", "phone", "20", **places)
     web = ("examples.flash_sale.gateway:web", "--port", str(port), "--log-level", "warning")
@@ -69,11 +69,10 @@ def sale(places: dict[str, str]) -> Iterator[int]:
         yield port
 
 
-def test_a_thousand_buyers_at_once_are_answered_or_told_to_come_back(
-    sale: int, places: dict[str, str]
-) -> None:
+def test_a_thousand_buyers_at_once_are_answered_or_told_to_come_back(places: dict[str, str]) -> None:
     """Within the patience, and what a busy machine adds; all of them in the end, and 20 phones are sold."""
-    with program("postroom", "worker", "examples.flash_sale.stock:app", **places):
+    worker = ("worker", "examples.flash_sale.stock:app")  # before there is a topic
+    with program("postroom", *worker, **places), gateway(places) as sale:
         until(lambda: asyncio.run(buy(sale, 1)).status == 200)
         for thousand in (range(1000), range(1000, 2000), range(2000, 3000)):
             answers = asyncio.run(all_buy(sale, thousand))
@@ -97,9 +96,12 @@ def test_a_thousand_buyers_at_once_are_answered_or_told_to_come_back(
     assert len(sold) >= len({answer.body["request_id"] for answer in answers.values()}) == 1000
 
 
-def test_buyers_of_a_shop_that_is_shut_are_refused_at_once(sale: int, places: dict[str, str]) -> None:
+def test_buyers_of_a_shop_that_is_shut_are_refused_at_once(places: dict[str, str]) -> None:
     """The first wait in vain, and are told where to look; from then on one at a time does."""
-    with httpx.Client(base_url=f"http://127.0.0.1:{sale}", timeout=LIMIT) as web:
+    with (
+        gateway(places) as sale,
+        httpx.Client(base_url=f"http://127.0.0.1:{sale}", timeout=LIMIT) as web,
+    ):
         nobody = asyncio.run(buy(sale, 0))
         assert (nobody.status, nobody.retry_after) == (504, "1")
         assert nobody.body["detail"]["next"] == "/purchases/r0"

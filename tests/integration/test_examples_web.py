@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -25,6 +26,7 @@ class Programs:
     def __init__(self, environment: dict[str, str]) -> None:
         self.environment = {**os.environ, **environment}
         self._stack = contextlib.ExitStack()
+        self.started: list[subprocess.Popen[bytes]] = []
         self._waiting: list[tuple[httpx.Client, str]] = []
 
     def run(self, *args: str) -> None:
@@ -32,15 +34,17 @@ class Programs:
             [sys.executable, "-m", *args], cwd=ROOT, env=self.environment, timeout=LIMIT, check=True
         )
 
-    def start(self, *args: str) -> None:
-        process = subprocess.Popen([sys.executable, "-m", *args], cwd=ROOT, env=self.environment)
+    def start(self, *args: str, **more: str) -> None:
+        process = subprocess.Popen([sys.executable, "-m", *args], cwd=ROOT, env={**self.environment, **more})
+        self.started.append(process)
         self._stack.callback(process.wait, LIMIT)
+        self._stack.callback(process.send_signal, signal.SIGCONT)  # one that stands still does not end
         self._stack.callback(process.terminate)
 
-    def web(self, *args: str, port: str = "--port", path: str = "/openapi.json") -> httpx.Client:
+    def web(self, *args: str, port: str = "--port", path: str = "/openapi.json", **more: str) -> httpx.Client:
         """A program that listens, and a client that talks to it."""
         number = free_port()
-        self.start(*args, port, str(number)) if port else self.start(*args, str(number))
+        self.start(*args, *([port] if port else []), str(number), **more)
         client = self._stack.enter_context(
             httpx.Client(base_url=f"http://127.0.0.1:{number}", timeout=LIMIT, trust_env=False)
         )
@@ -54,8 +58,9 @@ class Programs:
         self._stack.close()
 
     def all_answer(self) -> None:
-        for client, path in self._waiting:
-            until(lambda client=client, path=path: answers(client, path))  # type: ignore[misc]
+        while self._waiting:
+            until(lambda: answers(*self._waiting[0]))
+            del self._waiting[0]
 
 
 def answers(client: httpx.Client, path: str) -> bool:
@@ -127,6 +132,51 @@ def test_every_shop_of_the_product_centre_forgets_what_changed(programs: Program
 
     until(lambda: found("SELECT word FROM found_by ORDER BY word") == ["9", "for", "tea"])
     until(lambda: found("SELECT price FROM alerts") == [9])
+
+
+def test_a_shop_that_was_closed_or_forgotten_shows_what_is_new(programs: Programs, tmp_path: Path) -> None:
+    """Of a shop that stood still for too long nobody knew; it showed the old price for ever."""
+    centre = programs.web("uvicorn", "examples.product_centre.centre:web", "--log-level", "warning")
+
+    def shop(**name: str) -> tuple[httpx.Client, subprocess.Popen[bytes]]:
+        web = programs.web("uvicorn", "examples.product_centre.shop:web", "--log-level", "warning", **name)
+        programs.all_answer()
+        return web, programs.started[-1]
+
+    def change(price: int) -> None:
+        assert centre.put("/products/tea", json={"title": "Tea", "price": price}).status_code == 200
+
+    def shows(web: httpx.Client, price: int) -> bool:
+        return bool(web.get("/products/tea").json()["price"] == price)
+
+    programs.all_answer()
+    change(30)
+    named = {"SHOP": "north", "SHOP_CACHE": str(tmp_path / "north.cache")}
+    (south, still), (north, closed) = shop(), shop(**named)
+    assert shows(south, 30) and shows(north, 30)
+    closed.terminate()
+    closed.wait(LIMIT)
+    change(20)
+    north, paused = shop(**named)  # with the cache it had
+    until(lambda: shows(north, 20) and shows(south, 20))
+    with postroom.sync.connect(programs.environment["POSTROOM_URL"]) as mq:
+        for process in (still, paused):
+            process.send_signal(signal.SIGSTOP)
+        for group in mq.groups("products"):
+            if group.name.startswith("cache@"):
+                mq.delete_group("products", group.name, force=True)  # as is done after ten idle minutes
+        change(9)
+        for process in (still, paused):
+            process.send_signal(signal.SIGCONT)
+    until(lambda: shows(north, 9) and shows(south, 9))
+    change(8)
+    until(lambda: shows(north, 8) and shows(south, 8))
+
+
+def test_a_video_may_take_hours() -> None:
+    from examples.video_upload.worker import app
+
+    assert app.subscriptions[0].consumer["max_handling"] == "12h"
 
 
 def test_all_sms_come_through_a_gateway_that_refuses_some(programs: Programs) -> None:
