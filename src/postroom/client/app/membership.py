@@ -52,7 +52,8 @@ async def join(connection: Connection, subscription: Subscription, before: Group
         consumer = await _entered(connection, subscription, settings)
     group = consumer._joined
     assert group is not None
-    return Joined(consumer, group, base_of(group.name) is not None and (group.made or not known))
+    made = group.made and subscription.member is not None
+    return Joined(consumer, group, base_of(group.name) is not None and (made or not known))
 
 
 async def _is_known(connection: Connection, subscription: Subscription, before: GroupInfo | None) -> bool:
