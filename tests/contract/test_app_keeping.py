@@ -328,6 +328,25 @@ async def test_a_lost_answer_to_a_join_does_not_hide_that_the_member_is_new(mq: 
     assert lost == 1
 
 
+@everywhere
+async def test_a_member_that_died_before_its_hook_had_returned_is_told_when_it_comes_again(
+    mq: Connection,
+) -> None:
+    async def dies() -> None:
+        raise OSError("the machine went down")
+
+    first = Cache(mq, member="shop-1", start="latest", on_missed=dies)
+    async with first.app:
+        await until(lambda: only(first.app).state == "failed")
+    for told in (["missed", "1"], ["2"]):
+        again = Cache(mq, member="shop-1", start="latest")
+        async with again.app:
+            await until(lambda app=again.app: app.health().ok)  # type: ignore[misc]
+            await mq.send("prices", told[-1].encode())
+            await again.sees(*told)
+            assert again.seen == told
+
+
 async def test_messages_wait_until_the_hook_has_returned_and_a_failing_hook_is_called_again(
     mq: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
