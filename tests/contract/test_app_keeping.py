@@ -272,8 +272,11 @@ async def test_a_named_member_that_is_opened_anew_goes_on_and_is_not_told(mq: Co
         return await real_poll(request)
 
     async with cache.app:
-        await cache.sees("missed")  # it is new
-        await until(lambda: cache.app.health().ok)
+        await mq.send("prices", b"0")
+        await cache.sees("missed", "0")  # it is new
+        async with asyncio.timeout(LONG):
+            while (await mq.lag("prices", "cache@shop-1")).total.messages:
+                await asyncio.sleep(0.01)
         endpoint.poll = poll  # type: ignore[method-assign]
         await mq.send("prices", b"1")
         await asyncio.wait_for(failed.wait(), LONG)
@@ -409,8 +412,10 @@ async def test_a_plain_consumer_that_was_forgotten_gets_an_error_that_says_so(mq
             postroom.UnknownGroup, match=r"member 'shop-1' was forgotten.*Make a new consumer"
         ):
             await asyncio.wait_for(anext(consumer), LONG)
+    await mq.send("prices", b"1")
     async with mq.consumer("prices", "cache", member="shop-1") as consumer:
         assert consumer.begins_anew
+        await consumer.ack(await consumer.poll(wait=LONG))
     async with mq.consumer("prices", "cache", member="shop-1") as consumer:
         assert not consumer.begins_anew
 
