@@ -272,8 +272,11 @@ async def test_a_named_member_that_is_opened_anew_goes_on_and_is_not_told(mq: Co
         return await real_poll(request)
 
     async with cache.app:
-        await cache.sees("missed")  # it is new
-        await until(lambda: cache.app.health().ok)
+        await mq.send("prices", b"0")
+        await cache.sees("missed", "0")  # it is new
+        async with asyncio.timeout(LONG):
+            while (await mq.lag("prices", "cache@shop-1")).total.messages:
+                await asyncio.sleep(0.01)
         endpoint.poll = poll  # type: ignore[method-assign]
         await mq.send("prices", b"1")
         await asyncio.wait_for(failed.wait(), LONG)
@@ -326,6 +329,25 @@ async def test_a_lost_answer_to_a_join_does_not_hide_that_the_member_is_new(mq: 
     async with cache.app:
         await cache.sees("missed")
     assert lost == 1
+
+
+@everywhere
+async def test_a_member_that_died_before_its_hook_had_returned_is_told_when_it_comes_again(
+    mq: Connection,
+) -> None:
+    async def dies() -> None:
+        raise OSError("the machine went down")
+
+    first = Cache(mq, member="shop-1", start="latest", on_missed=dies)
+    async with first.app:
+        await until(lambda: only(first.app).state == "failed")
+    for told in (["missed", "1"], ["2"]):
+        again = Cache(mq, member="shop-1", start="latest")
+        async with again.app:
+            await until(lambda app=again.app: app.health().ok)  # type: ignore[misc]
+            await mq.send("prices", told[-1].encode())
+            await again.sees(*told)
+            assert again.seen == told
 
 
 async def test_messages_wait_until_the_hook_has_returned_and_a_failing_hook_is_called_again(
@@ -390,8 +412,10 @@ async def test_a_plain_consumer_that_was_forgotten_gets_an_error_that_says_so(mq
             postroom.UnknownGroup, match=r"member 'shop-1' was forgotten.*Make a new consumer"
         ):
             await asyncio.wait_for(anext(consumer), LONG)
+    await mq.send("prices", b"1")
     async with mq.consumer("prices", "cache", member="shop-1") as consumer:
         assert consumer.begins_anew
+        await consumer.ack(await consumer.poll(wait=LONG))
     async with mq.consumer("prices", "cache", member="shop-1") as consumer:
         assert not consumer.begins_anew
 

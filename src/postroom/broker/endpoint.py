@@ -62,7 +62,9 @@ class GroupInfo:
     created_at: int
     members: tuple[MemberInfo, ...]  # live ones; none: nobody uses the group now
     idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
-    made: bool = False  # it was not there before the call that answers so
+    fresh: bool = (
+        False  # the call that answers made it; of a member with a name: or it has settled nothing yet
+    )
 
 
 @dataclass(frozen=True, slots=True)

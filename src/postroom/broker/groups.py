@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ..config import Limits
-from ..errors import GroupExists, GroupLive, StoreBusy, UnknownGroup, UnknownTopic
+from ..errors import GroupExists, GroupLive, StoreBusy, StoreUnavailable, UnknownGroup, UnknownTopic
 from ..model.names import (
     base_of,
     check_broadcast,
@@ -67,8 +67,21 @@ class Groups:
             own, made = self._of_member(group, member, named) if is_base(group) else (group, made)
             if own is group or self._in_use(own):
                 self.members.enter(own, member, client)
-                return replace(self.info(own), made=made)
+                fresh = made or (own is not group and named and self._has_settled_nothing(own))
+                return replace(self.info(own), fresh=fresh)
         raise StoreBusy(f"group {name!r} of topic {topic!r} was forgotten while it was joined; join it again")
+
+    def _has_settled_nothing(self, group: Group) -> bool:
+        """Since it was made, or reset. Whoever made it may have died before it heard so, and comes again."""
+        for piece in self._store.catalog.topic(group.topic).route.partitions:
+            place = piece.partition_id
+            try:
+                committed = self._store.progress.committed(group.id, place)
+            except StoreUnavailable:
+                continue  # its shard is away; the others will do
+            if committed is not None and committed != self._store.catalog.start_of(group.id, place)[1]:
+                return False
+        return True
 
     def _in_use(self, group: Group) -> bool:
         """It will not expire now. False: it was about to, and is gone."""
@@ -133,7 +146,7 @@ class Groups:
 
     def create(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
         group = self._make(topic, check_group(name), wish.over(GroupSettings()))
-        return replace(self.info(group), made=True)
+        return replace(self.info(group), fresh=True)
 
     def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
         """Change the group, and with it the groups on its own topics."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from ...broker.endpoint import GroupInfo
 from ...errors import GroupConflict, PermissionDenied, UnknownGroup
-from ...model.names import base_of, member_group
+from ...model.names import base_of
 from ...model.settings import FIXED
 from ..connection import Connection
 from ..consuming.consumer import Consumer
@@ -40,7 +40,8 @@ class Joined:
 
 async def join(connection: Connection, subscription: Subscription, before: GroupInfo | None) -> Joined:
     """Enter the group; `before` is what this handler joined last, while the app has run."""
-    known = await _is_known(connection, subscription, before)
+    if before is not None and base_of(before.name) is None:
+        await _refuse_deleted(connection, subscription, before)
     settings = dict(subscription.consumer)
     for tries_left in reversed(range(_TRIES)):
         try:
@@ -52,24 +53,16 @@ async def join(connection: Connection, subscription: Subscription, before: Group
         consumer = await _entered(connection, subscription, settings)
     group = consumer._joined
     assert group is not None
-    made = group.made and subscription.member is not None
-    return Joined(consumer, group, base_of(group.name) is not None and (made or not known))
+    # Who has no name begins at the end; that is nothing new to a handler that has not begun yet.
+    anew = group.fresh if subscription.member is not None else before is not None
+    return Joined(consumer, group, anew and base_of(group.name) is not None)
 
 
-async def _is_known(connection: Connection, subscription: Subscription, before: GroupInfo | None) -> bool:
-    """Whether a member that joins now goes on where it stopped, as far as can be told before it joins.
-
-    It is asked before, since the answer to a join may be lost: the next join finds what that one made.
-    """
-    topic, group, member = subscription.topic, subscription.group, subscription.member
-    if member is not None:
-        return await _is_there(connection, topic, member_group(group, member, named=True))
-    if before is None:
-        return True  # its first message is still to come
-    if base_of(before.name) is not None:
-        return False  # who has no name begins at the end
+async def _refuse_deleted(connection: Connection, subscription: Subscription, before: GroupInfo) -> None:
+    """Raise UnknownGroup if somebody deleted the group under its handler."""
+    topic, group = subscription.topic, subscription.group
     if before.settings.expires_ms or await _is_there(connection, topic, group):
-        return True
+        return
     if (await connection.topic(topic)).created_at <= before.created_at:  # else the topic is another one
         raise UnknownGroup(
             f"group {group!r} of topic {topic!r} was deleted under its handler: make it with "
@@ -77,7 +70,6 @@ async def _is_known(connection: Connection, subscription: Subscription, before: 
             topic=topic,
             group=group,
         )
-    return True
 
 
 async def _is_there(connection: Connection, topic: str, group: str) -> bool:

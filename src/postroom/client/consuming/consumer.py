@@ -127,8 +127,11 @@ class Consumer:
 
     @property
     def begins_anew(self) -> bool:
-        """Its group (in mode "broadcast" its own) was made when it entered: it goes on from nowhere."""
-        return self._joined is not None and self._joined.made
+        """Its group (in mode "broadcast" its own) was made when it entered, so that it goes on from nowhere.
+
+        For a member with a name also until it has settled something.
+        """
+        return self._joined is not None and self._joined.fresh
 
     @property
     def in_hand(self) -> int:
