@@ -1,5 +1,6 @@
 """The worker behind the gateway: sells what is in stock, each request once.
 
+python -m examples.flash_sale.stock phone 20        # so many are in stock from now on
 postroom worker examples.flash_sale.stock:app
 """
 
@@ -7,7 +8,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from contextlib import closing
+import sys
+from functools import cache
 
 import msgspec
 
@@ -17,6 +19,7 @@ app = postroom.App(os.environ.get("POSTROOM_URL", "sqlite:///flash_sale.db"))
 
 
 class Purchase(msgspec.Struct):
+    request_id: str
     item: str
     buyer: str
 
@@ -27,11 +30,16 @@ class Sold(msgspec.Struct):
     left: int
 
 
+@cache
 def database() -> sqlite3.Connection:
-    """The shop's own; the queue knows nothing of it."""
-    shop = sqlite3.connect(os.environ.get("SHOP_DB", "shop.db"), timeout=10)
-    shop.execute("CREATE TABLE IF NOT EXISTS stock (item TEXT PRIMARY KEY, left_over INTEGER NOT NULL)")
-    shop.execute("CREATE TABLE IF NOT EXISTS sales (request_id TEXT PRIMARY KEY, answer BLOB NOT NULL)")
+    """The shop's own; the queue knows nothing of it. One connection for the whole process."""
+    path = os.environ.get("SHOP_DB", "shop.db")
+    shop = sqlite3.connect(path, timeout=10, isolation_level=None, check_same_thread=False)
+    shop.executescript(
+        """PRAGMA journal_mode = WAL;
+           CREATE TABLE IF NOT EXISTS stock (item TEXT PRIMARY KEY, left_over INTEGER NOT NULL);
+           CREATE TABLE IF NOT EXISTS sales (request_id TEXT PRIMARY KEY, answer BLOB NOT NULL)"""
+    )
     return shop
 
 
@@ -40,17 +48,30 @@ def answer_to(shop: sqlite3.Connection, request_id: str) -> Sold | None:
     return msgspec.json.decode(row[0], type=Sold) if row else None
 
 
-@app.reply("purchases", group="stock", concurrency=4)
-def sell(purchase: Purchase, message: postroom.Received) -> Sold:
-    """A plain function runs in a thread. Asked again, it gives the answer it gave."""
-    request_id = message.headers["request-id"].decode()
-    with closing(database()) as shop, shop:
+@app.reply("purchases", group="stock", batch=200, concurrency=1)
+def sell(purchases: list[Purchase]) -> list[Sold]:
+    """Sell to all who wait, up to 200, in one transaction; each gets the answer of the same place.
+
+    A plain function runs in a thread. Asked again, it gives the answer it gave.
+    """
+    shop = database()
+    with shop:
         shop.execute("BEGIN IMMEDIATE")
-        if (before := answer_to(shop, request_id)) is not None:
-            return before
-        row = shop.execute("SELECT left_over FROM stock WHERE item = ?", (purchase.item,)).fetchone()
-        left = row[0] if row else 0
-        sold = Sold(request_id, "sold" if left else "sold out", max(0, left - 1))
-        shop.execute("UPDATE stock SET left_over = ? WHERE item = ?", (sold.left, purchase.item))
-        shop.execute("INSERT INTO sales VALUES (?, ?)", (request_id, msgspec.json.encode(sold)))
-        return sold
+        return [answer_to(shop, one.request_id) or sell_one(shop, one) for one in purchases]
+
+
+def sell_one(shop: sqlite3.Connection, purchase: Purchase) -> Sold:
+    row = shop.execute("SELECT left_over FROM stock WHERE item = ?", (purchase.item,)).fetchone()
+    left = row[0] if row else 0
+    sold = Sold(purchase.request_id, "sold" if left else "sold out", max(0, left - 1))
+    shop.execute("UPDATE stock SET left_over = ? WHERE item = ?", (sold.left, purchase.item))
+    shop.execute("INSERT INTO sales VALUES (?, ?)", (sold.request_id, msgspec.json.encode(sold)))
+    return sold
+
+
+if __name__ == "__main__":
+    match sys.argv[1:]:
+        case [item, count] if count.isdecimal():
+            database().execute("REPLACE INTO stock VALUES (?, ?)", (item, int(count)))
+        case _:
+            sys.exit("usage: python -m examples.flash_sale.stock ITEM COUNT")

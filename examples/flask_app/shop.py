@@ -44,7 +44,10 @@ def prepare() -> None:
 
 @app.post("/orders/<number>")
 def order(number: str) -> tuple[dict[str, str], int]:
-    placed = Order(number, int(flask.request.form["total"]))
+    total = flask.request.form.get("total", type=int)
+    if total is None:
+        return {"error": "name the total, a number of cents: total=990"}, 400
+    placed = Order(number, total)
     queue.mq.send("orders", json.dumps(asdict(placed)).encode(), key=number)  # stored when it returns
     return {"number": number, "bill": f"/orders/{number}/bill"}, 202
 

@@ -54,4 +54,8 @@ class Gateway(BaseHTTPRequestHandler):
 
 
 if __name__ == "__main__":
-    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Gateway).serve_forever()
+    match sys.argv[1:]:
+        case [port] if port.isdecimal():
+            ThreadingHTTPServer(("127.0.0.1", int(port)), Gateway).serve_forever()
+        case _:
+            sys.exit("usage: python -m examples.sms_gateway.gateway PORT")

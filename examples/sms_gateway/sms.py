@@ -61,12 +61,20 @@ async def prepare() -> None:
         await mq.limit_rate(topic="sms", group="gateway", messages_per_s=PER_SECOND)
 
 
-async def send(*numbers_and_text: str) -> None:
-    *numbers, text = numbers_and_text
+async def send(numbers: list[str], text: str) -> None:
     async with postroom.connect(URL) as mq:
         bodies = [msgspec.json.encode(Sms(number, text)) for number in numbers]
         await mq.send_many("sms", [postroom.Message(body) for body in bodies])
 
 
 if __name__ == "__main__":
-    asyncio.run({"prepare": prepare, "send": send}[sys.argv[1]](*sys.argv[2:]))
+    try:
+        match sys.argv[1:]:
+            case ["prepare"]:
+                asyncio.run(prepare())
+            case ["send", first, *more, text]:
+                asyncio.run(send([first, *more], text))
+            case _:
+                sys.exit("usage: python -m examples.sms_gateway.sms prepare | send NUMBER … TEXT")
+    except postroom.PostroomError as error:
+        sys.exit(str(error))

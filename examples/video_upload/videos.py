@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import uuid
 from pathlib import Path
 
 FOLDER = Path(os.environ.get("VIDEOS", "videos"))
@@ -14,15 +15,24 @@ def upload_of(video: str) -> Path:
     return FOLDER / f"{video}.upload"
 
 
-def store(video: str, content: bytes) -> None:
-    """Whole or not at all, and on the disk before anybody is told of it."""
+def store(video: str, content: bytes) -> bool:
+    """Whole or not at all, and on the disk before anybody is told of it. What is there stays as it is.
+
+    False: another upload has this name, with other bytes.
+    """
     FOLDER.mkdir(exist_ok=True)
-    part = FOLDER / f"{video}.part"
+    part = FOLDER / f"{uuid.uuid4().hex}.part"
     with part.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(upload_of(video))
+    try:
+        os.link(part, upload_of(video))  # of two at the same time one comes first
+    except FileExistsError:
+        return upload_of(video).read_bytes() == content
+    finally:
+        part.unlink()
+    return True
 
 
 def tell(video: str, state: str, **more: object) -> None:

@@ -3,6 +3,7 @@
     uvicorn examples.video_upload.web:web
 
 Who uploads may name the video (`Idempotency-Key`) and upload it again after a time-out: it is worked on once.
+Other bytes under the same name are refused (409): what was accepted stays as it is.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ async def upload(
     video = idempotency_key or uuid.uuid4().hex
     if not re.fullmatch(r"[A-Za-z0-9-]{1,64}", video):
         raise HTTPException(422, "Idempotency-Key: 1 to 64 letters, digits or '-'")
-    await asyncio.to_thread(store, video, await request.body())
+    if not await asyncio.to_thread(store, video, await request.body()):
+        raise HTTPException(409, f"{video} was uploaded before, with other bytes: choose another name")
     # The file first, then the message: who reads the message finds the file. If we die in between, the
     # uploader got no answer and uploads again.
     await mq.send("videos", video.encode(), id=video)

@@ -18,9 +18,9 @@ SECONDS_EACH = float(os.environ.get("SECONDS_EACH", "2"))
 app = postroom.App(URL)
 
 
-@app.subscribe("videos", group="transcoding", concurrency=2, max_attempts=5)
+@app.subscribe("videos", group="transcoding", concurrency=2, max_attempts=5, max_handling="12h")
 def transcode(video: str, message: postroom.Received) -> None:
-    """A plain function: it runs in a thread, and its lease is renewed for as long as it takes.
+    """A plain function: it runs in a thread. Its lease is renewed while it runs, for twelve hours at most.
 
     If the process is killed, the message comes again, and the work begins anew.
     """

@@ -84,6 +84,7 @@ if TYPE_CHECKING:
     from .client import guards
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
+    from .client.app.health import AppHealth, HandlerHealth
     from .client.app.subscription import Batch
     from .client.connection import Connection, connect
     from .client.consuming.consumer import Consumer
@@ -101,6 +102,7 @@ __all__ = [
     "AccessDenied",
     "AccessError",
     "App",
+    "AppHealth",
     "AppendError",
     "BacklogFull",
     "Backoff",
@@ -124,6 +126,7 @@ __all__ = [
     "GroupExists",
     "GroupInfo",
     "GroupLive",
+    "HandlerHealth",
     "InvalidMessage",
     "InvalidName",
     "InvalidSetting",
@@ -205,6 +208,7 @@ _HOMES = {
     ),
     "client.app.app": ("App",),
     "client.app.handler": ("Dead", "RetryLater"),
+    "client.app.health": ("AppHealth", "HandlerHealth"),
     "client.app.subscription": ("Batch",),
     "client.connection": ("Connection", "connect"),
     "client.consuming.consumer": ("Consumer",),

@@ -84,6 +84,10 @@ class Crew:
         for number in range(members):
             self._start(_Job("consumer", topic, f"{group}-{number}", (group, ordered)))
 
+    def belong(self, topic: str, member: str | None) -> None:
+        """A member of a broadcast group; None: one without a name."""
+        self._start(_Job("member", topic, member or f"_{self._runs}", (member,)))
+
     def change(self, topic: str, name: str) -> None:
         """Change its route, again and again."""
         self._start(_Job("changer", topic, name, ()))
@@ -180,6 +184,17 @@ class Crew:
             killed=self.killed,
             outages=self.outages,
         )
+
+    def lives(self, role: str) -> dict[str, list[Entry]]:
+        """What those of this role noted: by name, over all runs; without a name, only who lives."""
+        found: dict[str, list[Entry]] = {}
+        for title, entries in self._journals(f"{role}-*").items():
+            _, _, name, run = title.split("-")
+            if not name.startswith("_"):
+                found.setdefault(name, []).extend(entries)
+            elif int(run) in {worker.run for worker in self.at_work.values()}:
+                found[title] = entries
+        return found
 
     def count(self, verb: str, topic: str = "*") -> int:
         """How often this was noted by anybody so far."""

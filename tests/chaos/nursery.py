@@ -22,6 +22,7 @@ from typing import Any
 from .broker_process import serve
 from .changer_process import change
 from .consumer_process import consume
+from .member_process import belong
 from .operator_process import operate
 from .producer_process import produce
 
@@ -30,6 +31,7 @@ __all__ = ["ROLES"]
 ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "producer": produce,
     "consumer": consume,
+    "member": belong,
     "changer": change,
     "broker": serve,
     "operator": operate,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from postroom import App, Connection, InvalidName, InvalidSetting, StoreBusy, UnknownTopic, UsageError
+from postroom import App, Connection, InvalidName, InvalidSetting, StoreBusy, UsageError
 from postroom.client.app.every import prepare
 from postroom.client.app.ticking import Ticker
 from postroom.clock import ManualClock
@@ -321,15 +321,32 @@ async def test_a_tick_of_a_clock_that_was_wrong_decides_nothing(opened: Open, cl
 
 
 @only_file
-async def test_a_topic_that_is_deleted_ends_the_app_with_its_error(opened: Open, clock: ManualClock) -> None:
+async def test_a_topic_that_is_deleted_is_made_again_and_ticks_go_on(
+    opened: Open, clock: ManualClock
+) -> None:
     async with opened() as mq:
-        app, _ = hourly(mq)
+        app, ran = hourly(mq)
         async with app:
             await until_marked(mq)
             await mq.delete_topic("every.hourly")
+            clock.advance(1800)  # half past: the ticker looks, and finds nothing
             clock.advance(3600)
-            with pytest.raises(UnknownTopic):
-                await asyncio.wait_for(app.wait(), LONG)
+
+            async def made_again() -> bool:
+                return app.health().ok and "every.hourly" in {topic.name for topic in await mq.topics()}
+
+            await until(made_again)
+            await until_marked(mq)
+
+            async def has_run() -> bool:
+                clock.advance(1800)
+                await asyncio.sleep(0.05)
+                return bool(ran)
+
+            await until(has_run)
+            assert {one.name for one in app.health().handlers} == {
+                "every.hourly/every (run)", "every.hourly (ticks)",
+            }  # fmt: skip
 
 
 @only_file

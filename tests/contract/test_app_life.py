@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom import App, Backoff, Connection, Message, StoreError, UnknownPartition, UnknownTopic, UsageError
+from postroom import (
+    App,
+    Backoff,
+    Connection,
+    Message,
+    StoreError,
+    StoreUnavailable,
+    UnknownPartition,
+    UsageError,
+)
 from postroom.client.app.app import load_app
 from postroom.client.app.subscription import window_for
 from tests.contract.stores import everywhere
@@ -59,23 +68,22 @@ async def until(condition: Callable[[], object]) -> None:
 # ---- start ----
 
 
-async def test_an_unknown_topic_stops_the_start_and_nothing_runs(mq: Connection) -> None:
+async def test_a_conflict_stops_the_start_and_nothing_runs(mq: Connection) -> None:
     app, ran = App(mq), []
 
     @app.subscribe("orders", group="billing")
     async def good(body: bytes) -> None:
         ran.append(body)
 
-    @app.subscribe("ordres", group="billing")
-    async def mistyped(body: bytes) -> None: ...
+    @app.subscribe("orders", group="audit", mode="ordered")
+    async def other_mode(body: bytes) -> None: ...
 
+    await mq.create_group("orders", "audit", mode="shared")
     await mq.send("orders", b"1")
-    with pytest.raises(UnknownTopic, match="did you mean 'orders'"):
+    with pytest.raises(postroom.GroupConflict, match="mode cannot be changed: leave the setting out"):
         await app.start()
     assert not app.running and ran == []
-    assert [topic.name for topic in await mq.topics()] == ["orders"]
-    (group,) = await mq.groups("orders")
-    assert (group.name, group.members) == ("billing", ())
+    assert [g.members for g in await mq.groups("orders")] == [(), ()]
     assert await attempts_left(mq, 1) == [1]
 
 
@@ -124,7 +132,7 @@ async def test_the_lifespan_of_a_web_app(mq: Connection) -> None:
         done.set()
 
     async with app.lifespan(object()) as state:
-        assert state == {"postroom": mq}
+        assert state == {"postroom": mq, "postroom_app": app}
         await mq.send("orders", b"1")
         await asyncio.wait_for(done.wait(), 10)
     assert not app.running and not mq.closed
@@ -368,16 +376,18 @@ async def test_a_verdict_that_was_not_stored_is_given_again(
     assert "ack was not stored, trying again" in caplog.text
 
 
-async def test_what_can_never_work_ends_the_app_with_its_error(mq: Connection) -> None:
-    app = App(mq)
+async def test_a_connection_that_was_closed_ends_the_app_with_its_error(mq: Connection) -> None:
+    async with postroom.connect("memory://closed-under-an-app") as own:
+        await own.create_topic("orders")
+        app = App(own)
 
-    @app.subscribe("orders", group="billing")
-    async def handle(body: bytes) -> None: ...
+        @app.subscribe("orders", group="billing")
+        async def handle(body: bytes) -> None: ...
 
-    await app.start()
-    await mq.delete_topic("orders")
-    with pytest.raises(UnknownTopic):
+        await app.start()
+    with pytest.raises(postroom.ClosedError):
         await asyncio.wait_for(app.wait(), 20)
+    assert [one.state for one in app.health().handlers] == ["failed"]
     await app.stop()
     assert not app.running
 
@@ -488,14 +498,14 @@ def test_a_program_without_handlers_is_told_so() -> None:
         App("memory://").run()
 
 
-def test_run_leaves_signal_handlers_as_they_were() -> None:
+def test_run_leaves_signal_handlers_as_they_were(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    app = App("memory://")
+    app = App(f"sqlite:///{tmp_path}/no/such/folder.db")
 
     @app.subscribe("nowhere", group="billing")
     async def handle(body: bytes) -> None: ...
 
-    with pytest.raises(UnknownTopic):
+    with pytest.raises(StoreUnavailable):
         app.run()
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

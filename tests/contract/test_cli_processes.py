@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pty
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+import postroom
+from postroom.broker.duties import ExpireGroups
+from postroom.clock import ManualClock
+from tests.contract.brokers import run_duty
 from tests.contract.cli_runner import SECONDS, Answer, Cli
 
 
@@ -164,6 +170,141 @@ def test_on_a_terminal_a_new_group_is_asked_about(cli: Cli, typed: bytes, code: 
 def test_a_worker_without_an_app(cli: Cli, target: str) -> None:
     answer = cli.process("worker", target, "--json")
     assert answer.code == 2 and answer.error["error"] == "usage"
+
+
+def _write_app(folder: Path, body: str, name: str = "shop") -> None:
+    head = "import os, postroom\napp = postroom.App(os.environ['POSTROOM_URL'])\n"
+    (folder / f"{name}.py").write_text(head + textwrap.dedent(body), encoding="utf-8")
+
+
+def _logged(process: subprocess.Popen[bytes], text: str) -> str:
+    """Wait until it logs a line with that text; the line."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if text in line.decode():
+            return line.decode()
+    raise AssertionError(f"it ended with {process.wait()} and never said {text!r}")
+
+
+def test_a_worker_waits_for_a_topic_that_is_not_there_yet(cli: Cli, tmp_path: Path) -> None:
+    body = """
+        @app.subscribe('parcels', group='billing')
+        async def bill(body: bytes):
+            print(body.decode(), flush=True)
+    """
+    _write_app(tmp_path, body)
+    process = cli.start("worker", "shop:app")
+    try:
+        line = _logged(process, "parcels")
+        _logged(process, "running parcels/billing (bill)")
+        assert "parcels/billing (bill): topic 'parcels' does not exist yet; waiting for it" in line
+        assert "create it with `postroom topic create parcels`" in line
+        cli.ok("topic", "create", "parcels")
+        cli.ok("send", "parcels", "hello")
+        assert process.stdout is not None and process.stdout.readline() == b"hello\n"
+    finally:
+        process.send_signal(signal.SIGTERM)
+        answer = _end(process)
+    assert answer.code == 0
+
+
+@pytest.mark.parametrize(
+    ("decorators", "code", "error", "said"),
+    [
+        (["group='billing', mode='ordered'"], 1, "group_conflict", "mode cannot be changed"),
+        (["group='billing'", "group='billing'"], 2, "usage", "Give one of them a group of its own"),
+        (["group='cache', member='shop-1'"], 2, "usage", "add mode='broadcast', or leave it out"),
+        (["group='cache', on_missed=print"], 2, "usage", "on_missed= is for members of a broadcast group"),
+    ],
+)
+def test_a_worker_ends_at_once_with_what_waiting_cannot_mend(
+    cli: Cli, tmp_path: Path, decorators: list[str], code: int, error: str, said: str
+) -> None:
+    cli.ok("group", "create", "orders", "billing")
+    body = [f"@app.subscribe('orders', {one})\nasync def handle(body: bytes): ...\n" for one in decorators]
+    _write_app(tmp_path, "".join(body))
+    answer = cli.process("worker", "shop:app", "--json")
+    assert (answer.code, answer.error["error"]) == (code, error)
+    assert said in answer.error["message"]
+
+
+def test_a_worker_applies_what_its_decorator_names(cli: Cli, tmp_path: Path) -> None:
+    cli.ok("group", "create", "orders", "billing", "--max-attempts", "16")
+    _write_app(
+        tmp_path,
+        """
+        @app.subscribe('orders', group='billing', max_attempts=5)
+        async def bill(body: bytes): ...
+        """,
+    )
+    process = cli.start("worker", "shop:app")
+    try:
+        assert "group billing of orders: max_attempts 16 → 5, as its handler asks" in _logged(process, "16")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert _end(process).code == 0
+    assert cli.ok("group", "show", "orders", "billing", "--json").json["max_attempts"] == 5
+
+
+def test_a_consumer_that_asks_for_other_settings_is_told_the_command(cli: Cli) -> None:
+    cli.ok("group", "create", "orders", "billing", "--lease", "20s")
+    answer = cli("consume", "orders", "-g", "billing", "--lease", "1m", "--max-attempts", "3")
+    assert answer.code == 1
+    assert answer.err.strip() == (
+        "error: group 'billing' of topic 'orders' has lease='20s', max_attempts=16, but lease='1m', "
+        "max_attempts=3 was asked for; leave the setting out, or change the group with "
+        "`postroom group alter orders billing --lease 1m --max-attempts 3`"
+    )
+    cli.ok("group", "alter", "orders", "billing", "--lease", "1m", "--max-attempts", "3")
+    cli.ok("consume", "orders", "-g", "billing", "--lease", "1m", "--max-attempts", "3", "--wait", "0")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="processes cannot be paused here")
+@pytest.mark.parametrize("member", ["", ", member='shop-1', expires='10m'"])
+def test_a_worker_that_was_paused_until_it_was_forgotten_clears_its_cache(
+    cli: Cli, tmp_path: Path, member: str
+) -> None:
+    """A suspended machine: it answered from a cache that nothing refreshed any more, for ever."""
+    body = f"""
+        def clear():
+            print("cleared", flush=True)
+
+        @app.subscribe('orders', group='cache', mode='broadcast', start='latest', on_missed=clear{member})
+        async def refresh(body: bytes):
+            print(body.decode(), flush=True)
+    """
+    _write_app(tmp_path, body)
+    process = cli.start("worker", "shop:app")
+    try:
+        _logged(process, "running orders/cache")
+        assert process.stdout is not None
+        if member:
+            assert process.stdout.readline() == b"cleared\n"  # it is new
+        _until(lambda: len(cli.ok("group", "list", "orders", "--json").json) == 2)
+        cli.ok("send", "orders", "green tea")
+        assert process.stdout.readline() == b"green tea\n"
+        _until(lambda: cli.ok("lag", "orders", "cache", "--json").json[0]["messages"] == 0)  # it is acked
+        process.send_signal(signal.SIGSTOP)
+        asyncio.run(_forget_idle(cli.url))
+        cli.ok("send", "orders", "white tea")  # it never hears of that
+        process.send_signal(signal.SIGCONT)
+        assert process.stdout.readline() == b"cleared\n"
+        assert "has joined again; it may have missed messages" in _logged(process, "joined again")
+        _logged(process, "runs again")
+        cli.ok("send", "orders", "black tea")
+        assert process.stdout.readline() == b"black tea\n"
+    finally:
+        process.send_signal(signal.SIGCONT)
+        process.send_signal(signal.SIGTERM)
+        assert _end(process).code == 0
+
+
+async def _forget_idle(url: str) -> None:
+    """What brokers do after a quarter of an hour in which nobody was heard of."""
+    clock = ManualClock(round(time.time() * 1000) + 15 * 60_000)
+    async with postroom.connect(url, clock=clock) as mq:
+        await run_duty(mq, ExpireGroups)
+        assert [info.name for info in await mq.groups("orders")] == ["cache"]
 
 
 def test_help_is_there_at_once(cli: Cli) -> None:

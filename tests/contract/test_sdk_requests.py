@@ -163,6 +163,81 @@ async def test_thousands_are_under_way_at_once(app: App, mq: Connection) -> None
     assert [reply.value for reply in replies] == values
 
 
+@anywhere
+async def test_a_list_of_requests_is_answered_one_by_one(app: App, mq: Connection) -> None:
+    """One that does not fit, and one that is no request, take nobody along."""
+    lists: list[list[int]] = []
+
+    @app.reply("quote", group="pricing", batch=100, concurrency=1)
+    def price(numbers: list[int], messages: list[postroom.Received]) -> list[dict[str, int]]:
+        assert len(messages) == len(numbers)
+        lists.append(numbers)
+        return [{"price": number} for number in numbers]
+
+    await mq.send("quote", b"7")
+    asked = [asyncio.create_task(mq.request("quote", b"%d" % n, timeout=SECONDS)) for n in range(200)]
+    wrong = asyncio.create_task(mq.request("quote", b"wrong", timeout=SECONDS))
+    await until(lambda: _waiting(mq, 202))
+    async with app:
+        replies = await asyncio.gather(*asked)
+        with pytest.raises(RequestFailed, match="does not fit"):
+            await wrong
+    assert [reply.value for reply in replies] == [b'{"price":%d}' % n for n in range(200)]
+    assert sorted(number for numbers in lists for number in numbers) == sorted([*range(200), 7])
+    assert len(lists) < 20
+    assert await left(mq) == 0
+
+
+@anywhere
+@pytest.mark.parametrize("returned", [[], [1, 2, 3], None, 5])
+async def test_a_list_of_requests_needs_a_list_of_replies(app: App, mq: Connection, returned: Any) -> None:
+    @app.reply("quote", group="pricing", batch=2, concurrency=1)
+    async def price(bodies: list[bytes]) -> Any:
+        return returned
+
+    asked = [asyncio.create_task(mq.request("quote", b"x", timeout=SECONDS)) for _ in range(2)]
+    async with app:
+        for failure in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(failure, RequestFailed)
+            assert "return a list with the reply to each, in their order" in str(failure)
+    assert await left(mq) == 0  # their requesters know
+
+
+@anywhere
+async def test_what_a_handler_of_lists_raises_is_told_to_all_who_asked(app: App, mq: Connection) -> None:
+    """The message that is no request is retried, as by subscribe."""
+
+    @app.reply("quote", group="pricing", batch=100, concurrency=1)
+    async def price(bodies: list[bytes]) -> list[bytes]:
+        raise ValueError("sold out")
+
+    await mq.send("quote", b"plain")
+    asked = [asyncio.create_task(mq.request("quote", b"x", timeout=SECONDS)) for _ in range(5)]
+    await until(lambda: _waiting(mq, 6))
+    async with app:
+        failures = await asyncio.gather(*asked, return_exceptions=True)
+    assert {str(failure) for failure in failures} == {"sold out"}
+    assert await left(mq) == 1
+
+
+@anywhere
+async def test_one_reply_of_a_list_that_cannot_be_encoded(app: App, mq: Connection) -> None:
+    @app.reply("quote", group="pricing", batch=2, concurrency=1)
+    async def price(bodies: list[bytes]) -> list[Any]:
+        return [object() if body == b"bad" else body for body in bodies]
+
+    good, bad = (asyncio.create_task(mq.request("quote", v, timeout=SECONDS)) for v in (b"good", b"bad"))
+    async with app:
+        assert (await good).value == b"good"
+        with pytest.raises(RequestFailed):
+            await bad
+    assert await left(mq) == 0
+
+
+async def _waiting(mq: Connection, count: int) -> bool:
+    return (await mq.topic("quote")).messages == count
+
+
 # ---- failures --------------------------------------------------------------------------------------------
 
 

@@ -57,7 +57,10 @@ async def test_an_unknown_group_names_the_near_one(mq: postroom.Connection) -> N
 
 async def test_settings_that_conflict(mq: postroom.Connection) -> None:
     await mq.create_group("orders", "billing", lease=20, max_attempts=3)
-    with pytest.raises(postroom.GroupConflict, match=r"lease_ms=20000.*lease_ms=10000.*alter_group"):
+    with pytest.raises(
+        postroom.GroupConflict,
+        match=r"lease='20s'.*lease='10s'.*alter_group\('orders', 'billing', lease='10s'\)",
+    ):
         async with mq.consumer("orders", group="billing", lease=10):
             pass
     async with mq.consumer("orders", group="billing", lease=20), mq.consumer("orders", group="billing"):

@@ -15,7 +15,16 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom import Dead, DecodeError, InvalidSetting, RetryLater, SchemaMismatch, UsageError, guards
+from postroom import (
+    Backoff,
+    Dead,
+    DecodeError,
+    InvalidSetting,
+    RetryLater,
+    SchemaMismatch,
+    UsageError,
+    guards,
+)
 from postroom.clock import ManualClock
 from tests.integration.guarding import SCOPE, Place, database_of, delivered, effects, empty, note, prepare
 
@@ -308,9 +317,31 @@ def test_events_are_handled_where_they_fit(place: Place, connection: Any) -> Non
     for offset, event in ((1, "created"), (2, "paid"), (2, "paid"), (3, "shipped")):  # one came twice
         move(connection, offset, event)
         connection.commit()
-    with pytest.raises(RetryLater, match="'cancelled' does not fit '42', which is in state 'shipped'"):
-        move(connection, 4, "cancelled")
+    assert not move(connection, 4, "paid")  # once more, under another id
+    connection.commit()
+    with pytest.raises(
+        Dead, match="'cancelled' does not fit '42', which is in state 'shipped', and no event"
+    ):
+        move(connection, 5, "cancelled")
     assert effects(place) == [1, 2, 3]
+
+
+def test_what_never_fits_is_dead_at_once(file: Any) -> None:
+    with pytest.raises(
+        Dead, match="no rule has the event 'flown', which came for '42'; there are cancelled,"
+    ):
+        move(file, 2, "flown")
+    assert not move(file, 2, "flown", exhausted="drop")
+
+
+def test_hand_backs_may_back_off(file: Any) -> None:
+    waits = []
+    for attempt in range(1, 5):
+        with pytest.raises(RetryLater) as later:
+            move(file, 2, "paid", attempt, delay=Backoff("1s", 10, "1h"))
+        waits.append(later.value.delay_ms // 1000)
+    for wait, least in zip(waits, (1, 10, 100, 1000), strict=True):
+        assert least <= wait <= 1.2 * least
 
 
 def test_what_does_not_fit_is_handed_back_five_times(file: Any) -> None:

@@ -26,7 +26,7 @@ from starlette.requests import HTTPConnection
 import postroom
 import postroom.sync
 from postroom import UsageError
-from postroom.integrations.fastapi import Queue, queue
+from postroom.integrations.fastapi import Health, Queue, app_health, health, queue
 from postroom.integrations.flask import Postroom
 from postroom.integrations.process import PerProcess
 
@@ -133,6 +133,35 @@ def test_fastapi_sends_from_a_request_and_handles_beside_it(url: str) -> None:
 def test_fastapi_without_the_lifespan_says_what_is_missing() -> None:
     with pytest.raises(UsageError, match=r"lifespan=app\.lifespan"):
         queue(HTTPConnection({"type": "http"}))
+    with pytest.raises(UsageError, match=r"lifespan=app\.lifespan"):
+        app_health(HTTPConnection({"type": "http"}))
+
+
+def test_fastapi_shows_a_handler_that_waits_for_its_topic(url: str) -> None:
+    messages = postroom.App(url)
+    api = FastAPI(lifespan=messages.lifespan)
+    api.add_api_route("/health", health)
+
+    @messages.subscribe("orders", group="billing")
+    async def bill(order: bytes) -> None: ...
+
+    @messages.subscribe("parcels", group="billing")
+    async def pack(order: bytes) -> None: ...
+
+    @api.get("/handlers")
+    async def handlers(found: Health) -> list[str]:
+        return [f"{one.name} {one.state}" for one in found.handlers]
+
+    with served(api) as address:
+        answer = httpx.get(f"{address}/health", timeout=LONG)
+        assert answer.status_code == 503 and not answer.json()["ok"]
+        assert [one["state"] for one in answer.json()["handlers"]] == ["running", "waiting"]
+        assert "topic 'parcels' does not exist yet; waiting for it" in answer.json()["handlers"][1]["error"]
+        with postroom.sync.connect(url) as mq:
+            mq.create_topic("parcels")
+        until(lambda: httpx.get(f"{address}/health", timeout=LONG).status_code == 200)
+        shown = httpx.get(f"{address}/handlers", timeout=LONG).json()
+        assert shown == ["orders/billing (bill) running", "parcels/billing (pack) running"]
 
 
 # ---- Flask ----
@@ -171,6 +200,51 @@ async def test_handlers_have_the_application_of_flask(url: str) -> None:
         assert await asyncio.wait_for(seen.get(), LONG) == "EUR"
 
 
+async def test_flask_sees_the_handlers_of_its_worker(url: str) -> None:
+    web = flask.Flask("shop")
+    web.config["POSTROOM_URL"] = url
+    shop, messages = Postroom(web), postroom.App(url)
+
+    @messages.subscribe("orders", group="billing")
+    async def bill(order: bytes) -> None: ...
+
+    @messages.subscribe("orders", group="cache", mode="broadcast", member="shop-1")
+    async def refresh(order: bytes) -> None: ...
+
+    @messages.subscribe("parcels", group="billing")
+    async def pack(order: bytes) -> None: ...
+
+    @web.get("/health")
+    def health() -> tuple[dict[str, Any], int]:
+        found = shop.health(messages)
+        return found.as_dict(), 200 if found.ok else 503
+
+    def states() -> list[str]:
+        answer = web.test_client().get("/health")
+        assert answer.json is not None and answer.status_code == (200 if answer.json["ok"] else 503)
+        return [one["state"] for one in answer.json["handlers"]]
+
+    assert await asyncio.to_thread(states) == ["failed", "failed", "waiting"]  # there is no worker
+    async with postroom.connect(url) as mq:
+        await mq.create_topic("parcels")
+    async with messages:  # as `postroom worker` does in its own process
+        assert await asyncio.to_thread(states) == ["running"] * 3
+    assert await asyncio.to_thread(states) == ["failed"] * 3
+    await asyncio.to_thread(shop.close)
+
+
+def test_flask_says_that_the_queue_is_away(tmp_path: Path) -> None:
+    web = flask.Flask("shop")
+    web.config["POSTROOM_URL"] = f"sqlite:///{tmp_path}/no/such/folder.db"
+    messages = postroom.App("memory://")
+
+    @messages.subscribe("orders", group="billing")
+    async def bill(order: bytes) -> None: ...
+
+    found = Postroom(web).health(messages)
+    assert not found.ok and str(found.handlers[0].error).startswith("the queue cannot be asked: ")
+
+
 def test_flask_without_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("POSTROOM_URL", raising=False)
     with pytest.raises(UsageError, match="POSTROOM_URL"):
@@ -201,13 +275,13 @@ MODELS = """
 URLS = """
     from django.http import JsonResponse
     from django.urls import path
-    from postroom.integrations.django import queue
+    from postroom.integrations.django import health_view, queue
 
     def buy(request):
         receipt = queue().send("orders", request.GET["what"].encode())
         return JsonResponse({"offset": receipt.offset}, status=202)
 
-    urlpatterns = [path("buy", buy)]
+    urlpatterns = [path("buy", buy), path("health", health_view)]
 """
 MESSAGES = """
     from asgiref.sync import sync_to_async
@@ -236,6 +310,13 @@ BUY = """
     from django.test import Client
     for what in sys.argv[1:]:
         assert Client().get("/buy?what=" + what).status_code == 202
+"""
+HEALTH = """
+    import django
+    django.setup()
+    from django.test import Client
+    answer = Client().get("/health")
+    print(answer.status_code, *(one["state"] for one in answer.json()["handlers"]))
 """
 
 
@@ -280,6 +361,13 @@ def worker(project: Path) -> Iterator[subprocess.Popen[str]]:
         process.communicate()
 
 
+def health_of(project: Path) -> str:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(HEALTH)], cwd=project, env=environment(project), text=True,
+        stdout=subprocess.PIPE, timeout=LONG, check=True,
+    ).stdout.strip()  # fmt: skip
+
+
 def bills(project: Path) -> list[tuple[str, int]]:
     with contextlib.closing(sqlite3.connect(project / "shop.db", timeout=30)) as database:
         return database.execute("SELECT text, fresh FROM shop_bill ORDER BY id").fetchall()
@@ -292,8 +380,10 @@ def test_django_views_send_and_a_worker_handles_with_fresh_connections(project: 
         cwd=project, env=environment(project), timeout=LONG, check=False,
     )  # fmt: skip
     assert bought.returncode == 0
+    assert health_of(project) == "503 failed failed"  # no worker runs
     with worker(project) as process:
         until(lambda: len(bills(project)) == 4 or process.poll() is not None)
+        assert health_of(project) == "200 running running"
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=LONG)
     assert process.returncode == 0, said

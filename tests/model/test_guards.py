@@ -83,7 +83,69 @@ def test_other_machines_are_refused(rules: object) -> None:
         Machine(rules)  # type: ignore[arg-type]
 
 
+ORDER = Machine(
+    {
+        "created": None, "paid": "created", "cancelled": {"created", "paid"}, "shipped": "paid",
+        "delivered": "shipped",
+    }
+)  # fmt: skip
+LAMP = Machine({"on": {None, "off"}, "off": "on"})
+
+
 def test_what_does_not_fit_is_handed_back_a_few_times() -> None:
-    assert [fit(None, attempt, 2) for attempt in (1, 2, 3)] == [Fit.LATER, Fit.LATER, Fit.GIVEN_UP]
-    assert fit("paid", 99, 2) is Fit.FITS
-    assert fit(None, 1, 0) is Fit.GIVEN_UP
+    found = [fit(ORDER, None, "paid", attempt, 2) for attempt in (1, 2, 3)]
+    assert found == [Fit.LATER, Fit.LATER, Fit.GIVEN_UP]
+    assert fit(ORDER, "created", "paid", 99, 2) is Fit.FITS
+    assert fit(ORDER, None, "paid", 1, 0) is Fit.GIVEN_UP
+
+
+@pytest.mark.parametrize(
+    ("machine", "state", "event", "expected"),
+    [
+        (ORDER, "paid", "paid", Fit.REPEATED),
+        (ORDER, "delivered", "created", Fit.REPEATED),
+        (ORDER, "delivered", "paid", Fit.REPEATED),
+        (ORDER, "cancelled", "cancelled", Fit.REPEATED),
+        (ORDER, "cancelled", "created", Fit.REPEATED),
+        (ORDER, "cancelled", "paid", Fit.NEVER),  # it may have been paid, or not: somebody has to look
+        (ORDER, "cancelled", "shipped", Fit.NEVER),
+        (ORDER, "shipped", "cancelled", Fit.NEVER),
+        (ORDER, None, "delivered", Fit.LATER),
+        (ORDER, None, "flown", Fit.NEVER),
+        (ORDER, "on hold", "flown", Fit.NEVER),
+        (ORDER, "on hold", "paid", Fit.LATER),  # who set a state that no rule has may set another
+        (LAMP, "on", "on", Fit.LATER),  # the third of on, off, on may come before the second
+        (LAMP, None, "off", Fit.LATER),
+        (Machine({"paid": "created", "shipped": "paid"}), None, "shipped", Fit.LATER),  # not made yet
+        (Machine({"paid": "created", "shipped": "paid"}), "shipped", "paid", Fit.REPEATED),
+        (Machine({"paid": "created", "shipped": "paid"}), "created", "paid", Fit.FITS),
+        (Machine({("new", "pay"): "paid", ("new", "give"): "paid"}), "paid", "pay", Fit.NEVER),
+    ],
+)  # fmt: skip
+def test_an_event_that_does_not_fit_is_early_repeated_or_impossible(
+    machine: Machine, state: str | None, event: str, expected: Fit
+) -> None:
+    assert fit(machine, state, event, 1, 5) is expected
+
+
+@given(
+    st.dictionaries(
+        st.tuples(st.none() | st.sampled_from("abcd"), st.sampled_from("xyz")), st.sampled_from("abcd"),
+        min_size=1,
+    ),
+    st.lists(st.sampled_from("xyz"), max_size=6),
+    st.lists(st.sampled_from("xyz"), max_size=6),
+)  # fmt: skip
+def test_a_repeat_has_happened_and_what_never_fits_does_not(
+    moves: dict[tuple[str | None, str], str], before: list[str], later: list[str]
+) -> None:
+    machine, state, happened = Machine(moves), None, set[str]()
+    for event in before:
+        if (after := machine.after(state, event)) is not None:
+            state = after
+            happened.add(event)
+    verdicts = {event: fit(machine, state, event, 1, 5) for event in machine.events}
+    for event in later:
+        assert verdicts.get(event) not in (Fit.REPEATED, Fit.NEVER) or machine.after(state, event) is None
+        state = machine.after(state, event) or state
+    assert {event for event, verdict in verdicts.items() if verdict is Fit.REPEATED} <= happened

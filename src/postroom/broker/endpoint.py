@@ -65,6 +65,7 @@ class GroupInfo:
     members: tuple[MemberInfo, ...]  # live ones; none: nobody uses the group now
     idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
     made: bool = False  # by the very call that this answers
+    fresh: bool = False  # the member begins anew: its own group was made just now, or has settled nothing yet
 
 
 @dataclass(frozen=True, slots=True)

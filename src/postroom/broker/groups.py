@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import fields, replace
 
 from ..config import Limits
-from ..errors import GroupExists, GroupLive, StoreBusy, UnknownGroup, UnknownTopic
+from ..errors import GroupExists, GroupLive, StoreBusy, StoreUnavailable, UnknownGroup, UnknownTopic
 from ..model.names import (
     base_of,
     check_broadcast,
@@ -70,11 +70,24 @@ class Groups:
             if not self._in_use(group):
                 continue
             wish.check(group.settings, topic=topic, group=name)
-            own = self._of_member(group, member, named) if is_base(group) else group
+            own, new = self._of_member(group, member, named) if is_base(group) else (group, made)
             if own is group or self._in_use(own):
                 self.members.enter(own, member, client)
-                return replace(self.info(own), made=made)
+                fresh = new or (own is not group and named and self._has_settled_nothing(own))
+                return replace(self.info(own), made=made, fresh=fresh)
         raise StoreBusy(f"group {name!r} of topic {topic!r} was forgotten while it was joined; join it again")
+
+    def _has_settled_nothing(self, group: Group) -> bool:
+        """Since it was made, or reset. Whoever made it may have died before it heard so, and comes again."""
+        for piece in self._store.catalog.topic(group.topic).route.partitions:
+            place = piece.partition_id
+            try:
+                committed = self._store.progress.committed(group.id, place)
+            except StoreUnavailable:
+                continue  # its shard is away; the others will do
+            if committed is not None and committed != self._store.catalog.start_of(group.id, place)[1]:
+                return False
+        return True
 
     def _in_use(self, group: Group) -> bool:
         """It will not expire now. False: it was about to, and is gone."""
@@ -120,14 +133,14 @@ class Groups:
                     group.name, group.topic, start, number, offset,
                 )  # fmt: skip
 
-    def _of_member(self, group: Group, member: str, named: bool) -> Group:
+    def _of_member(self, group: Group, member: str, named: bool) -> tuple[Group, bool]:
         settings = group.settings if named else self._unnamed(group.settings)
         name = member_group(group.name, member, named=named)
-        own, _ = self._found_or_made(group.topic, name, lambda: settings)
+        own, made = self._found_or_made(group.topic, name, lambda: settings)
         if group.paused and not own.paused:
             own = self._store.catalog.alter_group(own.topic, own.name, own.settings, True)
             self._catalog.forget()
-        return own
+        return own, made
 
     def _unnamed(self, settings: GroupSettings) -> GroupSettings:
         return replace(settings, start=Start("latest"), expires_ms=self._limits.unnamed_member_ms)
@@ -157,7 +170,8 @@ class Groups:
     # ---- settings ----
 
     def create(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
-        return replace(self.info(self._make(topic, check_group(name), wish.new())), made=True)
+        group = self._make(topic, check_group(name), wish.new())
+        return replace(self.info(group), made=True, fresh=True)
 
     def alter(self, topic: str, name: str, wish: GroupWish) -> GroupInfo:
         """Change the group, and with it the groups on its own topics."""

@@ -11,8 +11,9 @@ import json
 import os
 import re
 import sys
+from typing import Any
 
-from ..errors import PostroomError, UnknownTopic, UsageError
+from ..errors import GroupConflict, PostroomError, UnknownTopic, UsageError
 
 __all__ = [
     "ABORTED",
@@ -40,7 +41,6 @@ _CALLS = (
     ("pass exist_ok=True if that is fine", "add --exist-ok if that is fine"),
     ("alter_topic changes the rest", "`postroom topic alter` changes the rest"),
     ("split and merge change partitions", "`postroom route split` and `merge` change partitions"),
-    ("or change the group with alter_group", "or change the group with `postroom group alter`"),
     ("use alter_group to change it", "use `postroom group alter` to change it"),
     ("or pass force=True:", "or add --force:"),
     ("dead_letters() lists", "`postroom dead list` lists"),
@@ -51,7 +51,8 @@ _CALLS = (
     ("run `postroom migrate`, or connect with migrate=True", "run `postroom migrate`"),
 )
 
-_ALTER = re.compile(r"alter_topic\('([^']+)', dedup_window='10m'\)")
+_ALTER_GROUP = re.compile(r"or change the group with alter_group: await .*\)$")
+_ALTER_TOPIC = re.compile(r"alter_topic\('([^']+)', dedup_window='10m'\)")
 _SHARDS = re.compile(r"connect with shards=\{'([A-Za-z0-9-]+)': [^}]*\} as well")
 
 _RED, _YELLOW, _PLAIN = "\x1b[1;31m", "\x1b[33m", "\x1b[0m"
@@ -102,10 +103,22 @@ def worded(error: Exception | str) -> str:
         meant = f"did you mean {names}? Otherwise make it" if names else "make it"
         name = details["topic"]
         return f"there is no topic {name!r}: {meant} with `postroom topic create {name}`"
-    text = _ALTER.sub(r"`postroom topic alter \1 --dedup-window 10m`", text)
+    text = _ALTER_TOPIC.sub(r"`postroom topic alter \1 --dedup-window 10m`", text)
+    if isinstance(error, GroupConflict):
+        text = _ALTER_GROUP.sub(lambda found: _alter_command(details), text)
     for call, typed in _CALLS:
         text = text.replace(call, typed)
     return _SHARDS.sub(r"add --shard \1=URL", text)
+
+
+def _alter_command(details: dict[str, Any]) -> str:
+    """The command that changes what a consumer wants changed."""
+    asked = {name: after.strip("'") for name, (_, after) in details.get("differs", {}).items()}
+    if "slow_lane" in asked:
+        asked["slow_lane"] = "off" if asked["slow_lane"] == "False" else "…"
+    options = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in asked.items())
+    where = f"{details.get('topic')} {details.get('group')}"
+    return f"or change the group with `postroom group alter {where} {options}`"
 
 
 def leave_closed_pipe() -> int:

@@ -27,7 +27,7 @@ from ..config import DEFAULTS
 from ..errors import InvalidSetting, UsageError
 from ..model.batch import COMPRESSIONS
 from ..model.lanes import SlowLane
-from ..model.names import check_group, check_topic
+from ..model.names import check_group, check_member, check_topic
 from ..model.settings import Exhausted, Mode
 from ..units import Duration, Moment, duration_ms, size_bytes
 from ..wire.listening import Listening
@@ -52,7 +52,6 @@ __all__ = ["Connecting", "Connection", "connect"]
 
 log = logging.getLogger("postroom.connection")
 
-_MEMBER_CHARS = 120
 _CLIENT_CHARS = 100  # the name of a member that has none of its own begins with it
 
 
@@ -308,13 +307,14 @@ class Connection(Admin, Requesting):
 
         In mode "broadcast" every member gets every message. One that has a name (`member=`) goes on where
         it stopped, and begins where the group starts; those who share a name share the messages. One without
-        begins at the end, and is forgotten when it leaves.
+        begins at the end, and is forgotten when it leaves. A member that was forgotten while it was there
+        (paused for too long, or deleted) gets UnknownGroup: `begins_anew` says that a new one starts over.
         """
         self._guard.check()
         settings = ConsumerSettings(
             topic=topic,
             group=check_group(group),
-            member=_member(member, self.client_id),
+            member=f"{self.client_id}-{secrets.token_hex(3)}" if member is None else check_member(member),
             client=self.client_id,
             wish=group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires, slow_lane),
             ack=ack,
@@ -422,16 +422,6 @@ class Connection(Admin, Requesting):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-def _member(member: str | None, client_id: str) -> str:
-    if member is None:
-        return f"{client_id}-{secrets.token_hex(3)}"
-    if not _is_name(member, _MEMBER_CHARS):
-        raise InvalidSetting(
-            f"member={member!r}: a name of 1 to {_MEMBER_CHARS} printable characters, such as 'billing-1'"
-        )
-    return member
 
 
 def _is_name(name: object, longest: int) -> bool:

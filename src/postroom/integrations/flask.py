@@ -14,9 +14,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
+from ..client.app.app import App
+from ..client.app.health import AppHealth
 from ..errors import UsageError
 from ..sync import Connection
 from .process import PerProcess
+from .workers import seen
 
 __all__ = ["Postroom"]
 
@@ -53,6 +56,10 @@ class Postroom:
             raise UsageError("this queue has no application: call init_app(app) first")
         with self._app.app_context():
             yield
+
+    def health(self, messages: App) -> AppHealth:
+        """How the handlers of that app are doing in their worker; a view returns `found.as_dict()`."""
+        return seen(lambda: self.mq, messages)
 
     def close(self) -> None:
         if self._connections is not None:

@@ -79,13 +79,22 @@ class Fit(Enum):
     FITS = "fits"
     LATER = "later"  # it may fit once something else has happened
     GIVEN_UP = "given up"  # it was handed back as often as is allowed
+    REPEATED = "repeated"  # it has happened already, and cannot happen again
+    NEVER = "never"  # no way leads from this state to one that it fits
 
 
-def fit(after: State, attempt: int, attempts: int) -> Fit:
-    """`after`: the state that the event leads to, if it leads anywhere. `attempt` counts from 1."""
-    if after is not None:
+def fit(machine: Machine, state: State, event: str, attempt: int, attempts: int) -> Fit:
+    """Whether the event fits the state. `attempt` counts from 1; `attempts`: how often it is handed back.
+
+    created → paid → shipped, and created → cancelled; in state shipped:
+    comes "paid": repeated, since nothing is shipped that was not paid
+    comes "cancelled": never; in state cancelled so does "paid", which may not have happened
+    """
+    if machine.after(state, event) is not None:
         return Fit.FITS
-    return Fit.LATER if attempt <= attempts else Fit.GIVEN_UP
+    if machine.may_come_to_fit(state, event):
+        return Fit.LATER if attempt <= attempts else Fit.GIVEN_UP
+    return Fit.REPEATED if machine.has_happened(state, event) else Fit.NEVER
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +125,34 @@ class Machine:
     def after(self, state: State, event: str) -> State:
         """Where the event leads to; None: it does not fit this state."""
         return self.moves.get((state, event))
+
+    def may_come_to_fit(self, state: State, event: str) -> bool:
+        """Whether the event fits a state that can be reached from this one.
+
+        Of a state that no rule has anything may come: somebody else has set it, or has not begun yet.
+        """
+        if event not in self.events:
+            return False
+        if all(state not in (source, target) for (source, _), target in self.moves.items()):
+            return True
+        return any((reached, event) in self.moves for reached in self._reached({state}))
+
+    def has_happened(self, state: State, event: str) -> bool:
+        """Whether no way leads from a beginning to this state without the event, but one does with it."""
+        targets = set(self.moves.values())
+        beginnings = {None, *(source for source, _ in self.moves if source not in targets)}
+        return state in self._reached(beginnings) - self._reached(beginnings, without=event)
+
+    def _reached(self, states: set[State], without: str | None = None) -> set[State]:
+        """These states, and all that can be reached from them."""
+        found = set(states)
+        while more := {
+            target
+            for (source, event), target in self.moves.items()
+            if source in found and target not in found and event != without
+        }:
+            found |= more
+        return found
 
 
 _EXAMPLE = (

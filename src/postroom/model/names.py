@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 
-from ..errors import InvalidName
+from ..errors import InvalidName, InvalidSetting
 
 __all__ = [
     "HEADER_PREFIX",
@@ -25,6 +25,7 @@ __all__ = [
     "base_of",
     "check_broadcast",
     "check_group",
+    "check_member",
     "check_topic",
     "dead_topic",
     "is_internal",
@@ -55,6 +56,7 @@ _GROUP = re.compile(r"[A-Za-z0-9_-]{1,60}")
 _LANE = ".slow"
 _OWN = (".dead", ".retry", _LANE)
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
+_MEMBER_CHARS = 120
 _LONGEST = 60  # of a group's name, a member's own included
 _LONGEST_BROADCAST = 40  # leaves room for the member's name
 
@@ -89,6 +91,15 @@ def check_broadcast(name: str) -> str:
             "since the names of its members are put behind it; choose a shorter one"
         )
     return name
+
+
+def check_member(member: object) -> str:
+    """Printable: people read it in listings, and not every database can keep the rest."""
+    if isinstance(member, str) and 0 < len(member) <= _MEMBER_CHARS and member.isprintable():
+        return member
+    raise InvalidSetting(
+        f"member={member!r}: a name of 1 to {_MEMBER_CHARS} printable characters, such as 'billing-1'"
+    )
 
 
 def member_group(group: str, member: str, *, named: bool) -> str:

@@ -17,7 +17,22 @@ from ..errors import GroupConflict, InvalidSetting, TopicConflict
 from ..units import format_duration
 from .lanes import NO_LANE, LanePolicy
 
-__all__ = ["Exhausted", "GroupSettings", "GroupWish", "Keep", "Mode", "Start", "Storage", "TopicSettings"]
+__all__ = [
+    "FIXED",
+    "Exhausted",
+    "GroupSettings",
+    "GroupWish",
+    "Keep",
+    "Mode",
+    "Start",
+    "Storage",
+    "TopicSettings",
+]
+
+FIXED = ("mode", "order", "start")
+"""Settings that a group has for its whole life."""
+
+_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 
 Mode = Literal["shared", "ordered", "broadcast"]
 Keep = Literal["needed", "limits"]
@@ -213,30 +228,56 @@ class GroupWish:
         return replace(settings, **self._asked())
 
     def check(self, settings: GroupSettings, *, topic: str, group: str) -> None:
-        """Raise GroupConflict where the group is set otherwise."""
-        wrong = {k: v for k, v in self._asked().items() if getattr(settings, k) != v}
-        if wrong:
-            has = ", ".join(f"{k}={_show(getattr(settings, k))}" for k in wrong)
-            asked = ", ".join(f"{k}={_show(v)}" for k, v in wrong.items())
+        """Raise GroupConflict where the group is set otherwise; its details say in what (`differs`)."""
+        differs = {
+            k.removesuffix("_ms"): [_show(k, getattr(settings, k)), _show(k, v)]
+            for k, v in self._asked().items()
+            if getattr(settings, k) != v
+        }
+        if differs:
+            has = ", ".join(f"{name}={before}" for name, (before, _) in differs.items())
+            asked = ", ".join(f"{name}={after}" for name, (_, after) in differs.items())
             raise GroupConflict(
                 f"group {group!r} of topic {topic!r} has {has}, but {asked} was asked for; "
-                f"leave the setting out, or {_remedy(set(wrong))}",
+                + _way_out(topic, group, differs),
                 topic=topic,
                 group=group,
+                differs=differs,
             )
 
     def _asked(self) -> dict[str, Any]:
         return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) is not None}
 
 
-def _remedy(wrong: set[str]) -> str:
-    fixed = wrong & {"mode", "order", "start"}
-    if not fixed:
-        return "change the group with alter_group"
-    if fixed == {"start"}:
-        return "reset the group: it has started, and where it stands is changed by that"
-    return "choose another group: mode and order are for its whole life"
+def _show(name: str, value: Any) -> str:
+    """A setting as one would write it in a call."""
+    if isinstance(value, Start):
+        return repr(value.encode())
+    if isinstance(value, LanePolicy):
+        own = {f.name: v for f in fields(value) if (v := getattr(value, f.name)) != f.default}
+        shown = ", ".join(f"{one.removesuffix('_ms')}={_show(one, v)}" for one, v in own.items())
+        return f"SlowLane({shown})" if value.on else "False"
+    return _show_duration(value) if name.endswith("_ms") else repr(value)
 
 
-def _show(value: object) -> str:
-    return repr(value.encode() if isinstance(value, Start) else value)
+def _show_duration(ms: int) -> str:
+    if not ms:
+        return "0"
+    unit = next((unit for unit, size in _UNITS if ms % size == 0), "ms")
+    return repr(f"{ms // dict(_UNITS).get(unit, 1)}{unit}")
+
+
+def _way_out(topic: str, group: str, differs: dict[str, list[str]]) -> str:
+    fixed = [name for name in differs if name in FIXED]
+    if fixed == ["start"]:
+        return "leave the setting out, or reset the group: it has started, and a reset moves it"
+    if fixed:
+        return (
+            f"{' and '.join(fixed)} cannot be changed: leave the setting out, take another group, or delete "
+            "the group and make it anew"
+        )
+    calls = ", ".join(f"{name}={after}" for name, (_, after) in differs.items())
+    return (
+        "leave the setting out, or change the group with alter_group: "
+        f"await mq.alter_group({topic!r}, {group!r}, {calls})"
+    )

@@ -206,7 +206,7 @@ async def run_until_idle(app: App, mq: Connection | None = None, *, timeout: flo
         raise UsageError("say on which queue: run_until_idle(app, postroom_queue)")
     errors: list[BaseException] = []
     with _on(app, connection, errors):
-        workers = await app._open_all(connection, by_hand=True)
+        workers = await app._open_by_hand(connection)
         try:
             for worker in workers:
                 worker.start(feed=False)

@@ -7,10 +7,10 @@
 
     app.run()                       # or `postroom worker module:app`, `async with app`, app.lifespan
 
-Decides the life of the workers: all consumers are opened before the first handler runs, so that a mistyped
-topic stops the app at once; a worker whose store fails is opened anew; what can never work ends the app with
-its error. Must never make anything but groups, and topics of recurring schedules; and must never stop because
-of what a handler does.
+Decides the life of the app: all consumers are opened before the first handler runs, so that a conflict stops
+the app at once; a handler whose topic is not there yet waits for it, and one that ended is started again
+(`keeping`). How each of them is doing is in `health()`. Must never make anything but groups, and topics of
+recurring schedules; and must never stop because of what a handler does.
 """
 
 from __future__ import annotations
@@ -19,31 +19,33 @@ import asyncio
 import logging
 import random
 import sys
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import tzinfo
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ...address import parse
-from ...errors import UnknownPartition, UsageError
+from ...errors import UsageError
 from ...model.lanes import SlowLane
 from ...model.retry import Backoff
 from ...model.settings import Exhausted, Mode
 from ...model.ticks import Missed
 from ...units import Duration, duration_ms
 from ..connection import Connection, connect
+from ..consuming.consumer import Consumer
 from ..consuming.reading import Position
 from ..message import Message, Receipt, Received, Value
-from ..producing.appending import pause
 from .every import Recurring, make_recurring, prepare
+from .health import AppHealth
 from .intake import Intake
+from .keeping import Keeper
 from .middleware import Middleware, middleware_of, refuse_unused
 from .portal import Portal
 from .replying import make_reply
 from .run import find, run
-from .subscription import AckMode, Batch, Subscription, make_subscription, window_for
-from .ticking import HOPELESS, Ticker
+from .subscription import AckMode, Batch, MissedHook, Subscription, make_subscription
+from .ticking import Ticker
 from .worker import ErrorHook, Worker
 
 if TYPE_CHECKING:
@@ -73,7 +75,8 @@ class App:
         self.outboxes: list[tuple[Outbox, Any, dict[str, Any]]] = []
         self._relays: list[Relay] = []
         self._connection: Connection | None = None
-        self._workers: list[Worker] = []
+        self._keepers: list[Keeper] = []
+        self._tickers: list[Ticker] = []
         self._runs: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
 
@@ -110,13 +113,18 @@ class App:
         timeout: Duration | None = None,
         retry: Backoff = Backoff(1, 2, "10m"),  # noqa: B008 — frozen
         window: int | None = None,
+        window_bytes: int | str | None = None,
         lease: Duration | None = None,
+        max_handling: Duration | None = None,
         max_attempts: int | None = None,
         exhausted: Exhausted | None = None,
         max_hold: Duration | None = None,
+        expires: Duration | None = None,
         slow_lane: SlowLane | bool | None = None,
         start: Position | None = None,
         ack: AckMode = "after",
+        member: str | None = None,
+        on_missed: MissedHook | None = None,
     ) -> Callable[[F], F]:
         """Register a handler: returns → ack, raises → retry, RetryLater → then, Dead → dead letters.
 
@@ -130,16 +138,24 @@ class App:
         next message of a key is begun once the one before is settled. A list may have several messages of
         a key, in order, and no other list has that key at the same time; if the handler raises, all it left
         of the list is retried, and comes again in order. With `order="partition"` a partition is one key.
+
+        In mode "broadcast" a handler with a name (`member=`) goes on where it stopped. One that was forgotten
+        joins again by itself; `on_missed` is called before its next message, as it may have missed some.
+
+        Settings of the group that are named here (lease, max_attempts, exhausted, max_hold, expires,
+        slow_lane) are applied to a group that is there already; another mode, order or start is refused.
         """
         scope = _caller_names()
 
         def register(function: F) -> F:
             settings: dict[str, Any] = {"mode": mode, "order": order, "lease": lease}
             settings |= {"max_attempts": max_attempts, "exhausted": exhausted, "max_hold": max_hold}
-            settings["slow_lane"] = slow_lane
+            settings |= {"expires": expires, "slow_lane": slow_lane, "member": member}
+            settings |= {"max_handling": max_handling, "window_bytes": window_bytes}
             subscription = make_subscription(
                 function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
-                timeout=timeout, retry=retry, ack=ack, window=window, start=start, **settings,
+                timeout=timeout, retry=retry, ack=ack, window=window, start=start,
+                on_missed=on_missed, **settings,
             )  # fmt: skip
             self._register(subscription)
             return function
@@ -152,26 +168,32 @@ class App:
         group: str,
         *,
         concurrency: int = 8,
+        batch: Batch | int | tuple[Any, ...] | None = None,
         timeout: Duration | None = None,
         traceback: bool = False,
         window: int | None = None,
+        window_bytes: int | str | None = None,
         lease: Duration | None = None,
+        max_handling: Duration | None = None,
         max_attempts: int | None = None,
+        expires: Duration | None = None,
         start: Position | None = None,
     ) -> Callable[[F], F]:
         """Register a handler that answers requests: what it returns is the reply; see `replying`.
 
         bytes and str are sent as they are, anything else as JSON; a `postroom.Message` brings headers along.
         What it raises is told to who asked, at once, and is not tried again. `traceback`: with its traceback.
+        With `batch` it takes lists, as `subscribe` has them, and returns a list: the reply to each, in order.
         """
         scope = _caller_names()
 
         def register(function: F) -> F:
             settings: dict[str, Any] = {"mode": None, "order": None, "exhausted": None, "max_hold": None}
+            settings |= {"max_handling": max_handling, "window_bytes": window_bytes, "expires": expires}
             subscription = make_reply(
-                function, scope, topic=topic, group=group, concurrency=concurrency, timeout=timeout,
-                traceback=traceback, window=window, lease=lease, max_attempts=max_attempts, start=start,
-                **settings,
+                function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
+                timeout=timeout, traceback=traceback, window=window, lease=lease,
+                max_attempts=max_attempts, start=start, **settings,
             )  # fmt: skip
             self._register(subscription)
             return function
@@ -215,6 +237,9 @@ class App:
     def _register(self, subscription: Subscription) -> None:
         if self.running:
             raise UsageError("the app runs already: register handlers before it starts")
+        for other in self._subscriptions:
+            if subscription.shares_with(other):
+                raise UsageError(_sharing(other, subscription))
         self._subscriptions.append(subscription)
 
     def on_error(self, hook: F) -> F:
@@ -270,7 +295,11 @@ class App:
         return self._connection is not None
 
     async def start(self) -> None:
-        """Connect, open every consumer, and start. What is wrong is raised here, and nothing runs then."""
+        """Connect, open every consumer, and start. What is wrong is raised here, and nothing runs then.
+
+        What may come by itself is waited for, while the others run: a topic that is not there yet, a store
+        that is away for a moment. `health()` and the log say so.
+        """
         if self.running:
             raise UsageError("the app runs already")
         self._stopping = asyncio.Event()
@@ -281,16 +310,13 @@ class App:
             for outbox, where, options in self.outboxes:
                 self._relays.append(outbox.relay(self._connection, where, **options))
                 await self._relays[-1].start()
-            workers = await self._open_all(self._connection)
+            self._keepers = await self._open_all(self._connection)
         except BaseException:
             await self._disconnect()
             raise
-        self._workers = workers
-        for worker in workers:
-            worker.start()
-        self._runs = [asyncio.create_task(self._keep_running(at)) for at in range(len(workers))]
-        tickers = [Ticker(self._connection, recurring) for recurring in self._schedules]
-        self._runs += [asyncio.create_task(ticker.run(self._stopping)) for ticker in tickers]
+        self._runs = [asyncio.create_task(keeper.run()) for keeper in self._keepers]
+        self._tickers = [Ticker(self._connection, recurring) for recurring in self._schedules]
+        self._runs += [asyncio.create_task(ticker.run(self._stopping)) for ticker in self._tickers]
 
     async def stop(self, grace: Duration | None = None) -> None:
         """Take no more messages, let handlers end, at most for the grace; hand back the rest; disconnect.
@@ -319,6 +345,11 @@ class App:
             if task is not stopping and not task.cancelled() and (error := task.exception()) is not None:
                 raise error
 
+    def health(self) -> AppHealth:
+        """How each handler is doing, and each recurring schedule; may be called from any thread."""
+        found = [*(keeper.health for keeper in self._keepers), *(ticker.health for ticker in self._tickers)]
+        return AppHealth(self.running, tuple(found))
+
     async def __aenter__(self) -> Self:
         await self.start()
         return self
@@ -330,9 +361,10 @@ class App:
 
     @asynccontextmanager
     async def lifespan(self, web: object = None) -> AsyncIterator[dict[str, Any]]:
-        """`FastAPI(lifespan=app.lifespan)`; `request.state.postroom` is then the connection."""
+        """`FastAPI(lifespan=app.lifespan)`; `request.state.postroom` is then the connection, and
+        `request.state.postroom_app` this app, for its health."""
         async with self:
-            yield {"postroom": self.connection}
+            yield {"postroom": self.connection, "postroom_app": self}
 
     def run(self) -> None:
         """Run until SIGINT or SIGTERM; a second one does not wait for handlers."""
@@ -342,43 +374,55 @@ class App:
         connection, self._connection = self._connection, None
         relays, self._relays = self._relays, []
         await asyncio.gather(*(relay.stop() for relay in relays))
-        self._runs, self._workers = [], []
+        self._runs, self._keepers, self._tickers = [], [], []
         if connection is not None and connection is not self._url:
             await connection.close()
 
     # ---- workers ----
 
-    async def _open_all(self, connection: Connection, *, by_hand: bool = False) -> list[Worker]:
+    @property
+    def _workers(self) -> list[Worker]:
+        return [keeper.worker for keeper in self._keepers if keeper.worker is not None]
+
+    async def _open_all(self, connection: Connection) -> list[Keeper]:
         refuse_unused(self._middleware, [subscription.handler for subscription in self._subscriptions])
         await prepare(connection, self._schedules)
-        workers: list[Worker] = []
+        keepers = self._make_keepers(connection)
         try:
-            for subscription in self._subscriptions:
-                workers.append(await self._open(connection, subscription, by_hand=by_hand))
-            if by_hand:  # who moves the clock himself misses nothing
-                for recurring in self._schedules:
-                    await Ticker(connection, recurring).step(late_ms=None)
+            for keeper in keepers:
+                await keeper.open_first()
         except BaseException:
-            await asyncio.gather(*(worker.stop(0) for worker in workers))
+            await _let_go(keepers)
             raise
-        return workers
+        return keepers
 
-    async def _open(
-        self, connection: Connection, subscription: Subscription, *, by_hand: bool = False
-    ) -> Worker:
-        consumer = connection.consumer(
-            subscription.topic,
-            subscription.group,
-            ack="on_delivery" if subscription.ack == "on_delivery" else "manual",
-            window=window_for(subscription, None),
-            **subscription.consumer,
-        )
-        intake = Intake(await consumer.__aenter__())
-        if by_hand:
-            intake.by_hand()
+    async def _open_by_hand(self, connection: Connection) -> list[Worker]:
+        """For `testing`: workers that fetch only when they are told to; nothing is waited for."""
+        refuse_unused(self._middleware, [subscription.handler for subscription in self._subscriptions])
+        await prepare(connection, self._schedules)
+        self._stopping = asyncio.Event()
+        keepers = self._make_keepers(connection)
+        try:
+            for keeper in keepers:
+                (await keeper.open()).intake.by_hand()
+                await keeper.tell_missed()
+            for recurring in self._schedules:  # who moves the clock himself misses nothing
+                await Ticker(connection, recurring).step(late_ms=None)
+        except BaseException:
+            await _let_go(keepers)
+            raise
+        return [keeper.worker for keeper in keepers if keeper.worker is not None]
+
+    def _make_keepers(self, connection: Connection) -> list[Keeper]:
+        return [
+            Keeper(connection, subscription, self._work, self._stopping, lambda: self._grace_s)
+            for subscription in self._subscriptions
+        ]
+
+    def _work(self, subscription: Subscription, consumer: Consumer) -> Worker:
         return Worker(
             subscription,
-            intake,
+            Intake(consumer),
             for_thread=self._for_threads,
             on_error=self._on_error,
             fraction=self._fraction,
@@ -390,53 +434,24 @@ class App:
 
         return for_threads(Portal(self.connection._guard.loop, wrapped), target)
 
-    async def _keep_running(self, at: int) -> None:
-        """One subscription, until the app stops: with a new consumer whenever the store failed."""
-        tries = 0
-        while True:
-            worker = self._workers[at]
-            error = await self._until_ended(worker)
-            await worker.stop(self._grace_s)
-            tries = 1 if worker.handled else tries + 1
-            while error is not None:
-                if not await self._may_repeat(worker.subscription, error, tries):
-                    return
-                try:
-                    self._workers[at] = await self._open(self.connection, worker.subscription)
-                    self._workers[at].start()
-                    error = None
-                except Exception as failure:
-                    error, tries = failure, tries + 1
-            if self._stopping.is_set():
-                return
 
-    async def _may_repeat(self, subscription: Subscription, error: BaseException, tries: int) -> bool:
-        """Wait a little after an error; False: the app stops. Raises what waiting does not help."""
-        # A partition that is gone may have successors, or its topic is gone: opening anew tells.
-        if isinstance(error, HOPELESS) and not isinstance(error, UnknownPartition):
-            log.error("%s cannot go on: %r", subscription.name, error)
-            raise error
-        log.warning("%s starts again after an error: %r", subscription.name, error, exc_info=error)
-        try:
-            async with asyncio.timeout(10 * pause(tries)):
-                await self._stopping.wait()
-        except TimeoutError:
-            return True
-        return False
-
-    async def _until_ended(self, worker: Worker) -> BaseException | None:
-        failing = asyncio.create_task(worker.failed())
-        stopping = asyncio.create_task(self._stopping.wait())
-        done, waiting = await asyncio.wait((failing, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in waiting:
-            task.cancel()
-        return failing.result() if failing in done else None
+async def _let_go(keepers: Iterable[Keeper]) -> None:
+    await asyncio.gather(*(keeper.worker.stop(0) for keeper in keepers if keeper.worker is not None))
 
 
 def load_app(target: str) -> App:
     """The app that "module:app" names."""
     app: App = find(target, App)
     return app
+
+
+def _sharing(one: Subscription, other: Subscription) -> str:
+    apart = "another member=, or " if one.broadcast and other.broadcast else ""
+    return (
+        f"{other.handler.name} and {one.handler.name} both handle topic {one.topic!r} for group "
+        f"{one.group!r}: each message would go to one of them at random. Give one of them {apart}a group of "
+        "its own"
+    )
 
 
 def _caller_names() -> Mapping[str, Any]:

@@ -15,8 +15,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic
 from typing import Any
 
+from ...errors import UsageError
 from ..message import Received
 from ..tracing import by_app
+from .handler import Failed
 from .middleware import Middleware, around, around_plain
 from .subscription import Subscription
 from .threads import HandlerThreads, refuse_awaitable
@@ -50,24 +52,24 @@ class Caller:
         if self._threads is not None:
             self._threads.close()
 
-    async def call(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
-        """Run the handler, and answer; returns what it raised. Raises only what ends the lane."""
+    async def call(self, bodies: list[Any], unit: list[Received]) -> list[Failed]:
+        """Run the handler, and answer; returns what failed. Raises only what ends the lane."""
         span = by_app(self._subscription, unit)
         if span is None:
             return await (self._simply(bodies, unit) if self._simple else self._answer(bodies, unit))
         with span:
-            error = await self._answer(bodies, unit)
-            if error is not None:
-                span.failed(error)
-            return error
+            failures = await self._answer(bodies, unit)
+            if failures:
+                span.failed(failures[0].error)
+            return failures
 
-    async def _simply(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+    async def _simply(self, bodies: list[Any], unit: list[Received]) -> list[Failed]:
         """A coroutine function with nothing around it: the shortest way."""
         try:
             await self._subscription.handler.function(**self._arguments(bodies, unit))
         except BaseException as error:
-            return _own(error)
-        return None
+            return [Failed(_own(error), unit)]
+        return []
 
     def _arguments(self, bodies: list[Any], messages: list[Any]) -> dict[str, Any]:
         handler = self._subscription.handler
@@ -75,29 +77,42 @@ class Caller:
             return handler.arguments(bodies[0] if bodies else None, messages[0])
         return handler.arguments(bodies, messages)
 
-    async def _answer(self, bodies: list[Any], unit: list[Received]) -> BaseException | None:
+    async def _answer(self, bodies: list[Any], unit: list[Received]) -> list[Failed]:
         answering = self._subscription.answering
         if answering is None:
-            return (await self._call(bodies, unit))[1]
-        if answering.is_over(unit[0]):
-            return None
+            error = (await self._call(bodies, unit))[1]
+            return [] if error is None else [Failed(error, unit)]
+        over = [answering.is_over(message) for message in unit]
+        bodies = [body for body, gone in zip(bodies, over, strict=False) if not gone]
+        unit = [message for message, gone in zip(unit, over, strict=True) if not gone]
+        if not unit:
+            return []
         returned, error = await self._call(bodies, unit)
+        if error is None:
+            returned, error = self._for_each(returned, len(unit))
         if error is not None:
-            return await self.told(unit[0], error)
-        try:
-            await answering.answered(unit[0], returned)
-        except Exception as failure:
-            return failure
-        return None
+            return await self.told(unit, error)
+        answers = [answering.answered(message, one) for message, one in zip(unit, returned, strict=True)]
+        return _together([failed for failed in await asyncio.gather(*answers) if failed is not None])
 
-    async def told(self, message: Received, error: BaseException) -> BaseException:
-        """Tell who asked, if that was a request; returns what to make of the message."""
-        if self._subscription.answering is not None:
-            try:
-                await self._subscription.answering.failed(message, error)
-            except Exception as failure:
-                return failure
-        return error
+    def _for_each(self, returned: Any, count: int) -> tuple[Any, UsageError | None]:
+        """One reply for each request, or what is wrong with what the handler returned."""
+        if self._subscription.batch is None:
+            return [returned], None
+        if isinstance(returned, list | tuple) and len(returned) == count:
+            return returned, None
+        found = f"{len(returned)}" if isinstance(returned, list | tuple) else type(returned).__name__
+        return None, UsageError(
+            f"handler {self._subscription.handler.name} got {count} requests and returned {found}: with "
+            "batch= return a list with the reply to each, in their order"
+        )
+
+    async def told(self, unit: list[Received], error: BaseException) -> list[Failed]:
+        """Tell those who asked, if these were requests; returns what to make of the messages."""
+        answering = self._subscription.answering
+        if answering is None:
+            return [Failed(error, unit)]
+        return _together(await asyncio.gather(*(answering.failed(message, error) for message in unit)))
 
     async def _call(self, bodies: list[Any], unit: list[Received]) -> tuple[Any, BaseException | None]:
         """What it returned, or raised."""
@@ -159,6 +174,16 @@ class Caller:
                 limit,
             )
         return (returned[0], None) if error is None else (None, error)
+
+
+def _together(failures: list[Failed]) -> list[Failed]:
+    """Those that failed alike as one: a list that raised is told of once."""
+    alike: dict[tuple[int, bool], Failed] = {}
+    for one in failures:
+        first = alike.setdefault((id(one.error), one.answered), one)
+        if first is not one:
+            first.messages.extend(one.messages)
+    return list(alike.values())
 
 
 def _own(error: BaseException) -> BaseException:

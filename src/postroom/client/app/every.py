@@ -74,7 +74,7 @@ def make_recurring(
             raise UsageError(f"every() takes no {own}=: runs are in the topic {recurring.topic!r}")
     settings: dict[str, Any] = {"concurrency": 1, "timeout": None, "retry": Backoff(1, 2, "10m")}
     settings |= {"window": None, "mode": None, "order": None, "lease": None, "max_attempts": None}
-    settings |= {"exhausted": None, "max_hold": None}
+    settings |= {"exhausted": None, "max_hold": None, "max_handling": None}
     if unknown := options.keys() - settings.keys():
         raise UsageError(f"every() takes no {', '.join(sorted(unknown))}=; it takes {', '.join(settings)}")
     subscription = make_subscription(

@@ -4,7 +4,6 @@ Decides, when a function is registered, which of its parameters is the body and 
 is called: awaited, or in a thread. Decides, when it ended, the verdict:
 
     returned                      ack
-    raised, and answered          ack: a request, and its requester knows (`replying`)
     raised RetryLater             retry, then
     raised Dead                   dead letter, with its reason
     the body does not fit         dead letter, with what did not fit: it will never fit
@@ -27,7 +26,7 @@ from ...units import Duration, Moment, duration_ms, moment_ms
 from ..message import Received
 from .decode import Decode, decoder
 
-__all__ = ["ACK", "ANSWERED", "RELEASE", "Dead", "Handler", "Outcome", "RetryLater", "outcome_of"]
+__all__ = ["ACK", "RELEASE", "Dead", "Failed", "Handler", "Outcome", "RetryLater", "outcome_of"]
 
 _REASON_CHARACTERS = 500
 
@@ -68,17 +67,21 @@ class Outcome:
     reason: str = ""
 
 
-ANSWERED = "_postroom_answered"
-"""An error that has this attribute was told to who asked: there is nothing to retry."""
-
 ACK = Outcome("ack")
 RELEASE = Outcome("release")
 
 
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Messages whose handling raised. `answered`: who asked was told (`replying`), and nothing is retried."""
+
+    error: BaseException
+    messages: list[Received]
+    answered: bool = False
+
+
 def outcome_of(error: BaseException, retry: Backoff, attempt: int, fraction: float) -> Outcome:
     """The verdict on a message whose handling raised; `fraction` is the caller's random number."""
-    if hasattr(error, ANSWERED):
-        return ACK
     if isinstance(error, Dead):
         return Outcome("dead", reason=_cut(error.reason))
     if isinstance(error, DecodeError):

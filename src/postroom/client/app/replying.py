@@ -11,8 +11,10 @@ means for who asked:
     the body does not fit         RequestFailed; likewise
     the deadline has passed       not handled at all; counted
 
-A message that is no request is handled as by `@app.subscribe`, and what is returned is dropped. Must never
-leave a requester waiting for what has failed already, and never ack a request whose answer is not stored.
+A handler of lists returns a list, with the reply to each in the order of the requests; what it raises is told
+to each of them. A message that is no request is handled as by `@app.subscribe`, and what is returned is
+dropped. Must never leave a requester waiting for what has failed already, and never ack a request whose
+answer is not stored.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from ...model.retry import Backoff
 from ..answering import answer, answers_of, fail
 from ..message import Received
 from .encode import encoded
-from .handler import ANSWERED, Dead, RetryLater
+from .handler import Dead, Failed, RetryLater
 from .subscription import Subscription, make_subscription
 
 __all__ = ["make_reply"]
@@ -43,7 +45,7 @@ def make_reply(
     function: Callable[..., Any], scope: Mapping[str, Any], *, traceback: bool, **settings: Any
 ) -> Subscription:
     """A subscription that answers."""
-    found = make_subscription(function, scope, batch=None, retry=_RETRY, ack="after", **settings)
+    found = make_subscription(function, scope, retry=_RETRY, ack="after", **settings)
     return replace(found, answering=_Replying(traceback))
 
 
@@ -55,24 +57,25 @@ class _Replying:
         """Whether its deadline has passed; then it is counted."""
         return answers_of(message).is_over(message)
 
-    async def answered(self, message: Received, returned: Any) -> None:
+    async def answered(self, message: Received, returned: Any) -> Failed | None:
         if message._asked is None:
-            return
+            return None
         try:
             await answer(message, *encoded(returned))
-        except PostroomError as error:  # it cannot be sent, is too large, or has headers that are none
-            if not error.retriable:
-                await self.failed(message, error)
-            raise
+        except Exception as error:
+            if isinstance(error, PostroomError) and not error.retriable:
+                return await self.failed(message, error)  # too large, or headers that are none
+            return Failed(error, [message])
+        return None
 
-    async def failed(self, message: Received, error: BaseException) -> None:
-        """Tell who asked, and mark the error as told; not if the request is to be tried again."""
-        vars(error).pop(ANSWERED, None)  # the same error may be raised twice
+    async def failed(self, message: Received, error: BaseException) -> Failed:
         if message._asked is None or _comes_again(message, error):
-            return
-        await fail(message, self._told(error))
-        if not isinstance(error, Dead):
-            vars(error)[ANSWERED] = True
+            return Failed(error, [message])
+        try:
+            await fail(message, self._told(error))
+        except Exception as failure:
+            return Failed(failure, [message])
+        return Failed(error, [message], answered=not isinstance(error, Dead))
 
     def _told(self, error: BaseException) -> Failure:
         text = str(error) or type(error).__name__

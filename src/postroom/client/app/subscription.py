@@ -7,23 +7,25 @@ is found out when the app starts.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, UsageError
-from ...model.names import check_group, check_topic
+from ...model.names import check_broadcast, check_group, check_member, check_topic
 from ...model.retry import Backoff
 from ...units import Duration, duration_ms, size_bytes
 from ..admin import group_wish
 from ..message import Received
-from .handler import Handler
+from .handler import Failed, Handler
 
 __all__ = [
     "AckMode",
     "Answering",
     "Batch",
+    "MissedHook",
     "Subscription",
     "make_subscription",
     "smallest_window",
@@ -31,6 +33,8 @@ __all__ = [
 ]
 
 AckMode = Literal["manual", "after", "on_delivery"]
+MissedHook: TypeAlias = Callable[[], Any]
+"""Told that messages may have been missed: plain, or a coroutine function."""
 
 _MOST_AT_ONCE = 10_000
 
@@ -75,11 +79,11 @@ class Answering(Protocol):
     def is_over(self, message: Received) -> bool:
         """Nobody waits for the answer any more: it is not to be handled."""
 
-    async def answered(self, message: Received, returned: Any) -> None:
-        """Send what the handler returned; raises what went wrong with that."""
+    async def answered(self, message: Received, returned: Any) -> Failed | None:
+        """Send what the handler returned; returns what went wrong with that."""
 
-    async def failed(self, message: Received, error: BaseException) -> None:
-        """Tell who asked."""
+    async def failed(self, message: Received, error: BaseException) -> Failed:
+        """Tell who asked, unless it is to be tried again; returns what to make of the message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +99,29 @@ class Subscription:
     window: int | None  # None: as much as the handler gets done in a moment
     consumer: Mapping[str, Any]  # what the group is asked for: mode, order, start, lease, max_attempts, …
     answering: Answering | None = None
+    on_missed: MissedHook | None = None
+
+    @property
+    def member(self) -> str | None:
+        """Its name in a broadcast group, if it has one."""
+        found: str | None = self.consumer.get("member")
+        return found
+
+    @property
+    def broadcast(self) -> bool:
+        return self.consumer.get("mode") == "broadcast"
 
     @property
     def name(self) -> str:
-        return f"{self.topic}/{self.group} ({self.handler.name})"
+        member = "" if self.member is None else f"@{self.member}"
+        return f"{self.topic}/{self.group}{member} ({self.handler.name})"
+
+    def shares_with(self, other: Subscription) -> bool:
+        """Whether each message would go to this handler or the other, at random."""
+        if (self.topic, self.group) != (other.topic, other.group):
+            return False
+        apart = self.member != other.member or self.member is None
+        return not (self.broadcast and other.broadcast and apart)
 
 
 def make_subscription(
@@ -113,6 +136,7 @@ def make_subscription(
     retry: Backoff,
     ack: AckMode,
     window: int | None,
+    on_missed: MissedHook | None = None,
     **consumer: Any,
 ) -> Subscription:
     if not isinstance(retry, Backoff):
@@ -123,7 +147,8 @@ def make_subscription(
     if timeout_ms == 0:
         raise InvalidSetting("timeout=0 leaves no time at all: leave it out, or give some", name="timeout")
     lists = Batch.of(batch)
-    _check_wish(**consumer)
+    _check_consumer(group, **consumer)
+    _check_on_missed(on_missed, consumer["mode"])
     return Subscription(
         topic=check_topic(topic),
         group=check_group(group),
@@ -135,6 +160,7 @@ def make_subscription(
         ack=ack,
         window=None if window is None else _whole("window", window, 2**31),
         consumer={name: value for name, value in consumer.items() if value is not None},
+        on_missed=on_missed,
     )
 
 
@@ -161,11 +187,52 @@ def window_for(subscription: Subscription, seconds_each: float | None, *, ordere
     return max(least, int(min(soon, DEFAULTS.window_messages)))
 
 
-def _check_wish(
-    mode: Any, order: Any, start: Any, lease: Any, max_attempts: Any, exhausted: Any, max_hold: Any,
+def _check_consumer(
+    group: str,
+    mode: Any,
+    order: Any,
+    start: Any,
+    lease: Any,
+    max_attempts: Any,
+    exhausted: Any,
+    max_hold: Any,
+    expires: Any = None,
     slow_lane: Any = None,
-) -> None:  # fmt: skip
-    group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, None, slow_lane)
+    member: Any = None,
+    max_handling: Any = None,
+    window_bytes: Any = None,
+) -> None:
+    group_wish(mode, order, start, lease, max_attempts, exhausted, max_hold, expires, slow_lane)
+    if mode == "broadcast":
+        check_broadcast(check_group(group))
+    elif member is not None:
+        raise UsageError(
+            f"member={member!r} names a member of a broadcast group: add mode='broadcast', or leave it out"
+        )
+    if member is not None:
+        check_member(member)
+    if max_handling is not None and not duration_ms(max_handling, name="max_handling"):
+        raise InvalidSetting("max_handling=0 leaves no time to handle anything: such as '2h'")
+    if window_bytes is not None and not size_bytes(window_bytes, name="window_bytes"):
+        raise InvalidSetting("window_bytes=0 leaves no room for a message: such as '8MB'")
+
+
+def _check_on_missed(hook: Any, mode: Any) -> None:
+    if hook is None:
+        return
+    if mode != "broadcast":
+        raise UsageError(
+            "on_missed= is for members of a broadcast group: add mode='broadcast', or leave it out; other "
+            "groups go on where they stopped"
+        )
+    if not callable(hook):
+        raise UsageError(f"on_missed={hook!r}: a function, such as on_missed=cache.clear")
+    try:
+        inspect.signature(hook).bind()
+    except TypeError:
+        raise UsageError("on_missed= is called without arguments: give a function that needs none") from None
+    except ValueError:
+        pass  # written in C, and says nothing of its parameters
 
 
 def _whole(name: str, value: object, most: int = _MOST_AT_ONCE) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from ...config import DEFAULTS
-from ...errors import CatalogError, PostroomError, SchemaMismatch, StoreCorrupt, UsageError
+from ...errors import PostroomError, UnknownTopic
 from ...model.settings import Start
 from ...model.ticks import due
 from ..connection import Connection
@@ -28,12 +28,10 @@ from ..consuming.reading import Reading
 from ..ending import end
 from ..message import Received
 from ..producing.appending import pause
-from .every import Recurring
+from .every import GROUP, Recurring, prepare
+from .health import HandlerHealth, Standing, is_final
 
-__all__ = ["HOPELESS", "Ticker"]
-
-HOPELESS = (UsageError, CatalogError, StoreCorrupt, SchemaMismatch)
-"""Errors that waiting does not help."""
+__all__ = ["Ticker"]
 
 log = logging.getLogger("postroom.app")
 
@@ -48,6 +46,11 @@ class Ticker:
     def __init__(self, connection: Connection, recurring: Recurring) -> None:
         self._mq, self._recurring = connection, recurring
         self._last: int | None = None  # up to here ticks are decided; None: the topic was not looked at yet
+        self._standing = Standing(f"{recurring.topic} (ticks)", recurring.topic, GROUP)
+
+    @property
+    def health(self) -> HandlerHealth:
+        return self._standing.health
 
     # ---- one step ----
 
@@ -122,7 +125,7 @@ class Ticker:
             await end((ticking, ending))
 
     async def _tick(self) -> None:
-        """For ever. What waiting does not help is raised."""
+        """For ever; raises only if there is no connection any more."""
         moved = asyncio.Event()
         unsubscribe = self._mq._heartbeat._clock.subscribe(_waking(moved))
         tries = 0
@@ -132,15 +135,27 @@ class Ticker:
                 try:
                     next_ms = await self.step()
                     wait_s, tries = (next_ms - self._mq._endpoint.now_ms()) / 1000, 0
-                except HOPELESS:
-                    raise
+                    self._standing.runs()
                 except PostroomError as error:  # also of unknown fate
                     tries += 1
                     wait_s = 10 * pause(tries)
-                    log.warning("%s: the run of a tick was not sent yet: %r", self._recurring.topic, error)
+                    await self._not_sent(error)
                 await _at_most(min(wait_s, _LONGEST_WAIT_S), moved)
         finally:
             unsubscribe()
+
+    async def _not_sent(self, error: PostroomError) -> None:
+        if not isinstance(error, UnknownTopic):
+            self._standing.stopped_by(error)
+        if is_final(error):
+            raise error
+        if isinstance(error, UnknownTopic):
+            log.warning("topic %s was deleted; it is made again for its schedule", self._recurring.topic)
+            self._last = None
+            try:
+                await prepare(self._mq, [self._recurring])
+            except PostroomError as failure:
+                self._standing.stopped_by(failure)
 
 
 def _waking(event: asyncio.Event) -> Callable[[], None]:

@@ -24,7 +24,7 @@ from ..ending import end
 from ..message import Received
 from ..tracing import unfit
 from .call import Caller, being_cancelled
-from .handler import ACK, RELEASE, Dead, RetryLater, outcome_of
+from .handler import ACK, RELEASE, Dead, Failed, RetryLater, outcome_of
 from .intake import Intake
 from .middleware import Middleware
 from .subscription import Subscription, window_for
@@ -240,14 +240,15 @@ class Worker:
         if not unit:
             return
         try:
-            error = await self._caller.call(bodies, unit)
+            failures = await self._caller.call(bodies, unit)
         except BaseException as gone:  # the lane was cancelled, or the program ends: not an attempt
             self.intake.settle(unit, RELEASE)
             raise gone
-        if error is not None:
-            await self._failed(error, unit)
-        elif self.subscription.ack == "after":
-            self.intake.settle(unit, ACK)
+        if self.subscription.ack == "after":
+            wrong = {id(message) for failed in failures for message in failed.messages}
+            self.intake.settle([m for m in unit if id(m) not in wrong] if wrong else unit, ACK)
+        for failed in failures:
+            await self._failed(failed)
 
     async def _decoded(self, unit: list[Received]) -> tuple[list[Any], list[Received]]:
         """Bodies, and the messages they are of; those that do not fit are failures of their own."""
@@ -261,18 +262,21 @@ class Worker:
                 fitting.append(message)
             except Exception as error:
                 unfit(self.subscription, message, error)
-                await self._failed(await self._caller.told(message, error), [message])
+                for failed in await self._caller.told([message], error):
+                    await self._failed(failed)
         return bodies, fitting
 
     # ---- failures ----
 
-    async def _failed(self, error: BaseException, unit: list[Received]) -> None:
+    async def _failed(self, failed: Failed) -> None:
+        error, unit = failed.error, failed.messages
         by_attempt: dict[int, list[Received]] = {}
         for message in unit:
             by_attempt.setdefault(message.attempt, []).append(message)
         fraction = self._fraction()
         for attempt, messages in by_attempt.items():
-            outcome = outcome_of(error, self.subscription.retry, attempt, fraction)
+            told = failed.answered  # its requester knows, and decides
+            outcome = ACK if told else outcome_of(error, self.subscription.retry, attempt, fraction)
             self.intake.settle(messages, outcome)
         self._tell(error, unit)
         if self._on_error is not None:

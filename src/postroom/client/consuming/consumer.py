@@ -20,7 +20,8 @@ from typing import Literal, Protocol, Self, TypeVar
 from ...broker.embedded import Broker
 from ...broker.endpoint import Beat, Endpoint, GroupInfo, Verdict
 from ...config import DEFAULTS
-from ...errors import ClosedError, InvalidSetting, PostroomError, UsageError
+from ...errors import ClosedError, InvalidSetting, PostroomError, UnknownGroup, UsageError
+from ...model.names import base_of
 from ...model.settings import GroupWish
 from ...units import Duration, duration_ms
 from ..ending import end
@@ -89,6 +90,7 @@ class Consumer:
             endpoint, self._who, self._hands, self._settler, settings.window,
             on_delivery=settings.ack == "on_delivery", lease_changed=self._lease_changed,
         )  # fmt: skip
+        self._joined: GroupInfo | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._previous: list[Received] = []  # mode "after": acked when more is asked for
@@ -126,6 +128,14 @@ class Consumer:
     @property
     def member(self) -> str:
         return self._settings.member
+
+    @property
+    def begins_anew(self) -> bool:
+        """Its group (in mode "broadcast" its own) was made when it entered, so that it goes on from nowhere.
+
+        For a member with a name also until it has settled something.
+        """
+        return self._joined is not None and self._joined.fresh
 
     @property
     def in_hand(self) -> int:
@@ -175,7 +185,7 @@ class Consumer:
         fetcher = self._fetcher
         while self._closing is None:
             if fetcher.failure is not None:
-                raise fetcher.failure
+                raise self._explained_failure(fetcher.failure)
             fetcher.want(_ITERATION_ON_DELIVERY if wait_ms is None else limit)
             try:
                 async with asyncio.timeout_at(deadline):
@@ -185,6 +195,21 @@ class Consumer:
             if self._closing is None and (found := await self._take(limit)):
                 return found
         return []
+
+    def _explained_failure(self, failure: Exception) -> Exception:
+        """A member whose own group is gone is told what that means (R11)."""
+        own = "" if self._joined is None else self._joined.name
+        if not isinstance(failure, UnknownGroup) or base_of(own) is None:
+            return failure
+        found = UnknownGroup(
+            f"member {self.member!r} was forgotten: its group {own!r} of topic {self.topic!r} was idle for "
+            "too long, or deleted. Make a new consumer to join again; messages may have been missed",
+            topic=self.topic,
+            group=own,
+            member=self.member,
+        )
+        found.__cause__ = failure
+        return found
 
     async def _take(self, limit: int) -> list[Received]:
         """From the buffer. Where its leases have passed, ask first whether they can be renewed."""
@@ -257,6 +282,7 @@ class Consumer:
 
     def _go_by(self, info: GroupInfo) -> None:
         """In mode "broadcast" the group to ask is the member's own (R11)."""
+        self._joined = info
         self._who = replace(self._who, group=info.name)
         self._fetcher.who = self._settler.who = self._heart.identity = self._who
         self._lease_changed(info.settings.lease_ms)

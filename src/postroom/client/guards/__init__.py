@@ -18,6 +18,7 @@ from typing import Any, TypeVar, overload
 
 from ...clock import Clock
 from ...model.guards import Machine
+from ...model.retry import Backoff
 from ...units import Duration
 from .newest import Newest
 from .once import KEEP, Once, prune
@@ -173,7 +174,7 @@ def transitions(
     entity: Entity = None,
     scope: str | None = None,
     attempts: int = 5,
-    delay: Duration = "10s",
+    delay: Duration | Backoff = "10s",
     exhausted: Exhausted = "dead",
     load: Load | None = None,
     save: Save | None = None,
@@ -190,7 +191,7 @@ def transitions(
     entity: Entity = None,
     scope: str | None = None,
     attempts: int = 5,
-    delay: Duration = "10s",
+    delay: Duration | Backoff = "10s",
     exhausted: Exhausted = "dead",
     load: Load | None = None,
     save: Save | None = None,
@@ -206,17 +207,18 @@ def transitions(
     entity: Entity = None,
     scope: str | None = None,
     attempts: int = 5,
-    delay: Duration = "10s",
+    delay: Duration | Backoff = "10s",
     exhausted: Exhausted = "dead",
     load: Load | None = None,
     save: Save | None = None,
 ) -> Any:
-    """True if the event fits the state of its entity, which then moves on; False if it was handled before.
+    """True if the event fits the state of its entity, which then moves on; False if it has happened before.
 
     `rules`: see `Machine`. `event`: the header that names it, or a function of the message. What does not fit
-    is handed back for `delay` (RetryLater), `attempts` times; then it is dead, or passed over
-    (`exhausted="drop"`). `load(connection, entity)` and `save(connection, entity, state)` keep the state in a
-    row of your own; of an async session they get the sync side.
+    yet is handed back for `delay` (RetryLater), or by a `Backoff`, `attempts` times; then it is dead, or
+    passed over (`exhausted="drop"`). What can never fit is so at once. `load(connection, entity)` and
+    `save(connection, entity, state)` keep the state in a row of your own; of an async session they get the
+    sync side.
     """
     rule = Transitions(
         rules, event, entity, scope, attempts=attempts, delay=delay, exhausted=exhausted, load=load, save=save

@@ -1,18 +1,20 @@
 """`transitions`: an event is handled where the entity's state lets it, else handed back, a few times (R33).
 
 What does not fit may fit once something else has been handled, so it is retried; after `attempts` it is dead,
-or dropped, as declared. A repeat of what was handled is passed over: it would not fit any more, and is no
-failure. Must never leave anything written of an event that does not fit.
+or dropped, as declared. What can never fit is so at once. A repeat is passed over, whatever its id: it would
+not fit any more, and is no failure. Must never leave anything written of an event that does not fit.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from ...clock import Clock
 from ...errors import InvalidSetting
 from ...model.guards import Fit, Machine, fit
+from ...model.retry import Backoff
 from ...units import Duration, duration_ms
 from ..app.handler import Dead, RetryLater
 from ..databases import Theirs
@@ -37,7 +39,7 @@ class Transitions:
         scope: str | None,
         *,
         attempts: int,
-        delay: Duration,
+        delay: Duration | Backoff,
         exhausted: Exhausted,
         load: Load | None,
         save: Save | None,
@@ -57,11 +59,8 @@ class Transitions:
             )
         self._machine = rules if isinstance(rules, Machine) else Machine(rules)
         self._event, self._entity, self._scope = event, entity, scope
-        self._attempts, self._delay_ms, self._exhausted = (
-            attempts,
-            duration_ms(delay, name="delay"),
-            exhausted,
-        )
+        self._attempts, self._exhausted = attempts, exhausted
+        self._delay = delay if isinstance(delay, Backoff) else duration_ms(delay, name="delay")
         self._load, self._save = load, save
         self._seen = Seen("transitions", id, scope, keep, clock)
 
@@ -72,22 +71,33 @@ class Transitions:
             return []
         name = entity_of(message, self._entity).decode(errors="backslashreplace")
         state = reached.state if self._load is None else self._load(connection, name)
-        after = self._machine.after(state, event)
-        if after is None:
+        found = fit(self._machine, state, event, message.attempt, self._attempts)
+        if found is not Fit.FITS:
             self._seen.remove(theirs, message)
-        match fit(after, message.attempt, self._attempts):
-            case Fit.LATER:
-                raise RetryLater(self._delay_ms / 1000, reason=_misfit(event, name, state))
-            case Fit.GIVEN_UP if self._exhausted == "dead":
-                raise Dead(f"{_misfit(event, name, state)}; it was handed back {message.attempt - 1} times")
-            case Fit.GIVEN_UP:
-                return []
+            if found is Fit.LATER:
+                raise RetryLater(self._delay_s(message.attempt), reason=_misfit(event, name, state))
+            if found is not Fit.REPEATED and self._exhausted == "dead":
+                raise Dead(self._why(found, event, name, state, message.attempt))
+            return []
+        after = self._machine.after(state, event)
         assert after is not None, "it fits"
         if self._save is None:
             save_state(theirs, reached.id, after)
         else:
             self._save(connection, name, after)
         return [message]
+
+    def _delay_s(self, attempt: int) -> float:
+        delay = self._delay
+        return (delay if isinstance(delay, int) else delay.delay_ms(attempt, random.random())) / 1000
+
+    def _why(self, found: Fit, event: str, name: str, state: str | None, attempt: int) -> str:
+        if event not in self._machine.events:
+            known = ", ".join(sorted(self._machine.events))
+            return f"no rule has the event {event!r}, which came for {name!r}; there are {known}"
+        if found is Fit.NEVER:
+            return f"{_misfit(event, name, state)}, and no event leads from there to where it would fit"
+        return f"{_misfit(event, name, state)}; it was handed back {attempt - 1} times"
 
     def shown(self, ready: Sequence[Any]) -> bool:
         return bool(ready)

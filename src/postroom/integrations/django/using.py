@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from django.conf import settings
+from django.http import HttpRequest, JsonResponse
 
+from ...client.app.app import App, load_app
+from ...client.app.health import AppHealth
 from ...errors import UsageError
 from ...sync import Connection
 from ..process import PerProcess
+from ..workers import seen
 
-__all__ = ["address", "queue"]
+__all__ = ["address", "health", "health_view", "queue"]
 
 _connections: PerProcess | None = None
 
@@ -37,3 +41,19 @@ def queue() -> Connection:
             _connections.close()
         _connections = PerProcess(url, options)
     return _connections.get()
+
+
+def health(app: App | None = None) -> AppHealth:
+    """How the handlers of an app (else: of POSTROOM_APP) are doing in their worker."""
+    if app is None:
+        target = getattr(settings, "POSTROOM_APP", None)
+        if not target:
+            raise UsageError("the settings have no POSTROOM_APP: set it, such as 'shop.messages:app'")
+        app = load_app(target)
+    return seen(queue, app)
+
+
+def health_view(request: HttpRequest) -> JsonResponse:
+    """A view for probes: 200 if every handler of POSTROOM_APP runs, else 503."""
+    found = health()
+    return JsonResponse(found.as_dict(), status=200 if found.ok else 503)
