@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom import App, Connection, GroupConflict, HandlerHealth, UsageError
+from postroom import App, Connection, GroupConflict, HandlerHealth, Message, UsageError
 from postroom.broker.duties import ExpireGroups
 from postroom.clock import ManualClock
 from postroom.model.names import is_unnamed
@@ -229,6 +229,38 @@ async def test_a_member_whose_group_was_deleted_joins_again_and_is_told(
     assert f"{who} was forgotten and has joined again; it may have missed messages" in caplog.text
 
 
+@real_time
+@pytest.mark.parametrize("named", [True, False])
+async def test_a_member_with_full_hands_notices_that_it_was_forgotten(mq: Connection, named: bool) -> None:
+    """It asks for nothing while its window is full: only its acks meet the group that is gone."""
+    app, seen, go_on = App(mq), list[str](), asyncio.Event()
+    member = "shop-1" if named else None
+
+    @app.subscribe(
+        "prices", group="cache", mode="broadcast", member=member, window=4, concurrency=1,
+        on_missed=lambda: seen.append("missed"), start="latest",
+    )  # fmt: skip
+    async def slow(body: bytes) -> None:
+        seen.append(body.decode())
+        if body == b"old":
+            await go_on.wait()
+
+    async with app:
+        await until(lambda: app.health().ok)
+        await mq.send_many("prices", [Message(b"old")] * 40)
+        await until(lambda: "old" in seen)
+        (own,) = (name for name in await names(mq) if "@" in name)
+        await mq.delete_group("prices", own, force=True)
+        seen.clear()
+        go_on.set()
+        await until(lambda: "missed" in seen)
+        await until(lambda: app.health().ok)
+        await mq.send("prices", b"new")
+        await until(lambda: seen[-1] == "new")
+        assert seen.index("missed") < 4 + 2  # not after all that was in hand
+        assert seen[seen.index("missed") :] == ["missed", "new"]
+
+
 async def test_a_handler_without_a_hook_joins_again_too(
     mq: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -275,7 +307,9 @@ async def test_a_named_member_that_is_opened_anew_goes_on_and_is_not_told(mq: Co
         await mq.send("prices", b"0")
         await cache.sees("missed", "0")  # it is new
         async with asyncio.timeout(LONG):
-            while (await mq.lag("prices", "cache@shop-1")).total.messages:
+            for _ in itertools.count():
+                if not (await mq.lag("prices", "cache@shop-1")).total.messages:
+                    break
                 await asyncio.sleep(0.01)
         endpoint.poll = poll  # type: ignore[method-assign]
         await mq.send("prices", b"1")
@@ -412,6 +446,8 @@ async def test_a_plain_consumer_that_was_forgotten_gets_an_error_that_says_so(mq
             postroom.UnknownGroup, match=r"member 'shop-1' was forgotten.*Make a new consumer"
         ):
             await asyncio.wait_for(anext(consumer), LONG)
+    with pytest.raises(postroom.UnknownGroup, match=r"was forgotten; it is made when a consumer of its name"):
+        await mq.lag("prices", "cache@shop-1")
     await mq.send("prices", b"1")
     async with mq.consumer("prices", "cache", member="shop-1") as consumer:
         assert consumer.begins_anew

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,7 +15,7 @@ from postroom.wire.server import WireServer
 
 from .wire_raw import HELLO, Raw, broker_of, served
 
-SHOP, BOSS = new_token(), new_token()
+SHOP, BOSS, CLERK = new_token(), new_token(), new_token()
 APPEND, TOPICS, TOPIC, SHARDS, POLL, SETTLE, BEAT = 10, 31, 32, 46, 22, 23, 25
 
 
@@ -24,6 +25,7 @@ async def server() -> AsyncIterator[WireServer]:
         store = broker_of(mq).store
         store.access.add(Principal("shop", parse_permissions(["send:orders"])), hash_of(SHOP))
         store.access.add(Principal("boss", ALL), hash_of(BOSS))
+        store.access.add(Principal("clerk", parse_permissions(["consume:orders"])), hash_of(CLERK))
         for topic in ("orders", "secrets"):
             await mq.create_topic(topic, partitions=1)
         yield server
@@ -51,6 +53,38 @@ async def test_the_sdk_raises_what_the_broker_says(server: WireServer) -> None:
             await mq.send("secrets", b"1")
         with pytest.raises(PermissionDenied, match="may not manage"):
             await mq.delete_topic("orders")
+
+
+async def test_a_handler_that_may_only_consume_keeps_the_settings_of_its_group(
+    server: WireServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, seen = postroom.App(server.url, token=CLERK), asyncio.Event()
+
+    @app.subscribe("orders", group="billing", max_attempts=5)
+    async def bill(order: bytes) -> None:
+        seen.set()
+
+    async with postroom.connect(server.url, token=BOSS) as boss:
+        await boss.create_group("orders", "billing", max_attempts=16)
+        await boss.send("orders", b"1")
+        async with app:
+            await asyncio.wait_for(seen.wait(), 30)
+            assert app.health().ok
+        (group,) = await boss.groups("orders")
+        assert group.settings.max_attempts == 16
+    assert "group billing of orders keeps max_attempts 16, not 5 as its handler asks: " in caplog.text
+    assert "postroom access grant clerk manage:orders" in caplog.text
+
+
+async def test_a_handler_of_a_topic_that_it_may_not_read_ends_the_start(server: WireServer) -> None:
+    app = postroom.App(server.url, token=CLERK)
+
+    @app.subscribe("secrets", group="billing")
+    async def spy(secret: bytes) -> None: ...
+
+    with pytest.raises(PermissionDenied, match="postroom access grant clerk consume:secrets"):
+        await app.start()
+    assert not app.running and not app.health().ok
 
 
 async def test_what_is_not_permitted_is_answered_and_the_connection_lives(server: WireServer) -> None:

@@ -442,9 +442,11 @@ def _group(tx: Transaction, topic: str, name: str) -> Group:
     names = [r[0] for r in tx.all("SELECT name FROM postroom_groups WHERE topic_id = ?", topic_id)]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
+    made = f"create it with create_group({topic!r}, {name!r}), or start a consumer in it"
+    if "@" in name:  # nobody can make that one
+        made = "this member was never there, or was forgotten; it is made when a consumer of its name joins"
     raise UnknownGroup(
-        f"topic {topic!r} has no group {name!r}; {hint}create it with create_group({topic!r}, {name!r}), "
-        "or start a consumer in it",
+        f"topic {topic!r} has no group {name!r}; {hint}{made}",
         topic=topic,
         group=name,
     )

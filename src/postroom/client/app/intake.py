@@ -2,7 +2,8 @@
 
 The only place of the app that knows the inside of a consumer. Decides when verdicts leave: acks of one turn
 of the event loop go together, as ranges, so that they cost next to nothing each; the consumer's settler
-gathers further. A verdict that the store refused is given again after a pause for as long as the app runs.
+gathers further. A verdict that the store refused is given again after a pause for as long as the app runs,
+unless its group or topic is gone: then `gone` says so. Full hands ask for nothing, and would never notice.
 
 Must never give a verdict on a message that somebody settled already (a handler may settle on its own), and
 never raise for a lost lease: it is logged, and the message is somebody else's by then.
@@ -16,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ...broker.endpoint import Verdict
+from ...errors import UnknownGroup, UnknownTopic
 from ..consuming.consumer import Consumer
 from ..consuming.hands import LOST, HeldDelivery
 from ..consuming.ordered import OrderedFetcher
@@ -41,6 +43,9 @@ class Intake:
         self._quiet = asyncio.Event()  # none is under way
         self._quiet.set()
         self._ending = False
+        self.gone: asyncio.Future[Exception] = (
+            self._loop.create_future()
+        )  # why no verdict can be stored any more
         self.stored = 0  # how many answers there were; to see whether something happened
 
     # ---- taking ----
@@ -137,6 +142,10 @@ class Intake:
         if error is None:
             self._tell_lost(runs)
             self._end()
+        elif isinstance(error, UnknownGroup | UnknownTopic):
+            self._end()  # nobody is left to be told
+            if not self.gone.done():
+                self.gone.set_result(self._consumer._explained_failure(error))
         elif self._ending or self._consumer.closed:
             log.error("%s was not stored, it will be delivered again: %r", outcome.kind, error)
             self._end()

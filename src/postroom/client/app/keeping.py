@@ -130,6 +130,8 @@ class Keeper:
         error = await self._ended(worker)
         if worker.handled:
             self._tries = 0
+        if error is None and not self._stopping.is_set():
+            return RuntimeError("the worker of the handler ended by itself")
         return error
 
     async def _ended(self, worker: Worker) -> BaseException | None:

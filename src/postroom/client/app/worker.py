@@ -79,11 +79,15 @@ class Worker:
 
     async def failed(self) -> BaseException | None:
         """Wait until it ends: the error that ended it, or None because of `stop`."""
+        gone: asyncio.Future[Exception] = self.intake.gone
         tasks = [*self._lanes, *([self._feeder] if self._feeder else [])]
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        everything: list[asyncio.Future[Any]] = [*tasks, gone]
+        done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
         if self._stopping:
             return None
-        return next((error for task in done if not task.cancelled() and (error := task.exception())), None)
+        if gone.done():
+            return gone.result()
+        return next((error for task in tasks if task in done and (error := _error_of(task))), None)
 
     async def stop(self, grace_s: float) -> None:
         """Take no more; let what runs end, at most for the grace; hand everything else back."""
@@ -301,3 +305,7 @@ class Worker:
             if being_cancelled():
                 raise
             log.exception("the on_error hook failed itself, on a message of %s", self._name)
+
+
+def _error_of(task: asyncio.Task[None]) -> BaseException | None:
+    return None if task.cancelled() else task.exception()
