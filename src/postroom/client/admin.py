@@ -1,4 +1,4 @@
-"""What a connection can do about topics, groups, dead letters and what stopped.
+"""What a connection can do about topics, routes and groups.
 
 Turns friendly arguments into settings, and the endpoint's answers into what users read. Must never make a
 topic by itself: a mistyped name is answered with the names that are close, and the call that would make it.
@@ -13,28 +13,23 @@ from typing import Any, TypeVar
 
 from ..address import FIRST_SHARD
 from ..broker.endpoint import (
-    DeadLetters,
     Endpoint,
     GroupInfo,
     Lag,
     ResetPlan,
     ShardInfo,
-    StoppedMessage,
     TopicInfo,
 )
 from ..config import DEFAULTS
-from ..errors import CatalogError, GroupExists, InvalidSetting, UnknownTopic
-from ..model.batch import records
+from ..errors import GroupExists, InvalidSetting, UnknownTopic
 from ..model.lanes import LaneInfo, SlowLane, as_policy
 from ..model.names import HEADER_PREFIX, check_group, check_topic
 from ..model.route import Change, Range, Route
 from ..model.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
 from ..units import Duration, duration_ms, size_bytes
-from .codec import unpack
-from .consuming.reading import Browsed, Position, as_start
-from .expiry import Expiry
+from .consuming.reading import Position, as_start
+from .failed import FailedMessages
 from .guard import Guard
-from .message import DeadLetter, Received, Stopped
 from .rates import RateLimits
 
 __all__ = ["Admin", "group_wish"]
@@ -52,7 +47,7 @@ class _NotGiven(str):
 _DEFAULT = _NotGiven("7d")
 
 
-class Admin(RateLimits):
+class Admin(FailedMessages, RateLimits):
     """The part of a connection that keeps no state of its own."""
 
     _endpoint: Endpoint
@@ -318,140 +313,6 @@ class Admin(RateLimits):
         start = as_start(to, name="to")
         return await self._explained(topic, self._endpoint.reset(topic, group, start, force, dry_run))
 
-    # ---- dead letters ----
-
-    async def dead_letters(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
-        """Messages the group gave up on, oldest first; without those whose `expires` has passed."""
-        self._guard.check()
-        _check_limit(limit)
-        found = await self._explained(topic, self._endpoint.dead_letters(topic, group, limit))
-        now_ms = self._endpoint.now_ms()
-        return [letter for part in found for letter in _letters(part, now_ms)][:limit]
-
-    async def redrive(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
-        """Hand dead letters back to that group alone; returns how many."""
-        self._guard.check()
-        spots = None if ids is None else await self._spots(topic, group, ids)
-        return await self._explained(topic, self._endpoint.redrive(topic, group, spots))
-
-    async def discard_dead_letters(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
-        """Throw dead letters away; returns how many."""
-        self._guard.check()
-        spots = None if ids is None else await self._spots(topic, group, ids)
-        return await self._explained(topic, self._endpoint.discard(topic, group, spots))
-
-    async def _spots(self, topic: str, group: str, ids: Iterable[str]) -> list[tuple[int, int]]:
-        if isinstance(ids, str | bytes):
-            raise InvalidSetting(f"ids is a list of message ids, such as [{ids!r}]")
-        wanted = set(ids)
-        letters = await self.dead_letters(topic, group, limit=_EVERY_LETTER)
-        unknown = wanted - {letter.id for letter in letters}
-        if unknown:
-            named = ", ".join(repr(id) for id in sorted(map(str, unknown))[:5])
-            raise CatalogError(
-                f"group {group!r} of topic {topic!r} has no dead letter with the id {named}: "
-                "dead_letters() lists those it has; nothing was changed",
-                ids=sorted(map(str, unknown)),
-            )
-        return sorted((letter._partition_id, letter._position) for letter in letters if letter.id in wanted)
-
-    # ---- what stopped ----
-
-    async def stopped(self, topic: str, group: str, *, limit: int = 1000) -> list[Stopped]:
-        """Messages that hold their key in a group with exhausted="stop"; the one that waits longest first.
-
-        Each has its reason, since when its key waits and how many messages wait behind it. Mend what failed,
-        then `restart_stopped`; or let the key go on without it: `skip_stopped`, `drop_stopped`.
-        """
-        _check_limit(limit)
-        return await self._stopped(topic, group, limit, behind=True)
-
-    async def restart_stopped(
-        self,
-        topic: str,
-        group: str,
-        *,
-        ids: Iterable[str] | None = None,
-        keys: Iterable[str | bytes] | None = None,
-    ) -> int:
-        """Handle stopped messages again, with all their attempts; what waits behind them follows in order.
-
-        By id, by key, or all of the group. Returns how many.
-        """
-        spots = await self._stopped_spots(topic, group, ids, keys)
-        return await self._explained(topic, self._endpoint.restart_stopped(topic, group, spots))
-
-    async def skip_stopped(
-        self,
-        topic: str,
-        group: str,
-        *,
-        ids: Iterable[str] | None = None,
-        keys: Iterable[str | bytes] | None = None,
-    ) -> int:
-        """Move stopped messages to the dead letters, with their reason; their keys go on without them.
-
-        By id, by key, or all of the group. Returns how many. `redrive` brings them back, out of order.
-        """
-        spots = await self._stopped_spots(topic, group, ids, keys)
-        return await self._explained(topic, self._endpoint.skip_stopped(topic, group, spots))
-
-    async def drop_stopped(
-        self,
-        topic: str,
-        group: str,
-        *,
-        ids: Iterable[str] | None = None,
-        keys: Iterable[str | bytes] | None = None,
-    ) -> int:
-        """Settle stopped messages unhandled: this group never sees them again, and their keys go on.
-
-        By id, by key, or all of the group. Returns how many.
-        """
-        spots = await self._stopped_spots(topic, group, ids, keys)
-        return await self._explained(topic, self._endpoint.drop_stopped(topic, group, spots))
-
-    async def _stopped(self, topic: str, group: str, limit: int, *, behind: bool) -> list[Stopped]:
-        self._guard.check()
-        found: list[Stopped] = []
-        after: tuple[int, int] | None = None
-        while len(found) < limit:
-            asked = self._endpoint.stopped(topic, group, limit - len(found), after, behind)
-            page = await self._explained(topic, asked)
-            if not page:
-                break
-            found += [_stopped_message(one, group) for one in page]
-            after = (page[-1].partition_id, page[-1].offset)
-        return sorted(found, key=lambda one: (one.since, one._partition_id, one._position))
-
-    async def _stopped_spots(
-        self,
-        topic: str,
-        group: str,
-        ids: Iterable[str] | None,
-        keys: Iterable[str | bytes] | None,
-    ) -> list[tuple[int, int]] | None:
-        """Where the stopped messages of these ids or keys are; CatalogError if one of these has none."""
-        self._guard.check()
-        if ids is not None and keys is not None:
-            raise InvalidSetting("give ids= or keys=, not both")
-        if ids is None and keys is None:
-            return None
-        for name, given in (("ids", ids), ("keys", keys)):
-            if isinstance(given, str | bytes):
-                raise InvalidSetting(f"{name} is a list, such as [{given!r}]")
-        what, wanted = ("id", {str(one) for one in ids}) if ids is not None else ("key", _as_keys(keys or ()))
-        stopped = await self._stopped(topic, group, _EVERY_LETTER, behind=False)
-        unknown = wanted - {getattr(one, what) for one in stopped}
-        if unknown:
-            names = sorted(one.decode(errors="replace") if isinstance(one, bytes) else one for one in unknown)
-            raise CatalogError(
-                f"group {group!r} of topic {topic!r} has no stopped message with the {what} "
-                f"{', '.join(map(repr, names[:5]))}: stopped() lists those it has; nothing was changed",
-                **{f"{what}s": names},
-            )
-        return sorted((one._partition_id, one._position) for one in stopped if getattr(one, what) in wanted)
-
     # ---- help ----
 
     async def _explained(self, topic: str, call: Awaitable[T]) -> T:
@@ -500,74 +361,6 @@ def group_wish(
     )
     wish.over(GroupSettings())  # refuses what no group can have
     return wish
-
-
-def _letters(part: DeadLetters, now_ms: int) -> list[DeadLetter]:
-    browsed, expiry = Browsed(part.topic, part.partition, part.partition_id), Expiry(now_ms)
-    found: list[DeadLetter] = []
-    for batch in part.batches:
-        kept = [r for r in records(batch.data) if any(first <= r.offset <= last for first, last in part.open)]
-        own = {record.offset: dict(record.headers) for record in kept}
-        found += [_letter(message, own[message._position]) for message in unpack(kept, browsed, expiry)]
-    return found
-
-
-def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
-    def text(name: str) -> str:
-        return (headers.get(_DEAD[name]) or b"").decode(errors="replace")
-
-    return DeadLetter(
-        topic=message.topic,
-        partition=message.partition,
-        offset=message.offset,
-        id=message.id,
-        key=message.key,
-        value=message.value,
-        headers=message.headers,
-        timestamp=message.timestamp,
-        reason=text("reason"),
-        attempts=int(text("attempts") or 0),
-        dead_at=int(text("dead-at") or 0),
-        _partition_id=message._delivery.partition_id,
-        _position=message._position,
-    )
-
-
-def _stopped_message(part: StoppedMessage, group: str) -> Stopped:
-    browsed = Browsed(part.topic, part.partition, part.partition_id)
-    (message,) = unpack(records(part.batch.data), browsed)  # expired or not: it holds its key
-    return Stopped(
-        topic=message.topic,
-        group=group,
-        partition=message.partition,
-        offset=message.offset,
-        id=message.id,
-        key=message.key,
-        value=message.value,
-        headers=message.headers,
-        timestamp=message.timestamp,
-        reason=part.reason,
-        attempts=part.attempts + message._before,
-        since=part.since,
-        behind=part.behind,
-        more_behind=part.more_behind,
-        _partition_id=part.partition_id,
-        _position=part.offset,
-    )
-
-
-def _as_keys(keys: Iterable[str | bytes]) -> set[str | bytes]:
-    found: set[str | bytes] = set()
-    for key in keys:
-        if not isinstance(key, str | bytes):
-            raise InvalidSetting(f"keys are str or bytes, not {key!r}; one without a key is named by its id")
-        found.add(key.encode() if isinstance(key, str) else key)
-    return found
-
-
-def _check_limit(limit: object) -> None:
-    if type(limit) is not int or limit < 1:
-        raise InvalidSetting(f"limit={limit!r}: a whole number from 1 up")
 
 
 def _topic_wish(
