@@ -160,3 +160,19 @@ async def test_a_lost_answer_loses_nothing_of_a_line(mq: Connection, clock: Manu
         clock.advance(7200)
         await work(consumer, book, BAD, failing=False)
     assert asked > 10 and (await mq.lag("orders", "billing")).total.messages == 0
+
+
+async def test_a_fault_while_it_is_taken_out_is_the_consumers(mq: Connection, clock: ManualClock) -> None:
+    await mq.create_group("orders", "billing", mode="ordered", max_attempts=9, max_hold="2d")
+    await fill(mq)
+    book, endpoint = Book(), mq._endpoint
+
+    async def fails(request: object) -> object:
+        raise ZeroDivisionError
+
+    async with mq.consumer("orders", group="billing", window=WINDOW) as consumer:
+        await work(consumer, book, OTHERS, failing=True)
+        endpoint.unpark = fails  # type: ignore[method-assign, assignment]
+        clock.advance(7200)
+        with pytest.raises(ZeroDivisionError):
+            await work(consumer, book, BAD, failing=False)

@@ -178,6 +178,8 @@ class OrderedFetcher(Fetcher):
         request = replace(self._request(), wait_ms=0)
         sent_ms = self._endpoint.now_ms()
         await self._accept(await self._endpoint.poll(request), request.token, sent_ms)
+        for found in list(self._hungry()):
+            await self._unpark_line(*found)
 
     # ---- accepting ----
 
@@ -271,6 +273,13 @@ class OrderedFetcher(Fetcher):
             await end((unparking,))
 
     async def _unpark(self) -> None:
+        try:
+            await self._unpark_hungry()
+        except Exception as error:
+            self.failure = error
+            self.arrived.set()
+
+    async def _unpark_hungry(self) -> None:
         """Keys whose line here is used up go on with what is stored of them."""
         tries = 0
         while True:
