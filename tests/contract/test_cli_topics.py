@@ -195,7 +195,10 @@ def test_exist_ok_with_other_settings(cli: Cli) -> None:
     assert "add --exist-ok if that is fine" in cli("group", "create", "orders", "billing").err
     cli.ok("group", "create", "orders", "billing", "--lease", "5s", "--exist-ok")
     answer = cli("group", "create", "orders", "billing", "--lease", "6s", "--exist-ok")
-    assert answer.code == 1 and "change the group with `postroom group alter`" in answer.err
+    assert (
+        answer.code == 1
+        and "change the group with `postroom group alter orders billing --lease 6s`" in answer.err
+    )
 
 
 # --- asking first ------------------------------------------------------------------------------------

@@ -94,7 +94,7 @@ async def test_groups_keep_their_settings(mq: Connection) -> None:
     assert (info.settings.lease_ms, info.settings.max_attempts) == (7000, 3)
     with pytest.raises(postroom.GroupExists):
         await mq.create_group("orders", "billing")
-    with pytest.raises(postroom.GroupConflict, match="lease_ms=7000"):
+    with pytest.raises(postroom.GroupConflict, match="lease='7s'"):
         async with mq.consumer("orders", "billing", lease=8):
             pass
     async with mq.consumer("orders", "billing", lease=7, member="me") as consumer:

@@ -56,9 +56,9 @@ async def test_groups(mq: Connection) -> None:
     assert (await mq.create_group("orders", "billing", exist_ok=True)).settings == made.settings
     assert (await mq.create_group("orders", "billing", lease="7s", exist_ok=True)).name == "billing"
     cases = {
-        "lease_ms=7000, but lease_ms=8000 was asked for; .* change the group with alter_group": {"lease": 8},
+        "lease='7s', but lease='8s' was asked for; .* change the group with alter_group": {"lease": 8},
         "start='earliest', but start='latest' .* reset the group": {"start": "latest"},
-        "mode='shared', but mode='ordered' .* choose another group": {"mode": "ordered"},
+        "mode='shared', but mode='ordered' .* take another group": {"mode": "ordered"},
     }
     for sentence, asked in cases.items():
         with pytest.raises(GroupConflict, match=sentence):
