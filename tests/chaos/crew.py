@@ -188,7 +188,7 @@ class Crew:
     def lives(self, role: str) -> dict[str, list[Entry]]:
         """What those of this role noted: by name, over all runs; without a name, only who lives."""
         found: dict[str, list[Entry]] = {}
-        for title, entries in self._journals(f"{role}-*").items():
+        for title, entries in self.journals(f"{role}-*").items():
             _, _, name, run = title.split("-")
             if not name.startswith("_"):
                 found.setdefault(name, []).extend(entries)
