@@ -78,5 +78,6 @@ class Member:
         for delivery in deliveries:
             for offset in range(delivery.first, delivery.last + 1):
                 key = keys[offset]
+                assert offset not in self.hands, "it has that already (I6)"
                 self.hands[offset] = Item(offset, key, delivery.attempt, delivery.visible_at, delivery.alone)
             self.position = delivery.last + 1

@@ -48,6 +48,8 @@ class ParkingMachine(OrderedMachine):
         reply = super()._poll(member, replace(ask, on_delivery=on_delivery), lost=lost)
         if lost or on_delivery or reply.holder is not None:
             return reply
+        if not (reply.deliveries or reply.draining or reply.recall or reply.unplaced) and member.lease_until:
+            member.position = max(member.position or 0, self.backend.picture().cursor)  # as brokers say
         if ask.expects is None and member.lease_until:
             member.lines = {int(line.key or b""): line for line in reply.lines}
         self._claim_new(member)
@@ -124,9 +126,10 @@ class ParkingMachine(OrderedMachine):
 
     def _unpark(self, member: Member, key: int, messages: int, *, lost: bool = False) -> None:
         line, keys = member.lines[key], self.ledger.keys
-        wanted = [o for o in range(line.first, line.last + 1) if keys[o] == key]
+        last = min(line.last, (member.position or 0) - 1)
+        wanted = [o for o in range(line.first, last + 1) if keys[o] == key]
         found = wanted[:messages]
-        upto = found[-1] if len(found) == messages else line.last
+        upto = found[-1] if len(found) == messages else last
         reply = self.backend.unpark(
             self.generation, member.token, member.name, line.id, list(_spans(found)), upto
         )
@@ -149,9 +152,12 @@ class ParkingMachine(OrderedMachine):
     # ---- heal ----
 
     def _round(self, member: Member) -> bool:
-        for key in self._hungry(member):
+        if super()._round(member):
+            return True
+        hungry = self._hungry(member)
+        for key in hungry:
             self._unpark(member, key, 2)
-        return super()._round(member)
+        return bool(hungry)
 
     @precondition(lambda self: any(self._followed(m) for m in self.members))
     @step(who=WHO, then=THEN, delay=st.sampled_from([1, LEASE_MS // 2, 3 * LEASE_MS]))

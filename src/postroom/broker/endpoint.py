@@ -197,8 +197,9 @@ class PollReply:
 class UnparkRequest:
     """Ordered groups: the holder of a partition asks for the next messages of a parked line (I27).
 
-    Asked again after a lost answer it is answered the same, so `first` is what the holder knows (I6). In the
-    answer the grant's `position` is where the line begins from then on.
+    Asked again after a lost answer it is answered the same, so `first` is what the holder knows. `last` is
+    below the offset that it expects next: from there on polls send what is in its hands once more (I6). In
+    the answer the grant's `position` is where the line begins from then on.
     """
 
     topic: str

@@ -320,8 +320,9 @@ class Progress(Protocol):
     ) -> Granted:
         """Take messages out of a line, into the holder's hands: all of its key's up to the offset `upto`.
 
-        The store cannot see keys: the caller looked for them in the log, and names their offsets. Repeated,
-        it returns the same deliveries (I6). `Granted.holder` says who holds the partition if it is another,
+        The store cannot see keys: the caller looked for them in the log, and names their offsets. All are
+        below the one that the holder expects next: from there on `poll_ordered` would send them again.
+        Repeated, it returns the same deliveries (I6). `Granted.holder` says who holds the partition if it is another,
         and `draining` that the holder has to receive what comes before the line first: ask again (I5).
         """
 

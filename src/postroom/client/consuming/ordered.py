@@ -318,7 +318,7 @@ class OrderedFetcher(Fetcher):
             line=stored.id,
             key=stored.key,
             first=stored.first,
-            last=stored.last,
+            last=min(stored.last, holding.position - 1),  # what is behind that, a poll would send again (I6)
             max_messages=self._wanted if self._on_delivery else max(1, self._window.messages // 2),
             max_bytes=max(1, self._window.bytes // 2),
             on_delivery=self._on_delivery,
