@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import Beat, Held, PollRequest, Settle
+from postroom.broker.endpoint import Beat, Held, PollRequest, Settle, UnparkRequest
 from postroom.broker.gatekeeper import ACTIONS, Gatekeeper, new_token
 from postroom.clock import SystemClock
 from postroom.errors import PermissionDenied
@@ -192,6 +192,8 @@ class Untouched:
 def arguments(verb: str) -> tuple[Any, ...]:
     if verb == "poll":
         return (PollRequest("secrets", "g", "m", 1, 1, 1, 0, True),)
+    if verb == "unpark":
+        return (UnparkRequest("secrets", "g", "m", 1, 1, 1, b"k", 1, 2, 1, 1),)
     if verb == "settle":
         return ("orders", "g", [Settle("secrets", 1, 1, ())])
     if verb == "beat":

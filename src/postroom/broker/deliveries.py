@@ -14,7 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ..config import DEFAULTS
-from ..errors import GateClosed, GenerationChanged, StoreError, StoreUnavailable, UnknownPartition
+from ..errors import (
+    GateClosed,
+    GenerationChanged,
+    StoreError,
+    StoreUnavailable,
+    UnknownPartition,
+    UsageError,
+)
 from ..model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
 from ..model.lanes import LaneView
 from ..model.names import slow_topic
@@ -328,6 +335,7 @@ class Deliveries:
             if verdict.kind == "lane":
                 settlements.append(aside.settlement(verdict))
                 continue
+            _check_park(verdict, group)
             one = _settlement(verdict, now, target)
             is_retry = one.kind is Kind.RETRY
             settlements += self._retries.of(one, group, part.partition_id, now) if is_retry else [one]
@@ -429,6 +437,15 @@ def _by_partition(parts: Sequence[Settle]) -> list[list[Settle]]:
     for part in parts:
         found.setdefault(part.partition_id, []).append(part)
     return list(found.values())
+
+
+def _check_park(verdict: Verdict, group: Group) -> None:
+    """Whoever parks names a line, and holds a partition: only in ordered groups."""
+    line = verdict.line
+    if verdict.kind != "park" and line is None:
+        return
+    if line is None or verdict.kind != "park" or group.settings.mode != "ordered" or line.first > line.last:
+        raise UsageError("only the holder of a partition of an ordered group parks, and it names a line")
 
 
 def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:

@@ -183,8 +183,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._closed = True
         self._unsubscribe()
         self._waiters.notify_all()
-        await self.presence.leave()
         await self._polling.close()
+        await self.presence.leave()  # which polls would take for news
         await self._quotas.close()
         await self._help.close()
         await self._staging.close()

@@ -322,8 +322,8 @@ class Progress(Protocol):
 
         The store cannot see keys: the caller looked for them in the log, and names their offsets. All are
         below the one that the holder expects next: from there on `poll_ordered` would send them again.
-        Repeated, it returns the same deliveries (I6). `Granted.holder` says who holds the partition if it is another,
-        and `draining` that the holder has to receive what comes before the line first: ask again (I5).
+        Repeated, it returns the same deliveries (I6). `Granted.holder` says who holds the partition if it is
+        another, and `draining` that the holder has to receive what comes before the line first (I5).
         """
 
     def stopped(self, group: Group, partition_id: int, *, limit: int, after: int = -1) -> list[Delivery]:
