@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 
 from postroom.errors import GenerationChanged
-from postroom.model.delivery import Ask, Change, Delivery, Kind, Settlement, Span, Terms, poll
+from postroom.model.delivery import Ask, Change, Delivery, Kind, Settlement, Span, Terms, poll, renewed
 from postroom.model.settlement import covered, extend, seize, settle
 from postroom.store.contract import Granted, Settled
 from tests.model.delivery_machine import Backend, DeliveryMachine, Picture
@@ -44,7 +44,8 @@ class PureBackend:
         self._check(generation)
         if held := self._held(ask.token):
             spans = [(row.first, row.last) for row in held]
-            self._apply(extend(held, spans, self._now + LEASE_MS, self._cursor))
+            until = renewed(self._now + LEASE_MS, max(row.visible_at for row in held))
+            self._apply(extend(held, spans, until, self._cursor))
             return Granted(tuple(self._held(ask.token)))
         due = [row for row in self._rows if row.visible_at <= self._now]
         change = self._apply(poll(self._cursor, due, self._now, ask, self._terms))
