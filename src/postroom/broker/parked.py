@@ -21,6 +21,7 @@ __all__ = ["ParkedLines"]
 _LOOKED_AT = 20_000  # messages looked through in one go, whatever is found
 _READ = 2_000  # of them, read at once
 _READ_BYTES = 4 * 2**20
+_MOST_BYTES = 16 * 2**20  # of batches in one answer, whatever is asked for
 
 
 @dataclass(slots=True)
@@ -72,7 +73,8 @@ class ParkedLines:
             self._store.progress.unpark(group, partition_id, NOBODY, "", line.id, found.spans, found.upto)
 
     def _find(self, partition_id: int, request: UnparkRequest) -> _Found:
-        found, left, size = _Found([], [], request.first - 1), request.max_messages, request.max_bytes
+        found, left = _Found([], [], request.first - 1), request.max_messages
+        size = min(request.max_bytes, _MOST_BYTES)
         end = min(request.last, request.first + _LOOKED_AT - 1)
         while found.upto < end and left > 0 and size > 0:
             batches = self._read(partition_id, found.upto + 1, _READ, _READ_BYTES)
