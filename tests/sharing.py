@@ -1,4 +1,7 @@
-"""Which tests run in the same process: those that share a Spark session, which takes seconds to start.
+"""Which tests run in the same process, one after the other.
+
+Those that share a Spark session, which takes seconds to start; and those of chaos, each of which is many
+processes: several at once would be a test of an overloaded machine, where leases end for want of a processor.
 
 With `--dist loadgroup` they are one unit of work. xdist's own mark for that (`xdist_group`) does nothing with
 pytest 9.2, which does not look at the name that xdist 3.8 gives a test; so the path decides.
@@ -18,6 +21,8 @@ _PAGES = "tests/docs/test_snippets.py::test_a_page_does_what_it_shows[docs/howto
 
 
 def unit_of(nodeid: str) -> str:
+    if nodeid.startswith("tests/chaos/"):
+        return "chaos"
     in_session = nodeid.startswith(_SPARK) and not nodeid.startswith(_WITHOUT_JVM)
     return "spark" if in_session or nodeid.startswith(_PAGES) else nodeid
 

@@ -70,7 +70,7 @@ async def test_shards_go_away_and_come_back(
     with Crew(url, tmp_path, shards.urls) as crew:
         async with postroom.connect(url, shards=shards.urls) as mq:
             await make_topic(mq, "keyed", lease=3, groups=_KEYED)
-            await make_topic(mq, "keyless", lease=3, groups=_FREE)
+            await make_topic(mq, "keyless", lease=6, groups=_FREE)
             await hire(crew, "keyed", groups=_KEYED, pause_s=0.1)
             crew.consume("keyless", "free", members=2)
             for number in range(_PRODUCERS):
