@@ -268,7 +268,7 @@ async def test_members_in_several_connections_share_it(
         await asyncio.gather(*polls, return_exceptions=True)
         for consumer in consumers:
             await consumer.close()
-    assert 200 <= sum(counts) <= 230  # 200, what was saved up, and a slice for each connection
+    assert 200 <= sum(counts) <= 300  # 200, and slices taken ahead; apart they would have 400
     assert all(counts), counts  # nobody starves
 
 
