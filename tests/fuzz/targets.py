@@ -14,6 +14,8 @@ from postroom.wire import messages as m
 from postroom.wire.failures import raised
 from postroom.wire.frames import PREFIX_BYTES, FrameParser, encode
 
+from .served import SERVED_SEEDS, http_bodies, http_bytes, sessions
+
 __all__ = ["SEEDS", "TARGETS", "everything"]
 
 _LIMIT = 4096
@@ -87,7 +89,8 @@ def batches(data: bytes) -> None:
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    one.__name__: one for one in (frames, requests, replies, others, batches)
+    one.__name__: one
+    for one in (frames, requests, replies, others, batches, sessions, http_bodies, http_bytes)
 }
 
 
@@ -127,5 +130,6 @@ SEEDS: dict[str, list[bytes]] = {
     ],
     "others": [b"\0" + _HELLO, b"\5" + m.encode_header(m.Failure("unknown_topic", "no", False, {"a": 1}))],
     "batches": [_batch(name) for name in ("none", "gzip", "snappy", "lz4", "zstd")],
+    **SERVED_SEEDS,
 }  # fmt: skip
 SEEDS["everything"] = [bytes([place]) + seed for place, name in enumerate(TARGETS) for seed in SEEDS[name]]
