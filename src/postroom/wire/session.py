@@ -30,6 +30,9 @@ __all__ = ["Session"]
 _log = logging.getLogger("postroom.wire")
 
 
+OWNED = frozenset({"append", "open_replies", "close_replies"})
+"""Verbs that are told whose producer or reply topic it is; a client cannot say so itself (I23)."""
+
 _RECORDS = slice(57, 61)  # where a batch has the number of its messages
 _COMPRESSION_BYTES = 64 * 1024  # what cannot be compressed grows a little
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
@@ -62,7 +65,7 @@ class Session:
             return await self._beat(named["beats"])
         if operation.name == "append" and self._principal is not ANONYMOUS:
             named["producer"] = self._principal.name
-        if isinstance(request, m.Requester):
+        if operation.name in OWNED:
             named["owner"] = self._principal.name
         if operation.name == "settle":
             self._holdings.settled(named["parts"])
