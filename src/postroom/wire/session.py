@@ -30,8 +30,13 @@ __all__ = ["Session"]
 _log = logging.getLogger("postroom.wire")
 
 
-OWNED = frozenset({"append", "open_replies", "close_replies"})
-"""Verbs that are told whose producer or reply topic it is; a client cannot say so itself (I23)."""
+_LIMITED = frozenset({"append", "stage"})  # verbs that count towards their producer's rate (R40)
+_OWNED = frozenset(
+    {
+        *("append", "open_replies", "close_replies"),
+        *("stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"),
+    }
+)  # verbs that are told whose producer, query or reply topic it is: no client says so itself (I23)
 
 _RECORDS = slice(57, 61)  # where a batch has the number of its messages
 _COMPRESSION_BYTES = 64 * 1024  # what cannot be compressed grows a little
@@ -63,9 +68,9 @@ class Session:
             named[operation.body] = body
         if operation.name == "beat":  # the only verb that blocks
             return await self._beat(named["beats"])
-        if operation.name == "append" and self._principal is not ANONYMOUS:
+        if operation.name in _LIMITED and self._principal is not ANONYMOUS:
             named["producer"] = self._principal.name
-        if operation.name in OWNED:
+        if operation.name in _OWNED:
             named["owner"] = self._principal.name
         if operation.name == "settle":
             self._holdings.settled(named["parts"])
