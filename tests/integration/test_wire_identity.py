@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from postroom.store.contract import Appended
 from postroom.wire.listening import Listening
 from postroom.wire.server import WireServer
 
-from .wire_raw import broker_of, served
+from .wire_raw import broker_of, eventually, served
 
 SHOP, EVIL = new_token(), new_token()
 
@@ -128,3 +129,23 @@ async def test_a_repeat_is_known_to_every_broker_and_with_a_new_token(
     embedded = [await append(mq, batch(b"embedded", 999, 0, 0)) for _ in range(2)]
     assert [one.duplicate for one in embedded] == [False, True]
     assert await values(mq) == [b"once", b"next", b"next", b"embedded"]
+
+
+async def test_what_a_principal_stages_counts_towards_its_rate(
+    place: tuple[postroom.Connection, WireServer],
+) -> None:
+    """Whatever name its client gives (R40)."""
+    mq, server = place
+    await mq.limit_rate(producer="evil", messages_per_s=0.001)
+    async with postroom.connect(server.url, token=EVIL) as evil:
+        await evil.send("orders", b"1")  # all there is for a long time
+        ask, where = evil._endpoint, (await evil.route("orders")).ranges[0].partition_id
+        data = batch(b"2", -1, -1, -1)
+        staging = asyncio.ensure_future(ask.stage("orders", "job", 0, "a", 0, (where,), data, "another"))
+        gates = broker_of(mq)._quotas._gates
+        await eventually(
+            lambda: staging.done() or ("producer:evil" in gates and gates["producer:evil"].crowded)
+        )
+        assert not staging.done()
+        await mq.limit_rate(producer="evil")
+        await asyncio.wait_for(staging, 20)

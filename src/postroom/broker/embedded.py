@@ -361,7 +361,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             if owner and producer_id >= 0:
                 producer_id = producer_of(await self.identity_key(), owner, producer_id)
             known = await self._topic(topic)
-            limited = not due_at and self._backlog.limits(known.settings)
+            limited = self._backlog.limits(known.settings) and self._backlog.is_now(due_at)
             counted = (
                 await self._backlog.pass_through(known, header.records, header.size) if limited else None
             )
