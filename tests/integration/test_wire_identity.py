@@ -1,9 +1,10 @@
-"""What a producer has sent is its principal's: nobody else goes on with its sequence (I3, I23)."""
+"""Producers and reply topics are their principal's: nobody else goes on with them (I3, I23)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,9 +12,11 @@ import pytest
 import postroom
 from postroom.broker.gatekeeper import Gatekeeper, new_token
 from postroom.clock import SystemClock
-from postroom.errors import UnknownProducer
+from postroom.config import DEFAULTS
+from postroom.errors import LimitReached, PermissionDenied, UnknownProducer
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.batch import BatchBuilder, BatchHeader, read_header
+from postroom.model.settings import GroupWish
 from postroom.store.contract import Appended
 from postroom.wire.listening import Listening
 from postroom.wire.server import WireServer
@@ -149,3 +152,73 @@ async def test_what_a_principal_stages_counts_towards_its_rate(
         assert not staging.done()
         await mq.limit_rate(producer="evil")
         await asyncio.wait_for(staging, 20)
+
+
+# ---- reply topics (R38) ----
+
+
+def limited(mq: postroom.Connection, reply_topics: int) -> None:
+    broker_of(mq)._replies._limits = replace(DEFAULTS, reply_topics=reply_topics)
+
+
+async def test_a_principal_has_so_many_reply_topics_at_once(
+    place: tuple[postroom.Connection, WireServer],
+) -> None:
+    mq, server = place
+    limited(mq, 3)
+    async with (
+        postroom.connect(server.url, token=SHOP) as shop,
+        postroom.connect(server.url, token=EVIL) as evil,
+    ):
+        for number in range(3):
+            await evil._endpoint.open_replies(f"client-{number}")
+        with pytest.raises(LimitReached, match="3 reply topics") as raised:
+            await evil._endpoint.open_replies("client-3")
+        assert raised.value.retriable
+        first = await evil._endpoint.open_replies("client-0")  # it lives: that is always heard
+        assert (await evil._endpoint.open_replies("client-0")) == first
+        await shop._endpoint.open_replies("client-3")  # another's are another's
+        for number in range(9):
+            await mq._endpoint.open_replies(f"client-{number}")  # and nobody counts those of this process
+        await evil._endpoint.close_replies("client-1")
+        await evil._endpoint.open_replies("client-3")
+
+
+async def test_a_principal_makes_so_many_reply_topics_a_minute(
+    place: tuple[postroom.Connection, WireServer],
+) -> None:
+    """Each is a table that is made and dropped."""
+    mq, server = place
+    limited(mq, 2)
+    async with postroom.connect(server.url, token=EVIL) as evil:
+        for number in range(4):
+            await evil._endpoint.open_replies(f"client-{number}")
+            await evil._endpoint.close_replies(f"client-{number}")
+        with pytest.raises(LimitReached, match="within a minute"):
+            await evil._endpoint.open_replies("client-4")
+    async with postroom.connect(server.url, token=SHOP) as shop:
+        await shop._endpoint.open_replies("client-4")
+
+
+async def test_a_reply_topic_is_read_kept_and_closed_by_its_owner_alone(
+    place: tuple[postroom.Connection, WireServer],
+) -> None:
+    mq, server = place
+    async with (
+        postroom.connect(server.url, token=SHOP) as shop,
+        postroom.connect(server.url, token=EVIL) as evil,
+    ):
+        mine = await shop._endpoint.open_replies("client")
+        other = await evil._endpoint.open_replies("client")  # the same name is another topic
+        assert other.name != mine.name
+        await evil._endpoint.close_replies("client")
+        assert (await shop._endpoint.open_replies("client")) == mine
+        ask = evil._endpoint
+        with pytest.raises(PermissionDenied):
+            await ask.fetch(mine.name, mine.partition_id, 0, max_messages=1, max_bytes=99, wait_ms=0)
+        with pytest.raises(PermissionDenied):
+            await ask.delete_topic(mine.name)
+        with pytest.raises(PermissionDenied):
+            await ask.subscribe(mine.name, "g", GroupWish(), "m", "c")
+        assert [topic.name for topic in await evil.topics()] == ["orders"]
+    assert mine.name in [topic.name for topic in await mq._endpoint.topics()]

@@ -127,6 +127,10 @@ class Catalog(Protocol):
         """UnknownTopic if there is none."""
 
     def topics(self) -> list[Topic]: ...
+
+    def count_topics(self, prefix: str, suffix: str) -> int:
+        """How many there are whose names begin and end so; one cheap read."""
+
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic: ...
 
     def delete_topic(self, name: str) -> list[int]:
