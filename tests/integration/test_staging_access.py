@@ -169,3 +169,12 @@ async def test_rows_of_topics_that_are_not_named_are_not_dropped(place: Place) -
         await shop.staging("hourly").commit([staged])
     assert await shop.staging("hourly").abort([staged]) == 2
     assert await there(mq) == await there(mq, "clicks") == []
+
+
+async def test_who_comes_without_a_token_is_as_somebody_inside() -> None:
+    """To a broker that was started with `--dev`: a job may be run embedded today, and served tomorrow."""
+    async with served() as (mq, server), postroom.connect(server.url) as local:
+        await mq.create_topic("orders", partitions=1)
+        first = await local.staging("job").commit([await job(mq, "job", 0, 2)])
+        again = await mq.staging("job").commit([await job(local, "job", 0, 2)])
+        assert again == first and len(await there(mq)) == 2

@@ -15,7 +15,7 @@ Why not an owner beside each sequence: that would let whoever comes first keep t
 that it has not sent to yet.
 
 Must never depend on a token or on a broker: a principal whose token was rotated, or whose client has gone to
-another broker, goes on with its sequences.
+another broker, goes on with its sequences. Whoever may come without a token (`--dev`) is as somebody inside.
 """
 
 from __future__ import annotations
