@@ -23,6 +23,7 @@ from ..model.batch import verify
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
 from ..model.flow import Rate
+from ..model.identity import producer_of
 from ..model.route import Change, Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_store
@@ -161,6 +162,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             ForgetReplies(store, limits, self._replies.drop),
         ]
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
+        self._identity_key: bytes | None = None
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -348,13 +350,18 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         ids: bytes = b"",
         producer: str = "",
         drawn: Drawn | None = None,
+        owner: str = "",
     ) -> Appended:
+        """`owner`: the principal whose producer this is; "" is somebody in this process (I23)."""
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
+        producer_id = header.producer_id
         with nothing_stored():
+            if owner and producer_id >= 0:
+                producer_id = producer_of(await self.identity_key(), owner, producer_id)
             known = await self._topic(topic)
-            limited = not due_at and self._backlog.limits(known.settings)
+            limited = self._backlog.limits(known.settings) and self._backlog.is_now(due_at)
             counted = (
                 await self._backlog.pass_through(known, header.records, header.size) if limited else None
             )
@@ -365,8 +372,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
         try:
-            line = (known.id, header.producer_id)
-            return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms, drawn), line)
+            stored = Append(partition_id, batch, due_at, ids, window_ms, drawn, producer_id)
+            return await self._work.append(stored, (known.id, producer_id))
         except PostroomError as error:
             self._quotas.put_back(passed)
             if counted is not None:
@@ -375,6 +382,12 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
                 self._route_changed()
                 await self._help.met_seal(topic, partition_id, error)
             raise
+
+    async def identity_key(self) -> bytes:
+        """What ids of principals' producers are told apart by; asked of the store once."""
+        if self._identity_key is None:
+            self._identity_key = await self._in_thread(self.store.access.key)
+        return self._identity_key
 
     async def cancel(self, topic: str, id: str) -> bool:
         topic_id = (await self._topic(topic)).id

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -209,11 +210,16 @@ async def _open(settings: ServeSettings) -> Broker:
     from ..address import parse, parse_shards
     from ..broker.embedded import open_endpoint
     from ..broker.measured import measured
+    from ..config import DEFAULTS
 
     address = parse(settings.url)
     missing = address.path is not None and not address.path.exists()
     broker = await open_endpoint(
-        address, migrate=settings.migrate, shards=parse_shards(settings.shards), growing=True
+        address,
+        limits=replace(DEFAULTS, reply_topics=settings.reply_topics),
+        migrate=settings.migrate,
+        shards=parse_shards(settings.shards),
+        growing=True,
     )
     if missing:
         exits.say_note(f"created the queue {address.path}")

@@ -273,7 +273,7 @@ class Connection(Admin, Requesting):
         the other. A store or broker that is away is waited for until `timeout`.
         """
         self._guard.check()
-        return make_staging(self._endpoint, self._guard, self.route, query, batch, timeout)
+        return make_staging(self._endpoint, self._guard, self.route, query, batch, timeout, self.client_id)
 
     # ---- receiving ----
 

@@ -35,6 +35,7 @@ __all__ = [
     "member_group",
     "owner",
     "owns_reply",
+    "reply_ends",
     "reply_topic",
     "retry_topic",
     "slow_topic",
@@ -165,6 +166,11 @@ def reply_topic(client: str, owner: str) -> str:
 
 def is_reply(topic: str) -> bool:
     return topic.startswith(_REPLY)
+
+
+def reply_ends(owner: str) -> tuple[str, str]:
+    """How the names of that principal's reply topics begin and end."""
+    return _REPLY, f".{_owner_tag(owner)}"
 
 
 def owns_reply(topic: str, owner: str) -> bool:

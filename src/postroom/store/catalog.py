@@ -147,6 +147,12 @@ class SqlCatalog:
             past = _Past(tx) if any(row[3] > 1 for row in rows) else None
         return [_make_topic(row, ranges[row[0]], past) for row in rows if row[0] in ranges]
 
+    def count_topics(self, prefix: str, suffix: str) -> int:
+        like = f"{_escaped(prefix)}%{_escaped(suffix)}"
+        with self._session.read(Lane.LOG) as tx:
+            row = tx.one("SELECT COUNT(*) FROM postroom_topics WHERE name LIKE ? ESCAPE '!'", like)
+        return int(row[0]) if row else 0
+
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic:
         with self.changing() as tx:
             topic = topic_of(tx, name)
@@ -470,3 +476,8 @@ def _refuse_topic(tx: Transaction, name: str) -> None:
 
 def encode_settings(settings: TopicSettings | GroupSettings) -> str:
     return msgspec.json.encode(settings).decode()
+
+
+def _escaped(text: str) -> str:
+    """For LIKE."""
+    return "".join(f"!{char}" if char in "!%_" else char for char in text)

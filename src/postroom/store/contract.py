@@ -60,7 +60,8 @@ class Log(Protocol):
 
         Durable when this returns (R1). Offsets are dense and given under the partition's lock, so no
         reader ever sees a hole that fills later. A batch that carries a producer's sequence is stored
-        at most once: a repeat returns its first offset, also on a sealed partition (I3). A refused batch
+        at most once: a repeat returns its first offset, also on a sealed partition (I3). The sequence is
+        that of `Append.producer_id`, and of the id in the batch only if there is none (I23). A refused batch
         has its error in its place in the list; the others are stored. If the database itself fails,
         nothing is stored and the error is raised.
 
@@ -126,6 +127,10 @@ class Catalog(Protocol):
         """UnknownTopic if there is none."""
 
     def topics(self) -> list[Topic]: ...
+
+    def count_topics(self, prefix: str, suffix: str) -> int:
+        """How many there are whose names begin and end so; one cheap read."""
+
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic: ...
 
     def delete_topic(self, name: str) -> list[int]:

@@ -69,6 +69,7 @@ class WireServer:
             ) from error
         self._brokers = (self._me(),)
         self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
+        await self.broker.identity_key()  # no client is to wait for it
         await self._enter()
         await self.broker.presence.enter(f"broker {self.address}")
         self._duties = [asyncio.create_task(self._keep_entering()), asyncio.create_task(self._keep_ticking())]

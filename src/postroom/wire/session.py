@@ -30,6 +30,10 @@ __all__ = ["Session"]
 _log = logging.getLogger("postroom.wire")
 
 
+_LIMITED = frozenset({"append", "stage"})  # verbs that count towards their producer's rate (R40)
+_OWNED = frozenset({"append", "stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"})
+# verbs that are told whose producer or query it is: no client says so itself (I23)
+
 _RECORDS = slice(57, 61)  # where a batch has the number of its messages
 _COMPRESSION_BYTES = 64 * 1024  # what cannot be compressed grows a little
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
@@ -60,8 +64,11 @@ class Session:
             named[operation.body] = body
         if operation.name == "beat":  # the only verb that blocks
             return await self._beat(named["beats"])
-        if operation.name == "append" and self._principal is not ANONYMOUS:
-            named["producer"] = self._principal.name
+        if self._principal is not ANONYMOUS:  # who may come without a token is as somebody inside
+            if operation.name in _LIMITED:
+                named["producer"] = self._principal.name
+            if operation.name in _OWNED:
+                named["owner"] = self._principal.name
         if isinstance(request, m.Requester):
             named["owner"] = self._principal.name
         if operation.name == "settle":

@@ -17,6 +17,7 @@ class Stage(Request):
     segment: str
     number: int
     partition_ids: tuple[int, ...]
+    producer: str = ""  # whose rate it counts towards (R40), if the broker does not know it better
 
 
 class Marks(Request):

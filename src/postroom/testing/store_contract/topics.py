@@ -50,6 +50,19 @@ class TopicContract(StoreHarness):
         made = {name: store.catalog.create_topic(name, SETTINGS, 2) for name in ("pears", "apples", "figs")}
         assert store.catalog.topics() == [made["apples"], made["figs"], made["pears"]]
 
+    def test_topics_are_counted_by_how_their_names_begin_and_end(self, store: Store) -> None:
+        for name in ("_reply.a.one", "_reply.b_b.one", "_reply.a.two", "xreply.a.one", "_reply.one"):
+            store.catalog.create_topic(name, SETTINGS, 1)
+        counted = [
+            ("_reply.", ".one"),
+            ("_reply.", ".two"),
+            ("_reply.", ".six"),
+            ("", ""),
+            ("%", ""),
+            ("!", ""),
+        ]
+        assert [store.catalog.count_topics(*ends) for ends in counted] == [2, 1, 0, 5, 0, 0]
+
     def test_a_topic_that_could_not_be_made_is_not_there(self, store: Store) -> None:
         with self.failing_commits(store), pytest.raises(StoreError):
             store.catalog.create_topic("orders", SETTINGS, 2)
