@@ -92,6 +92,13 @@ async def test_permissions_are_those_of_the_wire(guarded: Stage) -> None:
     await guarded.call("POST", f"{API}/topics/orders/groups/g/settle", 200, **settling, who="billing")
 
 
+async def test_settling_nothing_needs_the_permission_too(guarded: Stage) -> None:
+    empty = {"json": {}}
+    await guarded.error("POST", f"{API}/topics/orders/groups/g/settle", 403, **empty, who="shop")
+    await guarded.error("POST", f"{API}/topics/secrets/groups/g/settle", 403, **empty, who="billing")
+    await guarded.call("POST", f"{API}/topics/orders/groups/g/settle", 200, **empty, who="billing")
+
+
 async def test_only_visible_topics_are_listed_or_suggested(guarded: Stage) -> None:
     shown = await guarded.get("/topics", who="shop")
     assert [topic["name"] for topic in shown] == ["orders"]
@@ -156,7 +163,13 @@ async def test_dev_is_not_for_pages_of_other_sites() -> None:
         for headers, status in (
             ({"Host": "127.0.0.1:7071"}, 200),
             ({"Host": "[::1]:7071"}, 200),
-            ({"Host": "localhost", "Origin": "http://localhost:7071"}, 200),
+            ({"Host": "localhost:7071", "Origin": "http://localhost:7071"}, 200),
+            (
+                {"Host": "localhost:7071", "Origin": "http://localhost:9999"},
+                403,
+            ),  # another port: another site
+            ({"Host": "localhost:7071", "Sec-Fetch-Site": "same-site"}, 403),
+            ({"Host": "localhost:7071", "Sec-Fetch-Site": "same-origin"}, 200),
             ({"Host": "evil.example:7071"}, 403),  # a name that was pointed at this machine
             ({"Host": "localhost", "Origin": "https://evil.example"}, 403),
             ({"Host": "localhost", "Origin": "null"}, 403),

@@ -16,7 +16,8 @@ from ipaddress import ip_address
 
 from ..broker.embedded import Broker
 from ..broker.gatekeeper import Gatekeeper
-from ..errors import BrokerUnavailable, PostroomError, UsageError
+from ..errors import BrokerUnavailable, PostroomError
+from .accepting import Acceptor, listen
 from .connection import Connection
 from .listening import Listening
 from .messages import BrokerInfo, BrokerList, Hello, Welcome
@@ -40,7 +41,7 @@ class WireServer:
         self.held_bytes = 0  # of requests under way
         self._brokers: tuple[BrokerInfo, ...] = ()
         self._queue = ""
-        self._server: asyncio.Server | None = None
+        self._server: Acceptor | None = None
         self._duties: list[asyncio.Task[None]] = []
         self.short_of_room = False
         self._entering = threading.Lock()
@@ -51,22 +52,13 @@ class WireServer:
 
     async def start(self) -> None:
         """Listen, and be known. UsageError if the port is taken."""
-        host, port = self.listening.host, self.listening.port
-        tls = self.listening.tls
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self),
-                host,
-                port,
-                ssl=tls,
-                ssl_handshake_timeout=self.listening.unauthenticated_ms / 1000 if tls else None,
-                backlog=1024,
-            )
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {host}:{port} ({error.strerror or error}): is another broker there? "
-                "choose another port, or stop that one"
-            ) from error
+        advice = "is another broker there? choose another port, or stop that one"
+        self._server = Acceptor(
+            listen(self.listening.host, self.listening.port, "", advice),
+            lambda: Connection(self),
+            tls=self.listening.tls,
+            handshake_s=self.listening.unauthenticated_ms / 1000,
+        )
         self._brokers = (self._me(),)
         self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
         await self._enter()
@@ -96,7 +88,7 @@ class WireServer:
     @property
     def port(self) -> int:
         assert self._server is not None, "it was started"
-        return int(self._server.sockets[0].getsockname()[1])
+        return self._server.port
 
     @property
     def address(self) -> str:
@@ -180,9 +172,14 @@ class WireServer:
             for connection in list(self.connections):
                 connection.throttle()
 
+    def refused(self, peer: str, error: Exception) -> None:
+        said = "a connection from %s was refused: %s"
+        self._gatekeeper.refusals.say("greeting", _log, said, peer, error)
+
     async def _keep_ticking(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
+            self._gatekeeper.refusals.tick()
             now = asyncio.get_running_loop().time()
             for connection in list(self.connections):
                 try:
