@@ -69,8 +69,16 @@ class HttpServer:
         await asyncio.gather(self.task, return_exceptions=True)
 
 
-async def serve_http(app: FastAPI, host: str, port: int, tls: ssl.SSLContext | None = None) -> HttpServer:
-    """Listens when it returns. UsageError if the port is taken."""
+async def serve_http(
+    app: FastAPI,
+    host: str,
+    port: int,
+    tls: ssl.SSLContext | None = None,
+    *,
+    most: int | None = None,
+    handshakes: int | None = None,
+) -> HttpServer:
+    """Listens when it returns, for `most` connections. UsageError if the port is taken."""
     listening = listen(host, port, " for HTTP", "choose another http_port, or 0 for no HTTP")
     try:
         config = uvicorn.Config(
@@ -91,7 +99,7 @@ async def serve_http(app: FastAPI, host: str, port: int, tls: ssl.SSLContext | N
         for one in listening:
             one.close()
         raise
-    server = _Server(config, app.state.service)
+    server = _Server(config, app.state.service, most or _MOST, handshakes or HANDSHAKES)
     task = asyncio.create_task(server.serve(sockets=listening))
     ready = asyncio.create_task(server.ready.wait())
     await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
@@ -104,12 +112,13 @@ async def serve_http(app: FastAPI, host: str, port: int, tls: ssl.SSLContext | N
 class _Server(uvicorn.Server):
     """Without signals of its own, and with an event that says that it listens."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    def __init__(self, config: uvicorn.Config, service: Service, most: int, handshakes: int) -> None:
         super().__init__(config)
+        self._handshakes = handshakes
         self.ready = asyncio.Event()
         self.port = 0
         self._quiet = _Quiet(service)
-        self._room = _Room()
+        self._room = _Room(most)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn's own, with limits where a connection is accepted."""
@@ -120,7 +129,7 @@ class _Server(uvicorn.Server):
             sockets or [],
             self._protocol,
             tls=self.config.ssl,
-            handshakes=HANDSHAKES,
+            handshakes=self._handshakes,
             handshake_s=HANDSHAKE_S,
         )
         self.servers = [acceptor]  # type: ignore[list-item]
@@ -158,12 +167,13 @@ class _Quiet(logging.Filter):
 class _Room:
     """The connections there are, those that were quiet for longest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._there: dict[_Protocol, None] = {}
         self._over: set[_Protocol] = set()  # came when all others were at work
 
     def enter(self, one: _Protocol) -> None:
-        if len(self._there) >= _MOST:
+        if len(self._there) >= self._most:
             stranger = next((other for other in self._there if not other.known), None)
             if stranger is None:
                 self._over.add(one)
@@ -182,7 +192,7 @@ class _Room:
 
     def is_over(self, one: _Protocol) -> bool:
         """Whether it came when there was no room, and there still is none."""
-        return one in self._over and len(self._there) > _MOST
+        return one in self._over and len(self._there) > self._most
 
 
 class _Strict(h11.Connection):

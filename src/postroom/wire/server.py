@@ -57,6 +57,7 @@ class WireServer:
             listen(self.listening.host, self.listening.port, "", advice),
             lambda: Connection(self),
             tls=self.listening.tls,
+            handshakes=self.listening.handshakes,
             handshake_s=self.listening.unauthenticated_ms / 1000,
         )
         self._brokers = (self._me(),)
@@ -120,6 +121,13 @@ class WireServer:
 
         self._brokers = tuple(await self.broker.in_thread(enter))
 
+    async def enter_again(self) -> None:
+        """Be listed from now on for as long as at the start; harmless if the store is away."""
+        try:
+            await self._enter()
+        except PostroomError as error:
+            _log.warning("the list of brokers cannot be kept now: %s", error)
+
     def _leave(self) -> None:
         with self._entering:
             self._left = True
@@ -128,10 +136,7 @@ class WireServer:
     async def _keep_entering(self) -> None:
         while True:
             await asyncio.sleep(_ENTER_S)
-            try:
-                await self._enter()
-            except PostroomError as error:
-                _log.warning("the list of brokers cannot be kept now: %s", error)
+            await self.enter_again()
 
     def broker_list(self) -> BrokerList:
         return BrokerList(self._brokers, self.broker.now_ms())
