@@ -1,8 +1,8 @@
 """The files that a broker's process may open, compared with the connections that it may have.
 
 The soft limit is raised to the hard one, which every process may do. Where that is not enough, fewer
-connections are allowed than the settings say, and the log says so: a client that is told to ask another broker
-knows more than one whose connection is reset.
+connections are allowed than the settings say, and the log says so: a client that is told to ask another
+broker knows more than one whose connection is reset.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ def fit(settings: ServeSettings, listening: Listening) -> tuple[Listening, int]:
     found = fitted(files, settings)
     if found.wire < settings.max_connections:
         log.warning(
-            "this process may open %d files, which is too few for max_connections = %d: it takes %d, and %d of "
-            "HTTP; raise the limit of open files (ulimit -n, LimitNOFILE), or lower max_connections",
+            "this process may open %d files, which is too few for max_connections = %d: it takes %d, and "
+            "%d of HTTP; raise the limit of open files (ulimit -n, LimitNOFILE), or lower max_connections",
             files, settings.max_connections, found.wire, found.http,
         )  # fmt: skip
     return replace(listening, max_connections=found.wire, handshakes=found.handshakes), found.http

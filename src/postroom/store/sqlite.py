@@ -22,6 +22,7 @@ from ..clock import Clock
 from ..config import DEFAULTS, Limits
 from ..errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from .contract import Watcher
+from .private import make_private
 from .session import Lane, Row, Session, Transaction, by_key
 from .turn import Turn
 
@@ -54,7 +55,7 @@ class SqliteDialect:
         self.path = path  # None: in memory
         self._clock = clock
         self._limits = limits
-        self._turns = {lane: Turn(self._lock_file(lane), limits) for lane in Lane}
+        self._turns = {lane: Turn(self._lock_file(lane), limits, path) for lane in Lane}
         self._memory: dict[Lane, _Connection] = {}
         self._commits = dict.fromkeys(Lane, 0)  # in memory; a file has its own count
 
@@ -74,6 +75,7 @@ class SqliteDialect:
         if file is None:
             return self._shared_memory(lane)
         connection = None
+        make_private(file, like=None if lane is Lane.LOG else self.path)  # SQLite's own beside it are like it
         try:
             connection = self._open(str(file))
             self._prepare(connection, lane)
