@@ -18,8 +18,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ..broker.figures import BOUNDS_S, Labels, Spread, Tally
-from ..store.outbox import OUTBOX
 from ..model.access import Principal
+from ..store.outbox import OUTBOX
 from .names import Named, sees_all
 from .sampling import Sampler
 from .service import Service

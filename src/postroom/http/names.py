@@ -1,8 +1,8 @@
 """Names in figures: which topics and groups a scrape shows to whom.
 
 Names are shown to those who would see them in a list: of a topic one has a permission on, and of all to
-whoever has one on `_metrics`, which `*` includes. Everything else is added up as `(other)`, so that totals are
-right for anybody. Ages and debts of others are the largest of them.
+whoever has one on `_metrics`, which `*` includes. Everything else is added up as `(other)`, so that totals
+are right for anybody. Ages and debts of others are the largest of them.
 """
 
 from __future__ import annotations
