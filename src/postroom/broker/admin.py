@@ -5,18 +5,23 @@ A topic goes with its groups and their own topics. Decides nothing about groups:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ..config import DEFAULTS
 from ..errors import TopicExists, UnknownPartition
 from ..model.names import base_of, check_topic, is_internal, owner
 from ..model.route import Route
 from ..model.settings import Start, TopicSettings
 from ..store.contract import Backlog, Group, Peek, Store, Topic
 from .catalog import CatalogCache
+from .duties import ids_from
 from .endpoint import Lag, PartitionLag, TopicInfo
 
 __all__ = ["Admin"]
+
+_SWEEP_S = 0.5  # how long a purge deletes by itself
 
 
 class Admin:
@@ -86,7 +91,19 @@ class Admin:
         before = self._store.log.bounds(r.partition_id for r in topic.route.partitions)
         for partition_id, edges in before.items():
             self._store.log.trim(partition_id, edges.end)
+        self._make_room(topic, before)
         return delayed + sum(edges.messages for edges in before.values())
+
+    def _make_room(self, topic: Topic, partition_ids: Iterable[int]) -> None:
+        """Delete what was purged, for a moment: a full disk waits for it. The rest is left to retention."""
+        until = time.monotonic() + _SWEEP_S
+        for partition_id in self._store.present(partition_ids):
+            while time.monotonic() < until and self._store.log.sweep(
+                partition_id,
+                rows=DEFAULTS.retention_slice_rows,
+                appended_before=ids_from(self._store, topic),
+            ):
+                pass
 
     def resolve(self, topic: str, start: Start) -> dict[int, int]:
         ranges = self._catalog.topic(topic).route.partitions

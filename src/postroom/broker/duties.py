@@ -12,13 +12,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
 from ..config import Limits
-from ..errors import PostroomError, UnknownGroup, UnknownPartition, UnknownTopic
+from ..errors import PostroomError, StoreFull, UnknownGroup, UnknownPartition, UnknownTopic
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
 from ..store.contract import Group, Store, Topic
 from .catalog import readers
 from .groups import TOUCH_MS
 
-__all__ = ["DropLogs", "Duty", "DutyRunner", "ExpireGroups", "ForgetProducers", "Retention"]
+__all__ = ["DropLogs", "Duty", "DutyRunner", "ExpireGroups", "ForgetProducers", "Retention", "ids_from"]
 
 _log = logging.getLogger("postroom.broker")
 
@@ -59,7 +59,7 @@ class Retention:
                 self._store.log.skip_lost(partition_id)
             needed = min((committed[group.id][partition_id] for group in groups), default=None)
             self._trim(topic, partition_id, needed)
-            sweep(self._store, partition_id, self._limits, self._ids_from(topic))
+            sweep(self._store, partition_id, self._limits, ids_from(self._store, topic))
         for partition_id in self._store.present(piece.partition_id for piece in topic.route.sealed):
             self._remove(partition_id)
 
@@ -69,11 +69,6 @@ class Retention:
         empty = edges.start == edges.end
         if empty and not self._store.log.read(partition_id, 0, max_messages=1, max_bytes=1):
             self._store.routes.remove(partition_id)
-
-    def _ids_from(self, topic: Topic) -> int | None:
-        """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
-        window_ms = topic.settings.dedup_ms
-        return self._store.now_ms() - window_ms if window_ms else None
 
     def _trim(self, topic: Topic, partition_id: int, needed: int | None) -> None:
         """`needed` is the lowest offset that a group has not settled; None: there is no group."""
@@ -159,9 +154,12 @@ class DropLogs:
 
     def run_once(self) -> None:
         for partition_id in self._store.catalog.dropped():
-            self._store.log.trim(partition_id, 2**62)
-            if sweep(self._store, partition_id, self._limits):
-                self._store.catalog.drop_log(partition_id)
+            try:
+                self._store.log.trim(partition_id, 2**62)
+                if sweep(self._store, partition_id, self._limits):
+                    self._store.catalog.drop_log(partition_id)
+            except UnknownPartition:
+                pass  # another did, on a disk too full for leases
 
 
 class ForgetProducers:
@@ -176,6 +174,12 @@ class ForgetProducers:
 
     def run_once(self) -> None:
         self._store.log.forget_producers(self._store.now_ms() - self._limits.producer_memory_ms)
+
+
+def ids_from(store: Store, topic: Topic) -> int | None:
+    """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
+    window_ms = topic.settings.dedup_ms
+    return store.now_ms() - window_ms if window_ms else None
 
 
 def sweep(store: Store, partition_id: int, limits: Limits, appended_before: int | None = None) -> bool:
@@ -229,7 +233,7 @@ class DutyRunner:
     def run_once(self, duty: Duty) -> bool:
         """Run a duty if its lease can be had; True if it ran."""
         try:
-            if not self._store.duties.acquire(duty.name, self._holder, self._limits.duty_lease_ms):
+            if not self._may_run(duty):
                 self.held.discard(duty.name)
                 return False
             self.held.add(duty.name)
@@ -241,6 +245,14 @@ class DutyRunner:
             _log.exception("duty %s failed in an unexpected way; the others go on", duty.name)
             return False
         return True
+
+    def _may_run(self, duty: Duty) -> bool:
+        try:
+            return self._store.duties.acquire(duty.name, self._holder, self._limits.duty_lease_ms)
+        except StoreFull:
+            if isinstance(duty, Retention | DropLogs):  # they make room, and several may do so at once
+                return True
+            raise
 
     async def close(self) -> None:
         """Let a duty that runs now finish (its thread cannot be cancelled), then give the leases back."""

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..errors import PostroomError, StoreError
+from ..errors import PostroomError, StoreError, StoreFull
 from ..model.access import base_topic
 from ..model.names import base_of
 
@@ -101,7 +101,10 @@ class Figures:
     commit_bytes: Tally = field(default_factory=Tally)
     queued: dict[str, Callable[[], int]] = field(default_factory=dict)  # bytes that wait for the writer
 
+    full_at: float = float("-inf")  # when an append found no space, if none was stored since; monotonic
+
     def committed(self, shard: str, batches: int, size: int, seconds: float) -> None:
+        self.full_at = float("-inf")
         self.commit_seconds.add((shard or "first",), seconds)
         self.commit_batches.add((shard or "first",), batches)
         self.commit_bytes.add((shard or "first",), size)
@@ -116,6 +119,8 @@ class Figures:
             outcome = error.code
             if isinstance(error, StoreError):
                 self.store_errors.add((error.code,))
+                if isinstance(error, StoreFull) and operation == "append":
+                    self.full_at = time.monotonic()
         elif error is not None:
             outcome = "unexpected" if isinstance(error, Exception) else "cancelled"
         self.requests.add((operation, outcome))

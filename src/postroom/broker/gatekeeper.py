@@ -29,6 +29,7 @@ from ..errors import NotAuthenticated, PermissionDenied, StoreError, UnknownPart
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
 from ..store.contract import Store
 from .looks import Looks
+from .refusals import Refusals
 
 __all__ = ["ACTIONS", "REMEMBER_MS", "Gatekeeper", "InThread", "new_token"]
 
@@ -136,6 +137,7 @@ class Gatekeeper:
         self._wrong: deque[int] = deque(maxlen=_WRONG_PER_S)
         self._looks = Looks(in_thread)
         self._topics: dict[int, str] = {}  # of partitions; their ids are never used again
+        self.refusals = Refusals()  # what is logged about them, by whoever uses this gatekeeper
 
     # ---- who ----
 
@@ -226,7 +228,8 @@ class Gatekeeper:
         many = len(self._wrong) == _WRONG_PER_S and 0 <= now - self._wrong[0] < 1000
         self._wrong.append(now)
         if many:
-            log.warning("more than %d wrong tokens in a second: they are answered slowly", _WRONG_PER_S)
+            said = "more than %d wrong tokens in a second: they are answered slowly"
+            self.refusals.say("wrong token", log, said, _WRONG_PER_S)
             await self._sleep(_SLOW_S)
 
     # ---- what ----

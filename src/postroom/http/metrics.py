@@ -18,7 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ..broker.figures import BOUNDS_S, Labels, Spread, Tally
+from ..model.access import Principal
 from ..store.outbox import OUTBOX
+from .names import Named, sees_all
 from .sampling import Sampler
 from .service import Service
 
@@ -135,16 +137,19 @@ class Metrics:
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(cast(Any, Collector(service, sampler)))
 
-    async def text(self) -> bytes:
+    async def text(self, principal: Principal) -> bytes:
         await self.sampler.look()
-        return generate_latest(self.registry)
+        if sees_all(principal):
+            return generate_latest(self.registry)
+        return generate_latest(cast(CollectorRegistry, Named(self.registry, principal)))
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Figures for Prometheus. Any principal may see them: they are numbers, and no messages."""
+    """Figures for Prometheus, for any principal; names of topics for those who may see them."""
     found = cast(Metrics, request.app.state.metrics)
-    return Response(await found.text(), media_type=CONTENT_TYPE_LATEST)
+    text = await found.text(request.scope["state"]["principal"])
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 # ---- families ----

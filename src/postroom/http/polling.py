@@ -152,6 +152,7 @@ async def settle(who: Who, topic: str, group: str, wish: SettleBody) -> Settled:
 
     409 `lease_lost` names those that were in other hands by then; the rest is settled.
     """
+    who.broker.permit("settle", topic)  # also if nothing is named
     given = _verdicts(wish)
     held = [Handle.decode(text) for text in wish.extends]
     _refuse_twice([*(handle for handle, _ in given), *held])

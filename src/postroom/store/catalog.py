@@ -31,7 +31,7 @@ from .contract import Group, Origin, Topic
 from .lookups import first_row, lane_of
 from .reserving import reserve
 from .schema import create_log, log_table
-from .session import Lane, Session, Transaction, verbs
+from .session import Lane, Session, Transaction, empties, verbs
 from .volatile import place_log
 
 __all__ = ["SqlCatalog", "encode_settings", "offset_of", "topic_of"]
@@ -161,6 +161,7 @@ class SqlCatalog:
             )
             return topic_of(tx, name)
 
+    @empties
     def delete_topic(self, name: str) -> list[int]:
         with self.changing() as tx:
             topic = topic_of(tx, name)
@@ -203,6 +204,7 @@ class SqlCatalog:
             for table in ("progress", "deliveries", "parked"):
                 tx.do(f"DELETE FROM postroom_{table} WHERE partition_id = ?", partition_id)
 
+    @empties
     def drop_log(self, partition_id: int) -> None:
         self._forget_partition(partition_id, self.drop_table(partition_id))
 
@@ -259,6 +261,7 @@ class SqlCatalog:
             )
             return _group(tx, topic, name)
 
+    @empties
     def delete_group(self, topic: str, name: str, *, only: int | None = None) -> Group:
         with self.changing() as tx:
             group = _group(tx, topic, name)

@@ -10,14 +10,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ..config import DEFAULTS, Limits
-from ..errors import PostroomError, StoreError
+from ..errors import PostroomError, StoreError, StoreFull
 from .append import Appending, seal
 from .catalog import SqlCatalog
 from .contract import Append, Appended, Bounds, News, StoredBatch
 from .ends import Ends
 from .lookups import GONE, first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
 from .schema import log_table
-from .session import Lane, Session, Transaction, verbs
+from .session import Lane, Session, Transaction, empties, verbs
 from .sifting import Sifting
 from .window import NotPreparedError, Windows
 
@@ -52,8 +52,11 @@ class SqlLog:
     def append(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
         found: dict[int, Appended | PostroomError] = {}
         try:
+            self._session.dialect.admit()
             self._append_each(appends, found)
         except StoreError as error:
+            if found and isinstance(error, StoreFull):
+                error.undone = False
             if error.nothing_done and not found:  # else one lane has been committed
                 error.details["stored"] = False
             raise
@@ -143,6 +146,7 @@ class SqlLog:
 
     # ---- trim ----
 
+    @empties
     def trim(self, partition_id: int, below: int) -> int:
         with self._session.write(lane_of(self._session, partition_id)) as tx:
             row = tx.locked("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
@@ -167,6 +171,7 @@ class SqlLog:
             raise unknown_partition(partition_id)
         return self.trim(partition_id, lowest[0])
 
+    @empties
     def sweep(self, partition_id: int, *, rows: int, appended_before: int | None = None) -> int:
         log = log_table(partition_id)
         lane = lane_of(self._session, partition_id)

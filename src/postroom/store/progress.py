@@ -34,7 +34,7 @@ from .locked import (
 from .lookups import GONE, lane_of, padded, reading_log
 from .measures import log_start_of, measure
 from .row import ROW, Row, lock
-from .session import Lane, Session, Transaction, verbs
+from .session import Lane, Session, Transaction, empties, verbs
 
 __all__ = ["SqlProgress"]
 
@@ -383,6 +383,7 @@ class SqlProgress:
         for partition_id in partition_ids:
             self._locked(group, partition_id, Locked.announce, flush=True)
 
+    @empties
     def forget(self, group_id: int) -> None:
         with self._session.write(Lane.PROGRESS) as tx:
             for table in ("progress", "deliveries", "parked", "members", "activity", "lanes", "lane_counts"):

@@ -48,6 +48,12 @@ class ServerDialect(ABC):
     def reading(self, lane: Lane) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def admit(self) -> None:
+        return None  # a server's operator keeps room for it
+
+    def make_room(self, *, emptying: bool) -> bool:
+        return False
+
     @abstractmethod
     def _fileno(self, connection: Any) -> int: ...
 

@@ -67,6 +67,7 @@ class Host(Protocol):
     ) -> tuple[Session, Welcome]: ...
     def broker_list(self) -> Any: ...
     def freed(self) -> None: ...
+    def refused(self, peer: str, error: Exception) -> None: ...
 
 
 class Connection(asyncio.Protocol):
@@ -207,7 +208,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             return
         except Exception as error:
-            _log.warning("a connection from %s was refused: %s", self.peer, error)
+            self._host.refused(self.peer, error)
             self.refuse(error, frame.id)
             return
         self._session = session

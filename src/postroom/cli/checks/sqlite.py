@@ -98,6 +98,23 @@ def check_writable(exam: Examination) -> Iterator[Finding]:
         yield Finding("folder", "fail", f"{folder} cannot be written", advice)
 
 
+def check_privacy(exam: Examination) -> Iterator[Finding]:
+    """Whether other users of this machine can read what is in the queue."""
+    if os.name != "posix" or not exam.path.absolute().parent.stat().st_mode & 0o001:
+        yield Finding("privacy", "ok", "other users of this machine cannot reach the files")
+        return
+    own = [file.name for _, file in exam.files()]
+    endings = ("", "-wal", "-shm", ".lock")
+    beside = [exam.path.with_name(f"{name}{ending}") for name in own for ending in endings]
+    seen = [file for file in beside if file.exists() and file.stat().st_mode & 0o006]
+    if seen:
+        names = ", ".join(file.name for file in seen)
+        advice = f"they hold messages, and hashes of tokens: chmod o-rwx {' '.join(map(str, seen))}"
+        yield Finding("privacy", "warn", f"other users of this machine can read {names}", advice)
+    else:
+        yield Finding("privacy", "ok", "other users of this machine cannot read the files")
+
+
 def check_schema(exam: Examination) -> Iterator[Finding]:
     for lane, _ in exam.files():
         name = f"schema ({lane.value})"
@@ -202,6 +219,7 @@ def check_dropped(exam: Examination) -> Iterator[Finding]:
 
 CHECKS: Checks[Examination] = (
     ("files", check_writable),
+    ("privacy", check_privacy),
     ("schema", check_schema),
     ("lanes", check_lanes),
     ("integrity", check_integrity),
