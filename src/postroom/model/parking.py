@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from .bounds import Key, Offset, Whole
+
 __all__ = ["Line", "cut", "widened"]
 
 
@@ -20,11 +22,11 @@ __all__ = ["Line", "cut", "widened"]
 class Line:
     """The messages of a key, from `first` to `last`, that wait behind an earlier message of it."""
 
-    id: int  # the offset of the message that was parked first; stays the same while the line exists
-    key: bytes | None  # None: messages without a key, which count as one key
-    first: int
-    last: int
-    messages: int  # how many; retention may have taken some of them
+    id: Offset  # the offset of the message that was parked first; stays the same while the line exists
+    key: Key | None  # None: messages without a key, which count as one key
+    first: Offset
+    last: Offset
+    messages: Whole  # how many; retention may have taken some of them
 
 
 def widened(line: Line | None, more: Line) -> Line | None:
