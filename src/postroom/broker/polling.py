@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..config import Limits
-from ..errors import GateClosed, GenerationChanged, PostroomError
+from ..errors import GateClosed, GenerationChanged, PostroomError, UsageError
+from ..model.delivery import NOBODY
 from ..model.settings import GroupSettings
 from ..store.contract import Store
 from .catalog import CatalogCache, Source
@@ -73,6 +74,8 @@ class Polling:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     async def poll(self, request: PollRequest) -> PollReply:
+        if request.token <= NOBODY:
+            raise UsageError("a poll names a token of its own: a random number from 1 up")
         if request.repeated and (returning := self._returning.get(request.token)) is not None:
             await asyncio.wait([returning])  # it would take away what this poll is handed under the token
         with self._quotas.polling(request):

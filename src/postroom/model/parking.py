@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 from .bounds import Key, Offset, Whole
 
-__all__ = ["Line", "cut", "widened"]
+__all__ = ["Line", "cut", "received", "widened"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,14 @@ class Line:
     first: Offset
     last: Offset
     messages: Whole  # how many; retention may have taken some of them
+
+
+def received(line: Line, cursor: int) -> Line | None:
+    """What of a line its holder can have received: nothing was handed out from the cursor on."""
+    last = min(line.last, cursor - 1)
+    if last < line.first:
+        return None
+    return replace(line, last=last, messages=min(line.messages, last - line.first + 1))
 
 
 def widened(line: Line | None, more: Line) -> Line | None:

@@ -25,6 +25,7 @@ from ..errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from ..model.bounds import shortened
 from ..model.route import Change, Range, Route, even_ranges
 from ..model.settings import LONGEST_LEASE_MS, GroupSettings, Start, TopicSettings
 from .contract import Group, Origin, Topic
@@ -427,10 +428,11 @@ def _unknown_topic(tx: Transaction, name: str) -> PostroomError:
     names = [row[0] for row in tx.all("SELECT name FROM postroom_topics")]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
+    shown = shortened(name, 120)
     return UnknownTopic(
-        f"there is no topic {name!r}; {hint}create it with create_topic({name!r}) or "
-        f"`postroom topic create {name}`",
-        topic=name,
+        f"there is no topic {shown}; {hint}create it with create_topic({shown}) or "
+        f"`postroom topic create {name[:120]}`",
+        topic=name[:250],
     )
 
 
