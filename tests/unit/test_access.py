@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.errors import InvalidName, InvalidSetting
+from postroom.model import access
 from postroom.model.access import (
     ALL,
     ANONYMOUS,
@@ -150,3 +151,39 @@ def test_of_a_token_only_its_hash_is_stored() -> None:
     assert hash_of("abc") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
     assert hash_of("\ud800") != hash_of("?")  # whatever a peer sends, it is no error of ours
     assert "5ec2e7" not in repr(Principal("shop", ALL, 0, "5ec2e7"))
+
+
+# ---- names of strangers ----
+
+
+@pytest.mark.parametrize("name", ["a" + ".g.dead" * 200_000, ".dead" * 80_000, "." * 400_000, "x" * 400_000])
+def test_whom_a_name_belongs_to_is_found_in_one_pass(name: str) -> None:
+    """It took a broker's loop minutes: each step copied the rest of the name (R48)."""
+    begun = time.thread_time()
+    base_topic(name)
+    assert time.thread_time() - begun < 0.5
+
+
+def test_a_base_topic_is_found_by_however_many_steps() -> None:
+    for name, base in {
+        "orders": "orders", "orders.g.dead": "orders", "orders.g.dead.h.retry": "orders", "a.b.g.slow": "a.b",
+        "g.dead": "g.dead", ".dead": ".dead", "": "", ".g.dead": "", "orders.dead": "orders.dead",
+        "a.g.dead.x": "a.g.dead.x",
+    }.items():  # fmt: skip
+        assert base_topic(name) == base
+
+
+def test_only_names_that_a_topic_may_have_are_remembered() -> None:
+    someone = Principal("someone", parse_permissions(["send:orders"]))
+    for name in ("x" * 100_000, "x" * 251, "a b", "ü", "\0", ""):
+        assert not allows(someone, "send", name)
+    assert allows(someone, "send", "orders")
+    kept = {topic for one, _, topic in access._known if one == someone}
+    assert kept == {"orders"}
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    somebody = Principal("somebody", parse_permissions(["send:n1*"]))
+    for number in range(10_000):
+        assert allows(somebody, "send", f"n{number}") == str(number).startswith("1")
+    assert len(access._known) <= 4096

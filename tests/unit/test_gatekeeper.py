@@ -311,3 +311,15 @@ async def test_no_token_is_logged_or_shown(desk: Desk, caplog: pytest.LogCapture
     shown += repr(principal) + repr(vars(desk.keeper)) + caplog.text
     assert "answered slowly" in caplog.text
     assert not any(token[4:] in shown for token in (*wrong, TOKEN))
+
+
+def test_a_refusal_does_not_repeat_a_long_name(desk: Desk) -> None:
+    """Three times a name of 15 MB was 45 MB of an answer."""
+    stranger = Principal("nobody", ())
+    for need in ("send", "any", "manage"):
+        with pytest.raises(PermissionDenied) as caught:
+            desk.keeper.check(stranger, need, "x" * 10**6)  # type: ignore[arg-type]
+        assert len(str(caught.value)) < 1000
+        assert len(caught.value.details["permission"]) < 200
+    with pytest.raises(PermissionDenied, match=f"grant nobody send:{'x' * 120}` allows"):
+        desk.keeper.check(stranger, "send", "x" * 120)

@@ -134,7 +134,9 @@ async def test_metrics_show_names_to_those_who_may_see_them(guarded: Stage) -> N
         assert "postroom_build_info" in text
         assert all(name in text for name in shown), who
         assert not any(name in text for name in hidden), who
-        total = sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{published}{{"))
+        total = sum(
+            float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{published}{{")
+        )
         assert total == 3, who
         lags = [line for line in text.splitlines() if line.startswith("postroom_group_lag_messages{")]
         assert sum(float(line.split()[-1]) for line in lags) == 3 and len(lags) == max(1, len(shown) and 2)

@@ -8,9 +8,11 @@ deliveries: `model.delivery` does.
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TypeVar
 
 from ..config import DEFAULTS
@@ -250,20 +252,23 @@ class Deliveries:
         self, partition_id: int, deliveries: Sequence[Delivery], read: Sequence[StoredBatch]
     ) -> tuple[StoredBatch, ...]:
         """The batches that hold these deliveries: those read already, and the rest from the log."""
-        found = {batch.base_offset: batch for batch in read}
+        found = sorted(read, key=_base)
+        wanted: dict[int, StoredBatch] = {}
         for delivery in deliveries:
             position = delivery.first
             while position <= delivery.last:
-                batch = next((b for b in found.values() if b.base_offset <= position <= b.last_offset), None)
-                if batch is None:
+                at = bisect_right(found, position, key=_base) - 1
+                if at < 0 or found[at].last_offset < position:
                     more = self.read(partition_id, position, delivery.last - position + 1, _WHOLE)
                     if not more:
                         break
-                    found.update((b.base_offset, b) for b in more)
-                    batch = more[0]
-                position = batch.last_offset + 1
-        wanted = (b for b in found.values() if any(_overlap(b, d) for d in deliveries))
-        return tuple(sorted(wanted, key=lambda b: b.base_offset))
+                    for batch in more:
+                        insort(found, batch, key=_base)
+                    at = bisect_right(found, more[0].base_offset, key=_base) - 1
+                if found[at].base_offset <= delivery.last:
+                    wanted[found[at].base_offset] = found[at]
+                position = found[at].last_offset + 1
+        return tuple(sorted(wanted.values(), key=_base))
 
     def read(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         cached = self._tail.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
@@ -331,6 +336,7 @@ class Deliveries:
 
     def _settlements(self, part: Settle, group: Group, target: Topic | None, now: int) -> list[Settlement]:
         settlements, aside = [], SettingAside(self._catalog, group)
+        held = cache(lambda: self._store.progress.leaving(group, part.partition_id, part.token))
         for verdict in part.verdicts:
             if verdict.kind == "lane":
                 settlements.append(aside.settlement(verdict))
@@ -338,7 +344,7 @@ class Deliveries:
             _check_park(verdict, group)
             one = _settlement(verdict, now, target)
             is_retry = one.kind is Kind.RETRY
-            settlements += self._retries.of(one, group, part.partition_id, now) if is_retry else [one]
+            settlements += self._retries.of(one, group, part.partition_id, held, now) if is_retry else [one]
         return settlements
 
     def _settled(self, part: Settle, group: Group, done: Settled, outcome: Outcome) -> Settle | None:
@@ -352,7 +358,7 @@ class Deliveries:
             outcome.departures.append(Departure(group, number, part.partition_id, done.leaving))
         if any(v.kind != "ack" for v in part.verdicts) or self._is_sealed(part):
             outcome.waiting.add(group.id)
-        left = tuple(v for span in done.unplaced for v in _within(part.verdicts, span))
+        left = _within(part.verdicts, done.unplaced)
         return replace(part, verdicts=left) if left else None
 
     def _is_sealed(self, part: Settle) -> bool:
@@ -460,13 +466,19 @@ def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:
     )
 
 
-def _within(verdicts: Sequence[Verdict], span: Span) -> list[Verdict]:
-    """The parts of these verdicts that lie in the span."""
-    return [
-        replace(v, first=max(v.first, span[0]), last=min(v.last, span[1]))
-        for v in verdicts
-        if v.kind != "park" and v.first <= span[1] and v.last >= span[0]
-    ]
+def _within(verdicts: Sequence[Verdict], spans: Sequence[Span]) -> tuple[Verdict, ...]:
+    """The parts of these verdicts that lie in the spans (disjoint, as settled: in none twice)."""
+    if not spans:
+        return ()
+    asked = sorted((v for v in verdicts if v.kind != "park" and v.first <= v.last), key=lambda v: v.first)
+    found: list[Verdict] = []
+    at = 0
+    for first, last in sorted(spans):
+        while at < len(asked) and asked[at].last < first:
+            at += 1
+        for verdict in asked[at : bisect_right(asked, last, key=lambda v: v.first)]:
+            found.append(replace(verdict, first=max(verdict.first, first), last=min(verdict.last, last)))
+    return tuple(found)
 
 
 def new_stamp(target: Topic | None) -> Stamp | None:
@@ -481,8 +493,8 @@ def lease_of(delivery: Delivery) -> Lease:
     return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
 
 
-def _overlap(batch: StoredBatch, delivery: Delivery) -> bool:
-    return delivery.first <= batch.last_offset and delivery.last >= batch.base_offset
+def _base(batch: StoredBatch) -> int:
+    return batch.base_offset
 
 
 def has_new(peek: Peek, bounds: Bounds) -> bool:

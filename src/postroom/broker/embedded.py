@@ -399,7 +399,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     async def fetch(
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
-        deadline = self._loop.time() + wait_ms / 1000
+        deadline = self._loop.time() + min(wait_ms, self._limits.poll_wait_ms) / 1000
         while True:
             with self._waiters.listening([("partition", partition_id)]) as news:
                 fetched = await self._workers.run_for(

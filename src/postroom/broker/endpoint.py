@@ -11,8 +11,32 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Annotated, Literal, Protocol
 
+from msgspec import Meta
+
+from ..model.bounds import (
+    MOST_PARTS,
+    MOST_SPANS,
+    ClientName,
+    Count,
+    GroupName,
+    Key,
+    MemberName,
+    Millis,
+    Moment,
+    Offset,
+    PartitionId,
+    PartitionIds,
+    Position,
+    Positions,
+    Reason,
+    Size,
+    Spans,
+    Token,
+    TopicName,
+    Whole,
+)
 from ..model.delivery import Span
 from ..model.flow import Rate
 from ..model.lanes import LaneInfo, LaneView, Seen
@@ -139,21 +163,21 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class PollRequest:
-    topic: str
-    group: str
-    member: str
-    token: int  # random, drawn by the asker; a repeated request with the same token is answered the same
-    messages: int
-    bytes: int
-    wait_ms: int
+    topic: TopicName
+    group: GroupName
+    member: MemberName
+    token: Token  # random, drawn by the asker; a repeated request with the same token is answered the same
+    messages: Count
+    bytes: Size
+    wait_ms: Millis
     empty_handed: bool  # the asker holds nothing of this group
     on_delivery: bool = False
     repeated: bool = False  # asked before under this token, without an answer (I6)
-    positions: tuple[tuple[int, int], ...] = ()  # ordered groups: (partition id, offset expected next) (I6)
-    giving_up: tuple[int, ...] = ()  # ordered groups: of these, those revoked that are not handed over yet
-    started_ms: int = 0  # ordered groups: as the reply had it from which on `positions` are held
-    lane_messages: int = 0  # of these, so many of the slow lane (R42)
-    lane_version: int = 0  # of what the asker knows of slow sources
+    positions: Positions = ()  # ordered groups: (partition id, offset expected next) (I6)
+    giving_up: PartitionIds = ()  # ordered groups: of these, those revoked that are not handed over yet
+    started_ms: Whole = 0  # ordered groups: as the reply had it from which on `positions` are held
+    lane_messages: Count = 0  # of these, so many of the slow lane (R42)
+    lane_version: Whole = 0  # of what the asker knows of slow sources
 
     # In an ordered group the token is the holder's, the same for as long as the consumer lives; `positions`
     # names the partitions it holds (offset -1: it has received nothing yet), and a poll for 0 messages only
@@ -202,17 +226,17 @@ class UnparkRequest:
     the answer the grant's `position` is where the line begins from then on.
     """
 
-    topic: str
-    group: str
-    member: str
-    token: int
-    partition_id: int
-    line: int
-    key: bytes | None
-    first: int
-    last: int
-    max_messages: int
-    max_bytes: int
+    topic: TopicName
+    group: GroupName
+    member: MemberName
+    token: Token
+    partition_id: PartitionId
+    line: Offset
+    key: Key | None
+    first: Offset
+    last: Position
+    max_messages: Count
+    max_bytes: Size
     on_delivery: bool = False
 
 
@@ -221,20 +245,20 @@ class Verdict:
     kind: Literal["ack", "retry", "release", "dead", "lane", "park"]
     # lane: set aside, untried (R42). park: a line of the store claims more of its key (I27); that is acked in
     # the same part
-    first: int
-    last: int
-    delay_ms: int = 0  # retry, release: from now
-    at_ms: int | None = None  # retry: at that moment instead
-    reason: str = ""
+    first: Offset
+    last: Offset
+    delay_ms: Millis = 0  # retry, release: from now
+    at_ms: Moment | None = None  # retry: at that moment instead
+    reason: Reason = ""
     line: Line | None = None  # park
 
 
 @dataclass(frozen=True, slots=True)
 class Settle:
-    topic: str  # the grant's
-    partition_id: int
-    token: int
-    verdicts: tuple[Verdict, ...]
+    topic: TopicName  # the grant's
+    partition_id: PartitionId
+    token: Token
+    verdicts: Annotated[tuple[Verdict, ...], Meta(max_length=MOST_SPANS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,21 +270,21 @@ class SettleReply:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    topic: str
-    partition_id: int
-    token: int
-    spans: tuple[Span, ...]
+    topic: TopicName
+    partition_id: PartitionId
+    token: Token
+    spans: Spans
 
 
 @dataclass(frozen=True, slots=True)
 class Beat:
     """One consumer's heartbeat: it lives, and these are the leases it wants to keep."""
 
-    topic: str
-    group: str
-    member: str
-    client: str
-    held: tuple[Held, ...]
+    topic: TopicName
+    group: GroupName
+    member: MemberName
+    client: ClientName
+    held: Annotated[tuple[Held, ...], Meta(max_length=MOST_PARTS)]
 
 
 # ---- backlog ----

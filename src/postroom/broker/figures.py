@@ -14,8 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ..errors import PostroomError, StoreError, StoreFull
-from ..model.access import base_topic
-from ..model.names import base_of
+from ..model.names import base_of, base_topic
 
 __all__ = ["BOUNDS_S", "OTHER", "Figures", "Labels", "Spread", "Tally", "group_label", "topic_label"]
 

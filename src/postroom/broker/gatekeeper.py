@@ -25,8 +25,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..clock import Clock
-from ..errors import NotAuthenticated, PermissionDenied, StoreError, UnknownPartition
+from ..errors import NotAuthenticated, PermissionDenied, StoreError, StoreUnavailable, UnknownPartition
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
+from ..model.bounds import shortened
 from ..store.contract import Store
 from .looks import Looks
 from .refusals import Refusals
@@ -42,6 +43,7 @@ REMEMBER_MS = 2_000
 
 _WRONG_PER_S = 10  # wrong tokens a second that are answered at once
 _SLOW_S = 1.0  # how long the answer to any further one takes
+_NAMED = 120  # characters of a topic that a refusal repeats: all that a topic's name may have
 _ASKING = 2  # look-ups at once: a flood of tokens must not keep the broker's threads from their work
 
 ACTIONS: dict[str, Need] = {
@@ -160,8 +162,8 @@ class Gatekeeper:
                 return found
             await self._slow_down()
             raise NotAuthenticated(
-                f"the certificate names {certificate_name!r}, and there is no such principal: "
-                f"`postroom access add {certificate_name} --no-token` makes it"
+                f"the certificate names {shortened(certificate_name)}, and there is no such principal: "
+                f"`postroom access add {certificate_name[:_NAMED]} --no-token` makes it"
             )
         if self._dev and peer_is_loopback:
             return ANONYMOUS
@@ -239,7 +241,8 @@ class Gatekeeper:
         if allows(principal, need, topic):
             return
         wanted, base = ("manage", "*") if topic is None else needed(need, topic)
-        about = "the queue as a whole" if topic is None else f"topic {base!r}"
+        about = "the queue as a whole" if topic is None else f"topic {shortened(base, _NAMED)}"
+        base = base if len(base) <= _NAMED else f"{base[:_NAMED]}…"
         what, grant, other = f"may not {wanted} {about}", f"{wanted}:{base}", ""
         if wanted == "any":
             what, grant, other = f"has no permission on {about}", f"send:{base}", f", or consume:{base},"
@@ -254,12 +257,24 @@ class Gatekeeper:
         """Of these topics, those that the principal is shown."""
         return set(visible(principal, topics))
 
+    async def check_places(self, places: Iterable[tuple[str, int]]) -> None:
+        """As `check_partition`, for deliveries: nobody makes progress where there is no partition.
+
+        While the store is away nothing is refused: it cannot be told, and progress cannot begin then either.
+        """
+        for topic, partition_id in places:
+            if self._topics.get(partition_id) != topic:
+                try:
+                    await self.check_partition(topic, partition_id)
+                except StoreUnavailable:
+                    return
+
     async def check_partition(self, topic: str, partition_id: int) -> None:
         """UnknownPartition if it is not a partition of that topic: permissions are about topics."""
         known = {partition_id} if self._topics.get(partition_id) == topic else None
         if partition_id not in await self._looks.look(topic, known, self._partitions, topic):
             raise UnknownPartition(
-                f"that is not a partition of topic {topic!r}: fetch the route again", topic=topic
+                f"that is not a partition of topic {shortened(topic)}: fetch the route again", topic=topic
             )
         self._topics[partition_id] = topic
 

@@ -18,7 +18,9 @@ from ..errors import GroupExists, GroupLive, StoreBusy, StoreUnavailable, Unknow
 from ..model.names import (
     base_of,
     check_broadcast,
+    check_client,
     check_group,
+    check_member,
     dead_topic,
     is_unnamed,
     member_group,
@@ -65,6 +67,8 @@ class Groups:
         self, topic: str, name: str, wish: GroupWish, member: str, client: str, named: bool
     ) -> GroupInfo:
         check_group(name)
+        check_member(member)
+        check_client(client)
         for _ in range(_TRIES):
             group, made = self._found_or_made(topic, name, wish.new)
             if not self._in_use(group):

@@ -68,8 +68,9 @@ class _Place:
 
     def recalled(self, request: PollRequest) -> bool:
         """Whether what the asker has received of it is out of date: somebody decided about what stopped."""
-        received = dict(request.positions).get(self.id, -1) >= 0
-        return received and self.held_by(request) and self.peek is not None and self.peek.recalled
+        if self.peek is None or not self.peek.recalled or not self.held_by(request):
+            return False
+        return dict(request.positions).get(self.id, -1) >= 0
 
     def holder(self, request: PollRequest, now: int) -> str | None:
         """The member that holds it now; None: it is free, or its holder's lease has passed."""
@@ -110,10 +111,11 @@ class OrderedDeliveries:
         ended = {p for p in held if any(self._deliveries.unread.drained(group, p) for _, group in sources)}
         give_up = [*(decided.give_up if survived else (p for p in held if p not in away)), *ended]
         give_up += (place.id for place in places if place.recalled(request))  # also of one who wants nothing
+        giving_up = {*request.giving_up}
         handed = Handed(
             started_ms=started_ms,
             next_due=_look_again(places, request, now),
-            revoked=tuple(p for p in dict.fromkeys(give_up) if p not in request.giving_up),
+            revoked=tuple(p for p in dict.fromkeys(give_up) if p not in giving_up),
             lost=tuple(p for p in held if p not in mine and p not in ended and p not in away),
             watchful=len(mine) < len(places),
         )
@@ -266,7 +268,7 @@ class OrderedDeliveries:
         """End the holder's lease on these; returns the groups that are concerned."""
         sources = self._catalog.sources(topic, group)
         readers = {r.partition_id: reader for source, reader in sources for r in source.route.partitions}
-        present = self._store.present(p for p in partition_ids if p in readers)
+        present = self._store.present(p for p in dict.fromkeys(partition_ids) if p in readers)
         for partition_id in present:  # of the others the lease ends by itself
             with suppress(GateClosed):  # the group was reset: nobody holds it
                 self._hand_over(readers[partition_id], partition_id, token)

@@ -49,6 +49,9 @@ class ParkedLines:
 
     def _unpark(self, request: UnparkRequest, topic: str, number: int, group: Group) -> PollReply:
         place, lease_ms = request.partition_id, group.settings.lease_ms
+        peek = self._store.progress.peek(group, [place]).get(place)
+        if peek is None or peek.holder.token != request.token:
+            return PollReply((), lease_ms, lost=(place,))  # before anything is read for it
         found = self._find(place, request)
         granted = self._store.progress.unpark(
             group, place, request.token, request.member, request.line, found.spans, found.upto,

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ..config import Limits
-from ..errors import GateClosed, GenerationChanged, PostroomError
+from ..errors import GateClosed, GenerationChanged, PostroomError, UsageError
+from ..model.delivery import NOBODY
 from ..model.settings import GroupSettings
 from ..store.contract import Store
 from .catalog import CatalogCache, Source
@@ -37,6 +38,8 @@ T = TypeVar("T")
 
 _Look = Callable[[PollRequest], Coroutine[Any, Any, Handed]]
 _SHORT_MS = 1000  # a poll that waits no longer looks in any case: news of other processes takes a moment
+_FEW_ACKS = 100  # verdicts, and parts: what is more is settled in a thread
+_FEW_MESSAGES = 10_000  # the same for a poll
 
 HOLDERS: Key = ("holders", 0)
 """Partitions of ordered groups may have been handed over, in any process."""
@@ -73,6 +76,8 @@ class Polling:
         await asyncio.gather(*self._background, return_exceptions=True)
 
     async def poll(self, request: PollRequest) -> PollReply:
+        if request.token <= NOBODY:
+            raise UsageError("a poll names a token of its own: a random number from 1 up")
         if request.repeated and (returning := self._returning.get(request.token)) is not None:
             await asyncio.wait([returning])  # it would take away what this poll is handed under the token
         with self._quotas.polling(request):
@@ -192,6 +197,7 @@ class Polling:
     async def _look(self, poller: Deliveries | OrderedDeliveries, request: PollRequest) -> Handed:
         shared = poller is self._deliveries  # a look that was cut short may be begun anew
         short = shared and not request.repeated  # which is answered whole (I6)
+        short = short and request.messages <= _FEW_MESSAGES and request.bytes <= self._limits.window_bytes
         handed = await self._for_group(request.topic, request.group, poller.poll, request, short=short)
         await self.depart(handed.departures, dead=True)
         if shared and handed.grants:
@@ -231,9 +237,8 @@ class Polling:
         self.notify_groups(ended)
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        acks = all(verdict.kind == "ack" for part in parts for verdict in part.verdicts)  # may be repeated
         outcome = await self._for_group(
-            topic, group, self._deliveries.settle, topic, group, parts, short=acks
+            topic, group, self._deliveries.settle, topic, group, parts, short=_is_short(parts)
         )
         await self.depart(outcome.departures, dead=True)
         self.notify_groups(outcome.waiting)
@@ -247,6 +252,13 @@ class Polling:
 
     def notify_groups(self, group_ids: Iterable[int]) -> None:
         self._waiters.notify(*(("group", group_id) for group_id in group_ids))
+
+
+def _is_short(parts: Sequence[Settle]) -> bool:
+    """Acks may be begun anew; and few of them take no time, whoever sends them."""
+    if len(parts) > _FEW_ACKS or sum(len(part.verdicts) for part in parts) > _FEW_ACKS:
+        return False
+    return all(verdict.kind == "ack" for part in parts for verdict in part.verdicts)
 
 
 def _reply(handed: Handed, settings: GroupSettings) -> PollReply:

@@ -8,19 +8,21 @@ Ordered groups keep failing messages in place.
 The attempts it has used go with it in headers. The deliveries of the retry topic do not know them, and the
 store does not open batches: so when it fails again there, its headers are read here, and what was used before
 counts towards `max_attempts`. Only retries are counted over all of its life; what its consumers do to it by
-going away (I14) counts anew on the retry topic.
+going away (I14) counts anew on the retry topic. Of a retry only what its token holds is read: whoever settles
+names a range, and it may be any.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ..model.batch import records
-from ..model.delivery import Settlement, Stamp
+from ..model.delivery import Delivery, Settlement, Stamp
 from ..model.names import retry_topic
 from ..model.settings import Mode, Start
+from ..model.settlement import uncovered, within
 from ..store.contract import Group, StoredBatch, Topic
 from .catalog import CatalogCache
 from .mover import attempts_used
@@ -38,11 +40,21 @@ class FarRetries:
         self._read = read
         self._far_ms = far_ms
 
-    def of(self, retry: Settlement, group: Group, partition_id: int, now: int) -> list[Settlement]:
-        """What a retry in that group comes to: itself, with what it has used before, here or later."""
+    def of(
+        self,
+        retry: Settlement,
+        group: Group,
+        partition_id: int,
+        held: Callable[[], Sequence[Delivery]],
+        now: int,
+    ) -> list[Settlement]:
+        """What a retry in that group comes to: itself, with what it has used before, here or later.
+
+        `held`: what its token holds, lowest offset first.
+        """
         if group.settings.mode == "ordered":
             return [retry]
-        found = self._with_used(retry, partition_id) if _is_own_topic(group) else [retry]
+        found = self._with_used(retry, partition_id, held()) if _is_own_topic(group) else [retry]
         if retry.visible_at - now <= self._far_ms:
             return found
         target = self._target(group).route.ranges[0].partition_id
@@ -56,16 +68,22 @@ class FarRetries:
         sources = self._catalog.sources(group.topic, group.name)
         return sources[1][0] if len(sources) > 1 else make_retry_topic(self._catalog, group)
 
-    def _with_used(self, retry: Settlement, partition_id: int) -> list[Settlement]:
-        """A settlement for each message: they may have come with different numbers."""
-        batches = self._read(partition_id, retry.first, retry.last)
-        used = {
-            record.offset: attempts_used(record)[1] for batch in batches for record in records(batch.data)
-        }
-        return [
-            replace(retry, first=offset, last=offset, used=used.get(offset, 0))
-            for offset in range(retry.first, retry.last + 1)
-        ]
+    def _with_used(self, retry: Settlement, partition_id: int, held: Sequence[Delivery]) -> list[Settlement]:
+        """A settlement for each message that is held: they may have come with different numbers.
+
+        What is not held stays in ranges, and is told to be lost.
+        """
+        mine = within((retry.first, retry.last), held)
+        found = [replace(retry, first=a, last=z) for a, z in uncovered((retry.first, retry.last), mine)]
+        for delivery in mine:
+            first, last = max(delivery.first, retry.first), min(delivery.last, retry.last)
+            batches = self._read(partition_id, first, last)
+            used = {r.offset: attempts_used(r)[1] for batch in batches for r in records(batch.data)}
+            found += (
+                replace(retry, first=offset, last=offset, used=used.get(offset, 0))
+                for offset in range(first, last + 1)
+            )
+        return found
 
 
 def make_retry_topic(catalog: CatalogCache, group: Group) -> Topic:

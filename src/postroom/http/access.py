@@ -11,7 +11,7 @@ Must never log a token, and never put one into an error.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
 
@@ -76,6 +76,11 @@ class Permitted:
     def permit(self, verb: str, *topics: str | None) -> None:
         for topic in topics:
             self._gatekeeper.check(self.principal, ACTIONS[verb], topic)
+
+    async def check_places(self, verb: str, places: Collection[tuple[str, int]]) -> None:
+        """PermissionDenied, or UnknownPartition: what is settled is of a topic that the principal may use."""
+        self.permit(verb, *{topic for topic, _ in places})
+        await self._gatekeeper.check_places(places)
 
     def __getattr__(self, verb: str) -> Any:
         if verb not in ACTIONS:

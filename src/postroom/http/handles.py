@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ..broker.endpoint import Verdict
+from ..model.bounds import Offset, PartitionId, Token, TopicName
 from ..model.delivery import Span
 from .failures import BadRequest
 
@@ -24,10 +25,10 @@ _LONGEST = 400
 
 
 class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    topic: str  # where it is stored: the topic, or the group's retry topic
-    partition_id: int
-    token: int
-    offset: int
+    topic: TopicName  # where it is stored: the topic, or the group's retry topic
+    partition_id: PartitionId
+    token: Token
+    offset: Offset
 
     def encode(self) -> str:
         packed = bytes((_VERSION,)) + msgspec.msgpack.encode(self)
@@ -46,8 +47,6 @@ class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
             raise BadRequest(
                 f"{text[:80]!r} is no handle: pass on those of a poll's messages as they came"
             ) from None
-        if not (0 <= found.offset < 2**63 and 0 <= found.token < 2**64 and 0 <= found.partition_id < 2**63):
-            raise BadRequest("that handle was not made by a poll")
         return found
 
     @property

@@ -45,6 +45,8 @@ OPEN = ("/health", "/ready", "/docs", "/openapi.json")
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     body_bytes: int = 16 << 20
+    other_bytes: int = 4 << 20  # of a body that sends no messages
+    path_bytes: int = 4096  # of a path, and of what follows it: names are short
     all_bodies_bytes: int = 128 << 20  # of requests under way
     body_s: float = 30.0  # for a body to arrive
     request_s: float = 120.0  # for everything
@@ -100,6 +102,9 @@ class Door:
             return
         if self._service.stopping:
             raise BrokerUnavailable("this broker is stopping: ask another, or again in a moment")
+        if len(scope["path"]) + len(scope.get("query_string", b"")) > self._limits.path_bytes:
+            sentence = f"a path has at most {self._limits.path_bytes:,} bytes: names are shorter than that"
+            raise _Refused(plain_failure(414, "too_large", sentence))
         scope.setdefault("state", {})["principal"] = await authenticate(scope, self._service.gatekeeper)
         held = 0
 
@@ -117,7 +122,8 @@ class Door:
     async def _body(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> bytes:
         limits, chunks, size = self._limits, list[bytes](), 0
         expected = _said_bytes(dict(scope["headers"]))
-        self._refuse_large(expected, self._held_bytes + expected)
+        most = limits.body_bytes if scope["path"].endswith("/messages") else limits.other_bytes
+        self._refuse_large(expected, self._held_bytes + expected, most)
         try:
             async with asyncio.timeout(limits.body_s):
                 while True:
@@ -127,7 +133,7 @@ class Door:
                     chunk = message.get("body", b"")
                     size += len(chunk)
                     hold(len(chunk))
-                    self._refuse_large(size, self._held_bytes)
+                    self._refuse_large(size, self._held_bytes, most)
                     chunks.append(chunk)
                     if not message.get("more_body", False):
                         return b"".join(chunks)
@@ -163,11 +169,11 @@ class Door:
             said = "a request over HTTP from %s was refused: %s"
             self._service.gatekeeper.refusals.say("http", _log, said, client, error)
 
-    def _refuse_large(self, size: int, held: int) -> None:
+    def _refuse_large(self, size: int, held: int, most: int) -> None:
         limits = self._limits
-        if size > limits.body_bytes:
-            sentence = f"a request has at most {limits.body_bytes:,} bytes: send fewer messages at a time"
-            raise _Refused(plain_failure(413, "too_large", sentence, details={"limit": limits.body_bytes}))
+        if size > most:
+            sentence = f"this request has at most {most:,} bytes: send fewer messages, or less, at a time"
+            raise _Refused(plain_failure(413, "too_large", sentence, details={"limit": most}))
         if held > limits.all_bodies_bytes:
             raise BrokerUnavailable("too much is being sent to this broker over HTTP: again in a moment")
 

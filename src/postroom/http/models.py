@@ -44,9 +44,17 @@ __all__ = [
     "route_shown",
 ]
 
-Duration = Annotated[float | str, Field(examples=["10m", 30])]
-Size = Annotated[int | str, Field(examples=["1GB"])]
+Short = Annotated[str, StringConstraints(max_length=100)]  # a duration, a size, a moment
+Topic = Annotated[str, StringConstraints(max_length=250)]
+Group = Annotated[str, StringConstraints(max_length=60)]
+Shard = Annotated[str, StringConstraints(max_length=120)]
+Id = Annotated[str, StringConstraints(max_length=4096)]
+Key = Annotated[str, StringConstraints(max_length=DEFAULTS.max_key_bytes)]
+HandleText = Annotated[str, StringConstraints(max_length=1000)]
+Duration = Annotated[float | Short, Field(examples=["10m", 30])]
+Size = Annotated[int | Short, Field(examples=["1GB"])]
 Count = Annotated[int, Field(ge=0, le=2**53)]  # what every database and every reader of JSON can keep
+Start = Short | Annotated[dict[Count, Count], Field(max_length=10_000)]
 Member = Annotated[str, StringConstraints(min_length=1, max_length=120, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
@@ -68,7 +76,7 @@ class AlterTopic(_In):
 
 
 class CreateTopic(_In):
-    name: str
+    name: Topic
     partitions: Count = DEFAULTS.partitions
     storage: Storage = "durable"
     retention: Duration | None = "7d"
@@ -91,7 +99,7 @@ class SlowLaneIn(_In):
     window: Duration = "1m"
     clean: Duration = "5m"
     share: float = 0.1
-    header: str = "source"
+    header: Shard = "source"
 
 
 class AlterGroup(_In):
@@ -104,17 +112,17 @@ class AlterGroup(_In):
 
 
 class CreateGroup(AlterGroup):
-    group: str
+    group: Group
     mode: Mode | None = None
     order: Literal["key", "partition"] | None = None
-    start: str | dict[Count, Count] | None = Field(
+    start: Start | None = Field(
         None, description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
     )
     exist_ok: bool = Field(False, description="one that is there is fine, if it has what is given here")
 
 
 class Reset(_In):
-    to: str | dict[Count, Count] = Field(
+    to: Start = Field(
         description="earliest, latest, a moment (ISO 8601 with a zone), or offsets by partition"
     )
     force: bool = Field(False, description="also while members are at work")
@@ -136,7 +144,7 @@ class Merge(_In):
 
 class Move(_In):
     partition: Count
-    shard: str | None = Field(None, description="the emptiest one if left out")
+    shard: Shard | None = Field(None, description="the emptiest one if left out")
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +176,9 @@ def route_shown(route: Route, change: str | None = None) -> RouteShown:
 
 
 class SetRate(_In):
-    topic: str | None = None
-    group: str | None = None
-    producer: str | None = None
+    topic: Topic | None = None
+    group: Group | None = None
+    producer: Topic | None = None
     messages_per_s: float | None = None
     bytes_per_s: Size | None = None
 
@@ -179,13 +187,13 @@ class SetRate(_In):
 
 
 class Chosen(_In):
-    ids: list[str] | None = Field(None, max_length=10_000)
+    ids: list[Id] | None = Field(None, max_length=10_000)
     all: bool = Field(False, description="every one, in place of `ids`")
 
 
 class ChosenStopped(_In):
-    ids: list[str] | None = Field(None, max_length=10_000)
-    keys: list[str] | None = Field(None, max_length=10_000, description="in place of `ids`")
+    ids: list[Id] | None = Field(None, max_length=10_000)
+    keys: list[Key] | None = Field(None, max_length=10_000, description="in place of `ids`")
     all: bool = Field(False, description="every one, in place of `ids` and `keys`")
 
 
@@ -294,17 +302,17 @@ class Polled:
 
 
 class Handled(_In):
-    handle: str
+    handle: HandleText
     delay_s: Duration = 0
-    reason: str = ""
+    reason: Annotated[str, StringConstraints(max_length=20_000)] = ""
 
 
 class SettleBody(_In):
-    acks: list[str] = Field(default_factory=list, max_length=10_000)
+    acks: list[HandleText] = Field(default_factory=list, max_length=10_000)
     retries: list[Handled] = Field(default_factory=list, max_length=10_000)
     releases: list[Handled] = Field(default_factory=list, max_length=10_000)
     dead: list[Handled] = Field(default_factory=list, max_length=10_000)
-    extends: list[str] = Field(default_factory=list, max_length=10_000)
+    extends: list[HandleText] = Field(default_factory=list, max_length=10_000)
     member: Member | None = None
 
 

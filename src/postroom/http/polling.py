@@ -23,6 +23,7 @@ from ..client.expiry import Expiry
 from ..client.message import Kind, Received
 from ..errors import GroupConflict, LeaseLost, StoreUnavailable
 from ..model.batch import records
+from ..model.delivery import Span
 from ..model.settings import GroupWish
 from ..units import Duration, duration_ms
 from .failures import BadRequest
@@ -35,6 +36,8 @@ __all__ = ["router"]
 
 router = APIRouter(prefix="/topics/{topic}/groups/{group}", tags=["messages"])
 
+_MANY = 500  # handles: to read more of them takes long, and others wait for the loop
+_Place = tuple[str, int, int]  # of a delivery: where it is, and its token
 _POLL_BYTES = 4 << 20  # one message is handed out however large it is (I17)
 
 
@@ -153,9 +156,12 @@ async def settle(who: Who, topic: str, group: str, wish: SettleBody) -> Settled:
     409 `lease_lost` names those that were in other hands by then; the rest is settled.
     """
     who.broker.permit("settle", topic)  # also if nothing is named
-    given = _verdicts(wish)
-    held = [Handle.decode(text) for text in wish.extends]
-    _refuse_twice([*(handle for handle, _ in given), *held])
+    if _handles(wish) > _MANY:
+        given, held = await asyncio.to_thread(_read, wish)
+    else:
+        given, held = _read(wish)
+    named = [*(handle for handle, _ in given), *held]
+    await who.broker.check_places("settle", {(handle.topic, handle.partition_id) for handle in named})
     lost = await _settle(who, topic, group, given)
     lost += await _extend(who, topic, group, held, wish.member or who.member)
     if lost:
@@ -166,6 +172,18 @@ async def settle(who: Who, topic: str, group: str, wish: SettleBody) -> Settled:
             settled=len(given) + len(held) - len(lost),
         )
     return Settled(len(given), len(held))
+
+
+def _handles(wish: SettleBody) -> int:
+    handled = len(wish.retries) + len(wish.releases) + len(wish.dead)
+    return len(wish.acks) + len(wish.extends) + handled
+
+
+def _read(wish: SettleBody) -> tuple[list[tuple[Handle, Verdict]], list[Handle]]:
+    """What is to be settled, and how; and what is to be extended."""
+    given, held = _verdicts(wish), [Handle.decode(text) for text in wish.extends]
+    _refuse_twice([*(handle for handle, _ in given), *held])
+    return given, held
 
 
 def _verdicts(wish: SettleBody) -> list[tuple[Handle, Verdict]]:
@@ -200,12 +218,8 @@ async def _settle(who: Caller, topic: str, group: str, given: list[tuple[Handle,
             "some of these messages are on a shard that is away: settle them again; the rest is settled",
             away=[handle.encode() for handle, _ in given if handle.place in away],
         )
-    lost = [((p.topic, p.partition_id, p.token), span) for p, spans in reply.lost for span in spans]
-    return [
-        handle
-        for handle, _ in given
-        if any(place == handle.place and span[0] <= handle.offset <= span[1] for place, span in lost)
-    ]
+    lost = _offsets(((p.topic, p.partition_id, p.token), spans) for p, spans in reply.lost)
+    return [handle for handle, _ in given if (handle.place, handle.offset) in lost]
 
 
 async def _extend(who: Caller, topic: str, group: str, held: list[Handle], member: str) -> list[Handle]:
@@ -219,14 +233,17 @@ async def _extend(who: Caller, topic: str, group: str, held: list[Handle], membe
         tuple(Held(*place, spans_of(offsets)) for place, offsets in places.items()),
     )  # fmt: skip
     found = await who.service.broker.in_thread(who.broker.beat, [beat])
-    lost = {((one.topic, one.partition_id, one.token), span) for one, spans in found for span in spans}
+    lost = _offsets(((one.topic, one.partition_id, one.token), spans) for one, spans in found)
     if any(not spans for _, spans in found):
         raise StoreUnavailable("their shard is away: some leases were not extended, and last as before")
-    return [
-        handle
-        for handle in held
-        if any(place == handle.place and first <= handle.offset <= last for place, (first, last) in lost)
-    ]
+    return [handle for handle in held if (handle.place, handle.offset) in lost]
+
+
+def _offsets(lost: Iterable[tuple[_Place, Iterable[Span]]]) -> set[tuple[_Place, int]]:
+    """Spans as offsets: no more than there are handles, since they are of ranges that handles make up."""
+    return {
+        (place, offset) for place, spans in lost for first, last in spans for offset in range(first, last + 1)
+    }
 
 
 def _parts(given: Iterable[tuple[Handle, Verdict]]) -> list[Settle]:

@@ -8,6 +8,7 @@ say the rest.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -30,6 +31,7 @@ _LONGEST_S = 60.0
 _OWN = {"key": "x-postroom-key", "id": "x-postroom-id", "source": "x-postroom-source",
         "delay": "x-postroom-delay", "at": "x-postroom-at", "expires": "x-postroom-expires"}  # fmt: skip
 _HEADER = "x-postroom-header-"
+_LARGE = 128 * 1024
 _SCHEMA = Send.model_json_schema(ref_template="#/components/schemas/{model}")
 SCHEMAS: dict[str, Any] = _SCHEMA.pop("$defs")
 """What the page about the API needs besides what FastAPI finds by itself."""
@@ -56,7 +58,12 @@ async def send(
     who.broker.permit("append", topic)
     body = await request.body()
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    messages = _listed(body) if kind == "application/json" else [_single(body, request.headers)]
+    if kind != "application/json":
+        messages = [_single(body, request.headers)]
+    elif len(body) > _LARGE:  # reading it takes long, and others wait for the loop
+        messages = await asyncio.to_thread(_listed, body)
+    else:
+        messages = _listed(body)
     receipts = await who.mq.send_many(topic, messages, timeout=timeout)
     return Sent(list(map(_receipt, receipts)))
 

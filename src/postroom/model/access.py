@@ -20,11 +20,11 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Literal, TypeAlias, get_args
 
 from ..errors import InvalidName, InvalidSetting
-from .names import is_internal, is_reply, owner, owns_reply
+from .bounds import shortened
+from .names import base_topic, is_internal, is_reply, owner, owns_reply
 
 __all__ = [
     "ALL",
@@ -82,9 +82,28 @@ ANONYMOUS = Principal("anonymous", ALL)
 # ---- what is allowed ----
 
 
-@lru_cache(4096)  # every request asks
+_known: dict[tuple[Principal, Need, str | None], bool] = {}  # every request asks
+_MOST_KNOWN = 4096
+_SOUND = re.compile(r"[A-Za-z0-9._@-]{1,250}")  # what a topic may be called, a group's own included
+
+
 def allows(principal: Principal, need: Need, topic: str | None) -> bool:
-    """Whether the principal may do it to the topic; None: to all of the queue."""
+    """Whether the principal may do it to the topic; None: to all of the queue.
+
+    Remembered for names that a topic may have, and for no other: whatever else is asked is not kept.
+    """
+    key = (principal, need, topic)
+    found = _known.get(key)
+    if found is None:
+        found = _allows(principal, need, topic)
+        if topic is None or _SOUND.fullmatch(topic):
+            if len(_known) >= _MOST_KNOWN:
+                _known.clear()
+            _known[key] = found
+    return found
+
+
+def _allows(principal: Principal, need: Need, topic: str | None) -> bool:
     if need == "none":
         return True
     if topic is None:
@@ -111,13 +130,6 @@ def needed(need: Need, topic: str) -> tuple[Need, str]:
 def visible(principal: Principal, topics: Iterable[str]) -> list[str]:
     """Those that the principal has any permission on: what a list shows."""
     return [topic for topic in topics if allows(principal, "consume" if is_reply(topic) else "any", topic)]
-
-
-def base_topic(topic: str) -> str:
-    """The topic that a group's own topic belongs to, by however many steps; any other is its own."""
-    while (found := owner(topic)) is not None:
-        topic = found[0]
-    return topic
 
 
 def _matches(pattern: str, topic: str) -> bool:
@@ -177,8 +189,8 @@ def is_name(name: str) -> bool:
 def check_principal(name: str) -> str:
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise InvalidName(
-            f"{name!r} is not a principal's name: use 1 to 120 letters, digits, '.', '_', '@' or '-', "
-            "a letter or digit first, such as 'shop'"
+            f"{shortened(name)} is not a principal's name: use 1 to 120 letters, digits, '.', '_', '@' or "
+            "'-', a letter or digit first, such as 'shop'"
         )
     if name == ANONYMOUS.name:
         raise InvalidName(f"the principal's name {name!r} is reserved: choose another")

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import InvalidSetting
+from .bounds import RateName, Size
 from .names import check_group, check_topic
 
 __all__ = ["NOTHING", "Kind", "Rate", "Spent", "debt_us", "give_back", "group_rate", "producer_rate", "spend",
@@ -35,9 +36,9 @@ _LONGEST_NAME = 120  # of a producer
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    name: str  # "topic:orders", "group:orders/billing", "producer:shop"
+    name: RateName  # "topic:orders", "group:orders/billing", "producer:shop"
     messages_per_s: float = 0  # 0: no limit
-    bytes_per_s: int = 0
+    bytes_per_s: Size = 0
 
     @property
     def kind(self) -> Kind:

@@ -17,6 +17,7 @@ from hashlib import blake2b
 
 from ..errors import InvalidSetting
 from ..units import Duration, duration_ms
+from .bounds import HeaderName, Label, Long, Millis, Whole
 
 __all__ = [
     "MOST_SOURCES",
@@ -70,12 +71,12 @@ class LanePolicy:
     """As the group's settings have it. Neither `failures` nor `handling_ms`: there is no policy."""
 
     failures: float = 0  # such a part of a source's messages failed; 0: not looked at
-    handling_ms: int = 0  # they took so long, on average; 0: not looked at
-    at_least: int = 20  # of so many messages within the window
-    window_ms: int = 60_000
-    clean_ms: int = 300_000
+    handling_ms: Long = 0  # they took so long, on average; 0: not looked at
+    at_least: Long = 20  # of so many messages within the window
+    window_ms: Long = 60_000
+    clean_ms: Long = 300_000
     share: float = 0.1  # of the handlers' time is for the lane
-    header: str = "source"
+    header: HeaderName = "source"
 
     @property
     def on(self) -> bool:
@@ -148,10 +149,10 @@ def as_policy(given: SlowLane | bool | None) -> LanePolicy | None:
 class Seen:
     """What became of messages of one source."""
 
-    source: str
-    handled: int  # their handling ended, one way or the other
-    failed: int = 0  # of these: retried, or dead
-    spent_ms: int = 0  # time of handlers
+    source: Label
+    handled: Whole  # their handling ended, one way or the other
+    failed: Whole = 0  # of these: retried, or dead
+    spent_ms: Millis = 0  # time of handlers
 
     def __add__(self, other: Seen) -> Seen:
         return Seen(

@@ -17,13 +17,16 @@ import re
 from hashlib import blake2b
 
 from ..errors import InvalidName, InvalidSetting
+from .bounds import shortened
 
 __all__ = [
     "HEADER_PREFIX",
     "REDRIVE_GROUP",
     "REPLY_GROUP",
     "base_of",
+    "base_topic",
     "check_broadcast",
+    "check_client",
     "check_group",
     "check_member",
     "check_topic",
@@ -58,6 +61,7 @@ _LANE = ".slow"
 _OWN = (".dead", ".retry", _LANE)
 _MEMBER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _MEMBER_CHARS = 120
+_CLIENT_CHARS = 250
 _LONGEST = 60  # of a group's name, a member's own included
 _LONGEST_BROADCAST = 40  # leaves room for the member's name
 
@@ -65,7 +69,8 @@ _LONGEST_BROADCAST = 40  # leaves room for the member's name
 def check_topic(name: str) -> str:
     if not isinstance(name, str) or not _TOPIC.fullmatch(name):
         raise InvalidName(
-            f"{name!r} is not a topic name: use 1 to 120 letters, digits, '.', '_' or '-', such as 'orders'"
+            f"{shortened(name)} is not a topic name: use 1 to 120 letters, digits, '.', '_' or '-', such as "
+            "'orders'"
         )
     if is_internal(name):
         raise InvalidName(
@@ -78,7 +83,8 @@ def check_topic(name: str) -> str:
 def check_group(name: str) -> str:
     if not isinstance(name, str) or not _GROUP.fullmatch(name):
         raise InvalidName(
-            f"{name!r} is not a group name: use 1 to 60 letters, digits, '_' or '-', such as 'billing'"
+            f"{shortened(name)} is not a group name: use 1 to 60 letters, digits, '_' or '-', such as "
+            "'billing'"
         )
     if name.startswith("_"):
         raise InvalidName(f"the group name {name!r} is reserved: it starts with '_'; choose another")
@@ -88,8 +94,8 @@ def check_group(name: str) -> str:
 def check_broadcast(name: str) -> str:
     if len(name) > _LONGEST_BROADCAST:
         raise InvalidName(
-            f"{name!r} has {len(name)} characters; a broadcast group has at most {_LONGEST_BROADCAST}, "
-            "since the names of its members are put behind it; choose a shorter one"
+            f"{shortened(name)} has {len(name)} characters; a broadcast group has at most "
+            f"{_LONGEST_BROADCAST}, since the names of its members are put behind it; choose a shorter one"
         )
     return name
 
@@ -99,7 +105,18 @@ def check_member(member: object) -> str:
     if isinstance(member, str) and 0 < len(member) <= _MEMBER_CHARS and member.isprintable():
         return member
     raise InvalidSetting(
-        f"member={member!r}: a name of 1 to {_MEMBER_CHARS} printable characters, such as 'billing-1'"
+        f"member={shortened(member)}: a name of 1 to {_MEMBER_CHARS} printable characters, such as "
+        "'billing-1'"
+    )
+
+
+def check_client(client: object) -> str:
+    """As a member's: the name of whoever is connected."""
+    if isinstance(client, str) and len(client) <= _CLIENT_CHARS and client.isprintable():
+        return client
+    raise InvalidSetting(
+        f"client={shortened(client)}: a name of at most {_CLIENT_CHARS} printable characters, such as "
+        "'shop-1'"
     )
 
 
@@ -157,10 +174,29 @@ def owner(internal: str) -> tuple[str, str] | None:
     return (parts[0], parts[1]) if len(parts) == 3 and f".{parts[2]}" in _OWN else None
 
 
+def base_topic(topic: str) -> str:
+    """The topic that a group's own topic belongs to, by however many steps; any other is its own.
+
+    Goes over the name once, however long it is: strangers may ask about any.
+
+    >>> base_topic("orders.billing.dead.audit.retry")
+    'orders'
+    """
+    end = len(topic)
+    while topic.endswith(_OWN, 0, end):
+        group = topic.rfind(".", 0, topic.rfind(".", 0, end))
+        if group < 0:
+            break
+        end = group
+    return topic[:end]
+
+
 def reply_topic(client: str, owner: str) -> str:
     """The topic that replies to a requester go to; `owner`: its principal's name, "" if there are none."""
     if not isinstance(client, str) or not _CLIENT.fullmatch(client):
-        raise InvalidName(f"{client!r} is not a requester's name: use 1 to 80 letters, digits, '_' or '-'")
+        raise InvalidName(
+            f"{shortened(client)} is not a requester's name: use 1 to 80 letters, digits, '_' or '-'"
+        )
     return f"{_REPLY}{client}.{_owner_tag(owner)}"
 
 

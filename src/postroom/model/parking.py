@@ -13,18 +13,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-__all__ = ["Line", "cut", "widened"]
+from .bounds import Key, Offset, Whole
+
+__all__ = ["Line", "cut", "received", "widened"]
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
     """The messages of a key, from `first` to `last`, that wait behind an earlier message of it."""
 
-    id: int  # the offset of the message that was parked first; stays the same while the line exists
-    key: bytes | None  # None: messages without a key, which count as one key
-    first: int
-    last: int
-    messages: int  # how many; retention may have taken some of them
+    id: Offset  # the offset of the message that was parked first; stays the same while the line exists
+    key: Key | None  # None: messages without a key, which count as one key
+    first: Offset
+    last: Offset
+    messages: Whole  # how many; retention may have taken some of them
+
+
+def received(line: Line, cursor: int) -> Line | None:
+    """What of a line its holder can have received: nothing was handed out from the cursor on."""
+    last = min(line.last, cursor - 1)
+    if last < line.first:
+        return None
+    return replace(line, last=last, messages=min(line.messages, last - line.first + 1))
 
 
 def widened(line: Line | None, more: Line) -> Line | None:

@@ -15,10 +15,12 @@ from typing import Any, Literal
 from ..config import DEFAULTS
 from ..errors import GroupConflict, InvalidSetting, TopicConflict
 from ..units import format_duration
+from .bounds import MOST_MOMENTS_MS, Label, Long, StartOffsets, Whole
 from .lanes import NO_LANE, LanePolicy
 
 __all__ = [
     "FIXED",
+    "LONGEST_LEASE_MS",
     "Exhausted",
     "GroupSettings",
     "GroupWish",
@@ -39,19 +41,23 @@ Keep = Literal["needed", "limits"]
 Storage = Literal["durable", "volatile"]
 Exhausted = Literal["dead", "stop"]
 
+LONGEST_LEASE_MS = 86_400_000
+"""Of a group. A message that its holder does not let go, and does not handle, is out of reach for so long."""
+
+_MOST_ATTEMPTS = 1_000_000
 _SKEW_MS = 10_000  # a clock that is so far ahead of the store's is taken for right
 
 
 @dataclass(frozen=True, slots=True)
 class TopicSettings:
     storage: Storage = "durable"
-    retention_ms: int = DEFAULTS.retention_ms  # 0: no limit by age
-    retention_bytes: int = 0  # per partition; 0: no limit by size
+    retention_ms: Whole = DEFAULTS.retention_ms  # 0: no limit by age
+    retention_bytes: Whole = 0  # per partition; 0: no limit by size
     keep: Keep = "needed"  # "needed": never below what a group still needs; "limits": the limits win
     drop_settled: bool = False  # drop early what every group has settled
-    dedup_ms: int = 0  # a message id is remembered for so long (R32); 0: ids are not looked at
-    max_backlog: int = 0  # messages that the slowest group may be behind (R9); 0: no limit
-    max_backlog_bytes: int = 0  # the same in bytes
+    dedup_ms: Whole = 0  # a message id is remembered for so long (R32); 0: ids are not looked at
+    max_backlog: Whole = 0  # messages that the slowest group may be behind (R9); 0: no limit
+    max_backlog_bytes: Whole = 0  # the same in bytes
 
     @property
     def volatile(self) -> bool:
@@ -107,8 +113,8 @@ class Start:
     """Where a group starts: resolved into offsets once, when the group is made."""
 
     kind: Literal["earliest", "latest", "time", "offsets"] = "earliest"
-    time_ms: int = 0
-    offsets: tuple[tuple[int, int], ...] = ()  # (partition number, offset); others start at the beginning
+    time_ms: Long = 0
+    offsets: StartOffsets = ()  # (partition number, offset); others start at the beginning
 
     def check_past(self, now_ms: int, *, name: str = "start") -> None:
         """InvalidSetting if it is a moment that has not come: nothing can start there."""
@@ -144,6 +150,8 @@ class Start:
 
 
 def _moment(time_ms: int) -> str:
+    if not 0 <= time_ms <= MOST_MOMENTS_MS:
+        return f"{time_ms} ms"
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(timespec="seconds")
 
 
@@ -190,19 +198,32 @@ class GroupWish:
     """The settings somebody asks for; None means "whatever the group has"."""
 
     mode: Mode | None = None
-    order: str | None = None
+    order: Label | None = None
     start: Start | None = None
-    lease_ms: int | None = None
-    max_attempts: int | None = None
+    lease_ms: Long | None = None
+    max_attempts: Long | None = None
     exhausted: Exhausted | None = None
-    max_hold_ms: int | None = None
-    expires_ms: int | None = None
+    max_hold_ms: Long | None = None
+    expires_ms: Long | None = None
     slow_lane: LanePolicy | None = None
 
     def __post_init__(self) -> None:
         """InvalidSetting for what the mode that is asked for has no use for."""
         if self.mode not in (None, "ordered"):
             self._refuse_order(str(self.mode))
+        self._refuse_silly()
+
+    def _refuse_silly(self) -> None:
+        """What is asked for, and not what a group has: one that was stored before is still joined."""
+        if self.lease_ms is not None and self.lease_ms > LONGEST_LEASE_MS:
+            raise InvalidSetting("lease: at most a day, such as lease=30; heartbeats renew it", name="lease")
+        if isinstance(self.max_attempts, int) and self.max_attempts > _MOST_ATTEMPTS:
+            raise InvalidSetting(
+                f"max_attempts: at most {_MOST_ATTEMPTS:,}, such as max_attempts=16", name="max_attempts"
+            )
+        for name, value in (("max_hold", self.max_hold_ms), ("expires", self.expires_ms)):
+            if value is not None and value > MOST_MOMENTS_MS:
+                raise InvalidSetting(f"{name}: a duration that ends one day, such as {name}='1h'", name=name)
 
     def _refuse_order(self, mode: str) -> None:
         for name, value in (("order", self.order), ("max_hold", self.max_hold_ms)):

@@ -6,12 +6,13 @@ that is cut out of a delivery leaves the rest as it was, except that a fragment 
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from .delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Terms, set_aside, stamped
 
-__all__ = ["Becomes", "becomes", "covered", "extend", "seize", "settle", "uncovered"]
+__all__ = ["Becomes", "becomes", "covered", "extend", "seize", "settle", "uncovered", "within"]
 
 Becomes = Callable[[Delivery, Settlement, int, Terms], Delivery | None]
 """What becomes of a settled piece; see `becomes`, which decides it for groups in mode "shared"."""
@@ -187,14 +188,20 @@ def _close(cuts: _Cuts, row: Delivery, at: int) -> None:
 # ---- spans ------------------------------------------------------------------------------------------
 
 
+def within(span: Span, rows: Sequence[Delivery]) -> Sequence[Delivery]:
+    """Of these deliveries (disjoint, lowest first) those with an offset in the span."""
+    low = bisect_left(rows, span[0], key=lambda row: row.last)
+    return rows[low : bisect_right(rows, span[1], key=lambda row: row.first)]
+
+
 def covered(spans: Iterable[Span], by: Iterable[Delivery]) -> Iterator[Span]:
-    """The parts of `spans` that lie in the given deliveries."""
-    deliveries = list(by)
-    for first, last in spans:
-        for delivery in deliveries:
-            low, high = max(first, delivery.first), min(last, delivery.last)
-            if low <= high:
-                yield (low, high)
+    """The parts of `spans` that lie in the given deliveries (disjoint, lowest first), each once."""
+    deliveries, upto = list(by), -1
+    for first, last in sorted(spans):
+        first = max(first, upto + 1)
+        for delivery in within((first, last), deliveries):
+            yield (max(first, delivery.first), min(last, delivery.last))
+        upto = max(upto, last)
 
 
 def uncovered(span: Span, by: Iterable[Delivery]) -> Iterator[Span]:

@@ -20,9 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
 
 from ..errors import CorruptBatch, InvalidSetting, PermissionDenied, StagingConflict
 from .batch import verify
+from .bounds import MOST_SEGMENTS, Label, Position, Whole
 from .schedule import Planned
 from .sequence import next_sequence
 
@@ -53,6 +57,9 @@ NAME_CHARS = 120
 Span = tuple[int, int]
 """The first and the last offset."""
 
+SourceName = Annotated[str, Meta(max_length=1000)]
+"""Of a partition of a job's source, as the source calls it."""
+
 Segment = tuple[str, int]
 """Its name, and how many messages it has."""
 
@@ -61,10 +68,14 @@ Segment = tuple[str, int]
 class Wish:
     """What a job wants its batch to consist of."""
 
-    segments: tuple[Segment, ...] = ()
-    rows: int = 0  # all that its tasks saw, also those that were left out
-    source: dict[str, Span] = field(default_factory=dict)  # by source partition, of all these rows
-    marks: dict[str, int] = field(default_factory=dict)  # rows at or below them were left out
+    segments: Annotated[tuple[tuple[Label, Whole], ...], Meta(max_length=MOST_SEGMENTS)] = ()
+    rows: Whole = 0  # all that its tasks saw, also those that were left out
+    source: Annotated[dict[SourceName, tuple[Position, Position]], Meta(max_length=MOST_SEGMENTS)] = field(
+        default_factory=dict
+    )  # by source partition, of all these rows
+    marks: Annotated[dict[SourceName, Position], Meta(max_length=MOST_SEGMENTS)] = field(
+        default_factory=dict
+    )  # rows at or below them were left out
 
 
 @dataclass(frozen=True, slots=True)

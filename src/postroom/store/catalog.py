@@ -25,8 +25,9 @@ from ..errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from ..model.bounds import shortened
 from ..model.route import Change, Range, Route, even_ranges
-from ..model.settings import GroupSettings, Start, TopicSettings
+from ..model.settings import LONGEST_LEASE_MS, GroupSettings, Start, TopicSettings
 from .contract import Group, Origin, Topic
 from .lookups import first_row, lane_of
 from .reserving import reserve
@@ -312,7 +313,7 @@ class SqlCatalog:
         with self._session.read(Lane.LOG) as tx:
             rows = tx.all(_GROUPS_AT, partition_id)
         return [
-            (group_id, name, msgspec.json.decode(settings, type=GroupSettings), start, since)
+            (group_id, name, group_settings(settings), start, since)
             for group_id, name, settings, start, since in rows
         ]
 
@@ -436,10 +437,11 @@ def _unknown_topic(tx: Transaction, name: str) -> PostroomError:
     names = [row[0] for row in tx.all("SELECT name FROM postroom_topics")]
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
+    shown = shortened(name, 120)
     return UnknownTopic(
-        f"there is no topic {name!r}; {hint}create it with create_topic({name!r}) or "
-        f"`postroom topic create {name}`",
-        topic=name,
+        f"there is no topic {shown}; {hint}create it with create_topic({shown}) or "
+        f"`postroom topic create {name[:120]}`",
+        topic=name[:250],
     )
 
 
@@ -463,11 +465,16 @@ def _group(tx: Transaction, topic: str, name: str) -> Group:
 
 def _make_group(row: tuple[object, ...]) -> Group:
     group_id, topic_id, topic, name, settings, generation, paused, created_at = row
-    decoded = msgspec.json.decode(str(settings), type=GroupSettings)
     return Group(
-        int(str(group_id)), int(str(topic_id)), str(topic), str(name), decoded,
+        int(str(group_id)), int(str(topic_id)), str(topic), str(name), group_settings(str(settings)),
         int(str(generation)), bool(paused), int(str(created_at)),
     )  # fmt: skip
+
+
+def group_settings(text: str) -> GroupSettings:
+    """As they were stored; a lease that was stored before it had a limit counts as the longest there is."""
+    found = msgspec.json.decode(text, type=GroupSettings)
+    return found if found.lease_ms <= LONGEST_LEASE_MS else replace(found, lease_ms=LONGEST_LEASE_MS)
 
 
 def _refuse_topic(tx: Transaction, name: str) -> None:

@@ -41,6 +41,8 @@ __all__ = [
 ]
 
 _NEAR = 1000  # spans no further apart than this are read at once
+_LOOKED_AT = 10_000  # deliveries of others, to say who lost what
+_CLUSTERS = 64  # spans far apart from each other that are read one by one
 _FEW = 256  # deliveries that may be looked through whenever it helps
 _PER_MS = 200  # of many, looked through once in so many milliseconds: 20,000 ten times a second
 
@@ -174,11 +176,18 @@ class Locked:
         sql = f"{_FROM} AND {condition} {_FIRST_FEW}"
         return self._read(sql, *self._key, high, *self._key, self.row.lowest, low, low, limit)
 
-    def near(self, spans: Sequence[Span]) -> list[Delivery]:
-        """At least the deliveries with an offset in these spans; spans far from each other apart."""
+    def near(self, spans: Sequence[Span], *, limit: int = _NO_LIMIT) -> list[Delivery]:
+        """At least the deliveries with an offset in these spans; spans far from each other apart.
+
+        Nothing is looked for where no delivery can be, and no more than so many are found.
+        """
         found: list[Delivery] = []
-        for low, high in _clusters(spans):
-            found += (d for d in self.reaching(low, high) if not found or d.first > found[-1].first)
+        here = [(max(a, self.row.lowest), min(z, self.row.cursor)) for a, z in spans]
+        for low, high in _clusters([(a, z) for a, z in here if a <= z]):
+            some = self.reaching(low, high, limit=min(limit - len(found) + 1, _NO_LIMIT))
+            found += (d for d in some if not found or d.first > found[-1].first)
+            if len(found) >= limit:
+                return found[:limit]
         return found
 
     @property
@@ -196,10 +205,13 @@ class Locked:
     def in_other_hands(self, spans: Sequence[Span], token: int) -> tuple[Span, ...]:
         """Which of these offsets are unsettled and held by somebody else, or by nobody (I7).
 
-        From the cursor on nothing was handed out, or a crash forgot it (I8): that is unsettled too.
+        From the cursor on nothing was handed out, or a crash forgot it (I8): that is unsettled too. Of a span
+        with more deliveries than anybody holds, what lies behind the first of them counts as theirs.
         """
-        others = [d for d in self.near(spans) if d.token != token]
-        beyond = [(max(first, self.row.cursor), last) for first, last in spans if last >= self.row.cursor]
+        near = self.near(spans, limit=_LOOKED_AT)
+        reach = near[-1].last if len(near) == _LOOKED_AT else self.row.cursor - 1
+        others = [d for d in near if d.token != token]
+        beyond = [(max(first, reach + 1), last) for first, last in spans if last > reach]
         return (*settlement.covered(spans, others), *beyond)
 
     # ---- writing ----
@@ -353,7 +365,7 @@ def _clusters(spans: Sequence[Span]) -> list[Span]:
             found[-1] = (found[-1][0], max(last, found[-1][1]))
         else:
             found.append((first, last))
-    return found
+    return found if len(found) <= _CLUSTERS else [(found[0][0], max(last for _, last in found))]
 
 
 def held_under(tx: Transaction, group_id: int, partition_id: int, token: int) -> list[Delivery]:

@@ -24,7 +24,7 @@ from ..model.delivery import (
     renewed,
 )
 from ..model.ordered import FAR, Claim
-from ..model.parking import cut, widened
+from ..model.parking import cut, received, widened
 from ..model.settlement import uncovered
 from .contract import Granted, Group, Settled
 from .locked import Locked
@@ -127,8 +127,10 @@ def settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settl
             return Settled(tuple((s.first, s.last) for s in settlements))
         settlements = [s for s in settlements if s.kind is not Kind.PARK]
         _park(locked, parks)
-    rows = locked.near([(s.first, s.last) for s in settlements])
-    held = [row for row in rows if row.token == token]
+    if locked.row.holder.token == token:
+        held = [row for row in locked.near([(s.first, s.last) for s in settlements]) if row.token == token]
+    else:  # whatever it names
+        held = locked.held(token)
     change = ordered.settle(held, settlements, locked.now, group.terms, locked.row.cursor)
     if change.leaving or any(d.visible_at >= FAR for d in change.kept):
         locked.must_flush()
@@ -142,11 +144,12 @@ def _park(locked: Locked, parks: Sequence[Settlement]) -> None:
     """Lines claim more. What they claim is acked in this very transaction, and is not settled by that."""
     for one in parks:
         assert one.line is not None, "whoever parks says what"
+        line = received(one.line, locked.row.cursor)
         before = next(iter(locked.lines(one.line.id)), None)
-        after = widened(before, one.line)
-        if after is not None:
+        after = None if line is None else widened(before, line)
+        if line is not None and after is not None:
             locked.change_line(before, after)
-            locked.row.settled -= one.line.messages
+            locked.row.settled -= line.messages
 
 
 def unpark(

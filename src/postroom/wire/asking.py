@@ -16,7 +16,9 @@ from ..broker.endpoint import Beat, Held, PollReply, PollRequest, Settle
 from ..model.delivery import Span
 from .messages import Ask
 
-__all__ = ["Holdings"]
+__all__ = ["Holdings", "answered"]
+
+_AT_ONCE = 500  # deliveries in one question: what is answered has a limit too
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,11 @@ class Holdings:
                 del self._holdings[key]
                 who = (holding.topic, holding.group, holding.member, holding.lease_ms)
                 asks.setdefault(who, []).append(holding.held)
-        return [Ask(a, b, c, tuple(held), lease_ms) for (a, b, c, lease_ms), held in asks.items()]
+        return [
+            Ask(a, b, c, tuple(held[at : at + _AT_ONCE]), lease_ms)
+            for (a, b, c, lease_ms), held in asks.items()
+            for at in range(0, len(held), _AT_ONCE)
+        ]
 
     def kept(self, ask: Ask, working: Iterable[Held], now_ms: int) -> None:
         for held in working:
@@ -105,17 +111,37 @@ class Holdings:
                 self._hold(key, _Holding(ask.topic, ask.group, ask.member, held, ask.lease_ms, until_ms))
 
 
+def answered(ask: Ask, held: Iterable[Held]) -> list[Held]:
+    """Of what a client answers, that which it was asked about: each delivery once, with all of its spans."""
+    asked = {(one.topic, one.partition_id, one.token) for one in ask.held}
+    spans: dict[tuple[str, int, int], set[Span]] = {}
+    for one in held:
+        key = (one.topic, one.partition_id, one.token)
+        if key in asked:
+            spans.setdefault(key, set()).update(one.spans)
+    return [Held(*key, tuple(sorted(found))) for key, found in spans.items()]
+
+
 def _settled(part: Settle) -> list[Span]:
     return [(v.first, v.last) for v in part.verdicts if v.kind != "park"]  # whose range has other keys in it
 
 
 def _without(spans: Sequence[Span], gone: Iterable[Span]) -> tuple[Span, ...]:
-    left = list(spans)
-    for first, last in gone:
-        left = [
-            piece
-            for a, z in left
-            for piece in ((a, min(z, first - 1)), (max(a, last + 1), z))
-            if piece[0] <= piece[1]
-        ]
+    """In one pass over both, since clients choose how many there are."""
+    left: list[Span] = []
+    ended = sorted((first, last) for first, last in gone if first <= last)
+    at, upto = 0, -1  # of `ended`: what is left of it begins there; and up to where the former ones go
+    for a, z in sorted(spans):
+        while at < len(ended) and ended[at][1] < a:
+            upto = max(upto, ended[at][1])
+            at += 1
+        start, index = max(a, upto + 1), at
+        while start <= z and index < len(ended) and ended[index][0] <= z:
+            first, last = ended[index]
+            if start < first:
+                left.append((start, first - 1))
+            start = max(start, last + 1)
+            index += 1
+        if start <= z:
+            left.append((start, z))
     return tuple(dict.fromkeys(left))

@@ -115,7 +115,7 @@ class Connection(asyncio.Protocol):
             for frame in self._parser.feed(data):
                 self._frame_at = self._heard_at
                 self._take(frame)
-        except ProtocolError as error:
+        except PostroomError as error:
             self.refuse(error)
         self._count_begun(self._parser.waiting)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
@@ -31,7 +31,30 @@ from ..broker.endpoint import (
     TopicInfo,
     UnparkRequest,
 )
-from ..errors import ProtocolError
+from ..errors import InvalidName, InvalidSetting, MessageTooLarge, PostroomError, ProtocolError
+from ..model.bounds import (
+    MOST_PARTS,
+    ClientName,
+    Count,
+    GroupName,
+    Ids,
+    Long,
+    MemberName,
+    MessageId,
+    Millis,
+    Moment,
+    Number,
+    Offset,
+    PartitionId,
+    PartitionIds,
+    Position,
+    ShardName,
+    Size,
+    SpotList,
+    Token,
+    TopicName,
+    Whole,
+)
 from ..model.delivery import Span
 from ..model.flow import Rate
 from ..model.lanes import LaneInfo, LaneView
@@ -67,6 +90,11 @@ __all__ = [
 
 MIN_VERSION = MAX_VERSION = 1
 
+# of headers that have lists; others have room for a few names and numbers
+_LONG = 128 * 1024
+_LONGER = 256 * 1024
+_LONGEST = 512 * 1024
+
 # kinds that are no verb of `Endpoint`
 HELLO = 1
 CANCEL = 2
@@ -80,11 +108,13 @@ ASK = 4
 class Hello(Request):
     """The first frame of a client."""
 
-    min_version: int
-    max_version: int
-    client: str  # its name, for people
-    token: str = ""
-    software: str = ""
+    most_bytes: ClassVar[int] = 64 * 1024  # as many as a frame of a stranger
+
+    min_version: Whole
+    max_version: Whole
+    client: ClientName  # its name, for people
+    token: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    software: ClientName = ""
 
     def __repr__(self) -> str:
         return f"Hello(client={self.client!r}, software={self.software!r})"  # never the token
@@ -112,7 +142,7 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
 class Cancel(Request):
     """Nobody waits for the answer to that request any more. It is answered all the same."""
 
-    id: int
+    id: Long
 
 
 class Brokers(Request):
@@ -137,8 +167,10 @@ class Ask(Request):
 class Answer(msgspec.Struct, array_like=True, frozen=True):
     """To `Ask`. What is in neither is not known to the client: it is delivered again when its lease ends."""
 
-    working: tuple[Held, ...] = ()
-    done: tuple[Held, ...] = ()
+    most_bytes: ClassVar[int] = 512 * 1024
+
+    working: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_PARTS)] = ()
+    done: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_PARTS)] = ()
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):
@@ -154,9 +186,9 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
 
 
 class CreateTopic(Request):
-    name: str
+    name: TopicName
     settings: TopicSettings
-    partitions: int
+    partitions: Number
     exist_ok: bool
 
 
@@ -165,153 +197,177 @@ class Nothing(Request):
 
 
 class Named(Request):
-    name: str
+    name: TopicName
 
 
 class OfTopic(Request):
-    topic: str
+    topic: TopicName
 
 
 class AlterTopic(Request):
-    name: str
+    name: TopicName
     settings: TopicSettings
 
 
 class Split(Request):
-    topic: str
-    partition: int
-    at: int | None = None
+    topic: TopicName
+    partition: Number
+    at: Number | None = None
 
 
 class Merge(Request):
-    topic: str
-    one: int
-    other: int
+    topic: TopicName
+    one: Number
+    other: Number
 
 
 class MoveTo(Request):
-    topic: str
-    partition: int
-    shard: str | None = None
+    topic: TopicName
+    partition: Number
+    shard: ShardName | None = None
 
 
 class Append(Request):
     """The batch is the body."""
 
-    topic: str
-    partition_id: int
-    due_at: int = 0
-    ids: bytes = b""
-    producer: str = ""  # whose rate it counts towards (R40), if the broker does not know it better
+    most_bytes: ClassVar[int] = _LONGER
+
+    topic: TopicName
+    partition_id: PartitionId
+    due_at: Moment = 0
+    ids: Ids = b""
+    producer: ClientName = ""  # whose rate it counts towards (R40), if the broker does not know it better
 
 
 class CancelDelayed(Request):
-    topic: str
-    id: str
+    most_bytes: ClassVar[int] = _LONG
+
+    topic: TopicName
+    id: MessageId
 
 
 class Fetch(Request):
-    topic: str
-    partition_id: int
-    offset: int
-    max_messages: int
-    max_bytes: int
-    wait_ms: int
+    topic: TopicName
+    partition_id: PartitionId
+    offset: Offset
+    max_messages: Count
+    max_bytes: Size
+    wait_ms: Millis
 
 
 class Resolve(Request):
-    topic: str
+    most_bytes: ClassVar[int] = _LONG
+
+    topic: TopicName
     start: Start
 
 
 class OfGroup(Request):
-    topic: str
-    name: str
+    most_bytes: ClassVar[int] = _LONG
+
+    topic: TopicName
+    name: GroupName
     wish: GroupWish
 
 
 class Pause(Request):
-    topic: str
-    name: str
+    topic: TopicName
+    name: GroupName
     paused: bool
 
 
 class DeleteGroup(Request):
-    topic: str
-    name: str
+    topic: TopicName
+    name: GroupName
     force: bool
 
 
 class Reset(Request):
-    topic: str
-    name: str
+    most_bytes: ClassVar[int] = _LONG
+
+    topic: TopicName
+    name: GroupName
     start: Start
     force: bool
     dry_run: bool = False
 
 
 class LagOf(Request):
-    topic: str
-    group: str
+    topic: TopicName
+    group: GroupName
 
 
 class Subscribe(Request):
-    topic: str
-    group: str
+    most_bytes: ClassVar[int] = _LONG
+
+    topic: TopicName
+    group: GroupName
     wish: GroupWish
-    member: str
-    client: str
+    member: MemberName
+    client: ClientName
     named: bool = True
 
 
 class Unsubscribe(Request):
-    topic: str
-    group: str
-    member: str
+    topic: TopicName
+    group: GroupName
+    member: MemberName
 
 
 class Poll(Request):
+    most_bytes: ClassVar[int] = _LONG
+
     request: PollRequest
 
 
 class SettleParts(Request):
-    topic: str
-    group: str
-    parts: tuple[Settle, ...]
+    most_bytes: ClassVar[int] = _LONGEST
+
+    topic: TopicName
+    group: GroupName
+    parts: Annotated[tuple[Settle, ...], msgspec.Meta(max_length=MOST_PARTS)]
 
 
 class Unpark(Request):
+    most_bytes: ClassVar[int] = _LONG  # a key has 32 KB at most
+
     request: UnparkRequest
 
 
 class HandOver(Request):
-    topic: str
-    group: str
-    token: int
-    partition_ids: tuple[int, ...]
+    most_bytes: ClassVar[int] = _LONG
+
+    topic: TopicName
+    group: GroupName
+    token: Token
+    partition_ids: PartitionIds
 
 
 class Beats(Request):
-    beats: tuple[Beat, ...]
+    most_bytes: ClassVar[int] = _LONGEST
+
+    beats: Annotated[tuple[Beat, ...], msgspec.Meta(max_length=MOST_PARTS)]
 
 
 class Letters(Request):
-    topic: str
-    group: str
-    limit: int
+    topic: TopicName
+    group: GroupName
+    limit: Count
 
 
 class Spots(Request):
-    topic: str
-    group: str
-    spots: tuple[tuple[int, int], ...] | None = None
+    most_bytes: ClassVar[int] = _LONGER
+
+    topic: TopicName
+    group: GroupName
+    spots: SpotList | None = None
 
 
 class StoppedOf(Request):
-    topic: str
-    group: str
-    limit: int
-    after: tuple[int, int] | None = None
+    topic: TopicName
+    group: GroupName
+    limit: Count
+    after: tuple[PartitionId, Position] | None = None
     behind: bool = True
 
 
@@ -322,7 +378,7 @@ class SetRate(Request):
 class Requester(Request):
     """Whose reply topic it is; the broker adds the principal's name."""
 
-    client: str
+    client: ClientName
 
 
 # ---- the table ----
@@ -436,7 +492,6 @@ OPERATIONS = {operation.name: operation for operation in _TABLE}
 _BY_KIND = {operation.kind: operation for operation in _TABLE}
 
 _encoder = msgspec.msgpack.Encoder()
-_decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 
 encode_header = _encoder.encode
 
@@ -449,26 +504,53 @@ def operation(kind: int) -> Operation:
 
 
 def decode(header: bytes, kind: Any) -> Any:
-    """A header as a value of that type; ProtocolError if it is none."""
-    decoder = _decoders.get(kind)
-    if decoder is None:
-        decoder = _decoders[kind] = msgspec.msgpack.Decoder(kind)
+    """A header as a value of that type; ProtocolError if it is none.
+
+    Of a request that can be read: MessageTooLarge, InvalidName or InvalidSetting if something in it is longer
+    or larger than its type allows. Its connection lives.
+    """
+    reader = _readers.get(kind) or _reader(kind)
+    if len(header) > reader.most_bytes:
+        raise MessageTooLarge(
+            f"the header of this request has {len(header):,} bytes, and {reader.most_bytes:,} is the most "
+            "that is taken: ask for less at once, in several requests",
+            max_bytes=reader.most_bytes,
+        )
     try:
-        found = decoder.decode(header)
-        if _HUGE.search(header) and _is_huge(msgspec.msgpack.decode(header)):
-            raise ProtocolError("the header of a frame cannot be read: a number of it is not below 2**63")
-        return found
+        return reader.decode(header)
+    except msgspec.ValidationError as error:
+        raise _out_of_bounds(error, kind) or _unreadable(error) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ProtocolError(f"the header of a frame cannot be read: {error}") from error
+        raise _unreadable(error) from error
 
 
-_HUGE = re.compile(rb"\xcf[\x80-\xff]")  # how such a number looks; so may other things
+class _Reader(NamedTuple):
+    decode: Callable[[bytes], Any]
+    most_bytes: int
 
 
-def _is_huge(value: Any) -> bool:
-    """Whether there is a number in it that no database can keep."""
-    if isinstance(value, dict):
-        return any(map(_is_huge, value)) or any(map(_is_huge, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(_is_huge, value))
-    return isinstance(value, int) and value >= 2**63
+_readers: dict[Any, _Reader] = {}
+_ANY_SIZE = 2**31  # of an answer: whoever reads it has asked for it
+_BOUND = re.compile(r"Expected `(\w+)` (?:of length )?([<>])= (\S+)(?: - at `(?:key in )?\$\[(\d+)\](\S*)`)?")
+_COUNTED = {"str": "characters", "bytes": "bytes", "array": "entries", "object": "entries"}
+
+
+def _reader(kind: Any) -> _Reader:
+    most_bytes = getattr(kind, "most_bytes", _ANY_SIZE)
+    found = _readers[kind] = _Reader(msgspec.msgpack.Decoder(kind).decode, most_bytes)
+    return found
+
+
+def _unreadable(error: Exception) -> ProtocolError:
+    return ProtocolError(f"the header of a frame cannot be read: {str(error)[:200]}")
+
+
+def _out_of_bounds(error: msgspec.ValidationError, kind: Any) -> PostroomError | None:
+    """What to say of a request that can be read, but for one value that is too long or too large."""
+    found = _BOUND.match(str(error))
+    if found is None or not (isinstance(kind, type) and issubclass(kind, Request)):
+        return None
+    what, sign, bound, index, rest = found.groups()
+    field = f"{kind.__struct_fields__[int(index)]}{rest}" if index else "a value"
+    limit = f"{'at most' if sign == '<' else 'at least'} {bound} {_COUNTED.get(what, '')}".rstrip()
+    return (InvalidName if what == "str" else InvalidSetting)(f"{field} is out of bounds: {limit}")

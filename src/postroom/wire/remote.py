@@ -28,12 +28,21 @@ from ..broker.endpoint import (
     UnparkRequest,
 )
 from ..clock import Clock
-from ..errors import InvalidSetting, PostroomError, ProtocolError
+from ..errors import (
+    InvalidName,
+    InvalidSetting,
+    MessageTooLarge,
+    PostroomError,
+    ProtocolError,
+    UsageError,
+)
+from ..model.bounds import MOST_SPOTS
 from ..model.delivery import Span
 from ..store.contract import Appended
 from . import messages as m
 from .beats import Beater
 from .pool import Pool
+from .portions import beatings, settles
 from .staging import Stage
 
 __all__ = ["RemoteEndpoint", "open_remote"]
@@ -73,14 +82,32 @@ def _asked(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
     return verb
 
 
+def _asked_of_spots(name: str) -> Callable[..., Coroutine[Any, Any, int]]:
+    """A verb that is told of many messages, some thousands at a time, and answers how many there were."""
+    verb = _asked(name)
+
+    async def each(
+        self: RemoteEndpoint, topic: str, group: str, spots: Sequence[tuple[int, int]] | None = None
+    ) -> int:
+        if spots is None or len(spots) <= MOST_SPOTS:
+            return int(await verb(self, topic, group, spots))
+        some = [spots[at : at + MOST_SPOTS] for at in range(0, len(spots), MOST_SPOTS)]
+        return sum([int(await verb(self, topic, group, one)) for one in some])
+
+    each.__name__ = name
+    return each
+
+
 def _check(operation: m.Operation, request: m.Request) -> None:
     """InvalidSetting if the broker could not read it: that were a fault of the whole connection."""
     try:
         m.decode(m.encode_header(request), operation.request)
-    except (ProtocolError, TypeError, ValueError, OverflowError) as error:
+    except MessageTooLarge:
+        raise
+    except (UsageError, ProtocolError, TypeError, ValueError, OverflowError) as error:
         values = ", ".join(f"{name}={getattr(request, name)!r}" for name in request.__struct_fields__)
         why = str(error).removeprefix("the header of a frame cannot be read: ")
-        raise InvalidSetting(
+        raise (InvalidName if isinstance(error, InvalidName) else InvalidSetting)(
             f"{operation.name}({values:.200}): a value is not what it should be ({why})"
         ) from error
 
@@ -170,13 +197,13 @@ class RemoteEndpoint:
     hand_over = _asked("hand_over")
 
     dead_letters = _asked("dead_letters")
-    redrive = _asked("redrive")
-    discard = _asked("discard")
+    redrive = _asked_of_spots("redrive")
+    discard = _asked_of_spots("discard")
 
     stopped = _asked("stopped")
-    restart_stopped = _asked("restart_stopped")
-    skip_stopped = _asked("skip_stopped")
-    drop_stopped = _asked("drop_stopped")
+    restart_stopped = _asked_of_spots("restart_stopped")
+    skip_stopped = _asked_of_spots("skip_stopped")
+    drop_stopped = _asked_of_spots("drop_stopped")
 
     set_rate = _asked("set_rate")
     rates = _asked("rates")
@@ -272,6 +299,13 @@ class RemoteEndpoint:
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
         """By the broker that handed it out, if it can be reached: it knows who has what."""
+        found = SettleReply()
+        for some in settles(parts):
+            reply = await self._settle(topic, group, some)
+            found = SettleReply(found.lost + reply.lost, found.kept + reply.kept, found.away + reply.away)
+        return found
+
+    async def _settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
         request = m.SettleParts(topic, group, tuple(parts))
         key = self._polls_at.get((topic, group), "")
         repeated = False
@@ -286,8 +320,11 @@ class RemoteEndpoint:
         return replace(answer, lost=_really_lost(answer)) if repeated else answer
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
-        answer: list[tuple[Held, tuple[Span, ...]]] = self._beater.beat(m.Beats(tuple(beats)))
-        return answer
+        lost: list[tuple[Held, tuple[Span, ...]]] = []
+        for some in beatings(beats):
+            lost += self._beater.beat(m.Beats(tuple(some)))
+        asked = {(held.topic, held.partition_id, held.token): held for beat in beats for held in beat.held}
+        return [(asked[held.topic, held.partition_id, held.token], spans) for held, spans in lost]
 
     async def _beat(self, beats: m.Beats) -> Any:
         return await self.pool.call(m.OPERATIONS["beat"], beats, key=f"m{beats.beats[0].member}")

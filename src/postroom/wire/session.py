@@ -19,11 +19,12 @@ from ..config import DEFAULTS
 from ..errors import MessageTooLarge, PostroomError
 from ..model.access import ANONYMOUS, Principal
 from ..model.batch import HEADER_SIZE
-from ..model.names import reply_topic
+from ..model.names import check_member, reply_topic
 from . import messages as m
 from . import staging
-from .asking import Holdings
+from .asking import Holdings, answered
 from .messages import Answer, Ask, Operation, Request
+from .overlaps import refuse_overlaps
 
 __all__ = ["Session"]
 
@@ -114,10 +115,7 @@ class Session:
 
     async def answered(self, ask: Ask, answer: Answer) -> None:
         """At work: extended. Done: settled. What was not answered for is delivered again by and by."""
-        asked = {(held.partition_id, held.token): held.topic for held in ask.held}
-        mine = [held for held in (*answer.working, *answer.done) if asked.get(_key(held)) == held.topic]
-        working = [held for held in answer.working if held in mine]
-        done = [held for held in answer.done if held in mine]
+        working, done = answered(ask, answer.working), answered(ask, answer.done)
         try:
             if done:
                 parts = [Settle(h.topic, h.partition_id, h.token, _acks(h)) for h in done]
@@ -140,6 +138,14 @@ class Session:
             self._gatekeeper.check(principal, need, topic)
         if isinstance(request, m.Append | m.Fetch):
             await self._gatekeeper.check_partition(request.topic, request.partition_id)
+        elif isinstance(request, m.SettleParts):
+            refuse_overlaps(request.parts)
+            await self._gatekeeper.check_places({(part.topic, part.partition_id) for part in request.parts})
+        elif isinstance(request, m.Beats):
+            held = {(held.topic, held.partition_id) for beat in request.beats for held in beat.held}
+            await self._gatekeeper.check_places(held)
+        for member in _members(request):
+            check_member(member)
 
 
 def _check_batch(batch: bytes) -> None:
@@ -175,8 +181,13 @@ def _topics(operation: Operation, request: Any, who: str) -> Iterable[str | None
     return (request.name if topic is None else topic,)
 
 
-def _key(held: Held) -> tuple[int, int]:
-    return (held.partition_id, held.token)
+def _members(request: Any) -> Iterable[str]:
+    """Who takes part in a group, by what a request says."""
+    if isinstance(request, m.Poll | m.Unpark):
+        return (request.request.member,)
+    if isinstance(request, m.Beats):
+        return {beat.member for beat in request.beats}
+    return (request.member,) if isinstance(request, m.Subscribe | m.Unsubscribe) else ()
 
 
 def _acks(held: Held) -> tuple[Verdict, ...]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated, ClassVar
+
+from msgspec import Meta
+
+from ..model.bounds import MOST_SEGMENTS, ClientName, Label, Offset, PartitionIds, TopicName, TopicNames
 from ..model.staging import Wish
 from .request import Request
 
@@ -11,35 +16,45 @@ __all__ = ["Decide", "Drop", "Marks", "Publish", "Stage"]
 class Stage(Request):
     """The batches are the body, one after the other: one for each partition."""
 
-    topic: str
-    query: str
-    batch: int
-    segment: str
-    number: int
-    partition_ids: tuple[int, ...]
-    producer: str = ""  # whose rate it counts towards (R40), if the broker does not know it better
+    most_bytes: ClassVar[int] = 64 * 1024
+
+    topic: TopicName
+    query: Label
+    batch: Offset
+    segment: Label
+    number: Offset
+    partition_ids: PartitionIds
+    producer: ClientName = ""  # whose rate it counts towards (R40), if the broker does not know it better
 
 
 class Marks(Request):
-    topics: tuple[str, ...]
-    query: str
+    most_bytes: ClassVar[int] = 256 * 1024
+
+    topics: TopicNames
+    query: Label
 
 
 class Decide(Request):
-    topics: tuple[str, ...]
-    query: str
-    batch: int
+    most_bytes: ClassVar[int] = 1024 * 1024
+
+    topics: TopicNames
+    query: Label
+    batch: Offset
     wish: Wish
 
 
 class Publish(Request):
-    topics: tuple[str, ...]
-    query: str
-    batch: int
+    most_bytes: ClassVar[int] = 256 * 1024
+
+    topics: TopicNames
+    query: Label
+    batch: Offset
 
 
 class Drop(Request):
-    topics: tuple[str, ...]
-    query: str
-    batch: int
-    segments: tuple[str, ...] | None = None
+    most_bytes: ClassVar[int] = 1024 * 1024
+
+    topics: TopicNames
+    query: Label
+    batch: Offset
+    segments: Annotated[tuple[Label, ...], Meta(max_length=MOST_SEGMENTS)] | None = None
