@@ -104,7 +104,7 @@ class SteadyClock:
         now = self.steady()
         if now >= self._look_at:
             self._look(now)
-        return self.pace.at(now)
+        return now + self._ahead_ms if now >= self._there_at else self.pace.at(now)
 
     def _look(self, now: int) -> None:
         self._look_at = now + _LOOK_MS
@@ -128,6 +128,8 @@ class SteadyClock:
         self.adopt(self.pace.after_step(now, self.wall()))
 
     def adopt(self, pace: Pace) -> None:
+        behind = abs(pace.behind_ms(pace.steady_ms))
+        self._there_at, self._ahead_ms = pace.steady_ms + _FOLLOWS * behind, pace.ahead_ms  # the usual case
         self.pace, self._look_at = pace, pace.steady_ms + _LOOK_MS
 
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
