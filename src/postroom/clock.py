@@ -15,16 +15,31 @@ and the rest of the world were not: leases end during a suspension as they do wh
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Clock", "ManualClock", "Pace", "SteadyClock", "SystemClock", "steady_ms", "wall_ms"]
+__all__ = [
+    "FURTHEST_MS",
+    "STEP_MS",
+    "CautiousTime",
+    "Clock",
+    "ManualClock",
+    "Pace",
+    "SteadyClock",
+    "SystemClock",
+    "is_real",
+    "steady_ms",
+    "steady_s",
+    "wall_ms",
+]
 
 _FOLLOWS = 4  # a step is caught up with by one part in so many of the time that passes
 FURTHEST_MS = 2 * 3_600_000  # a step by more is taken at once
 STEP_MS = 1_000  # by less is no step
+_BELIEVED_MS = 60_000  # a time that is ahead by less is not doubted
 _LOOK_MS = 200  # how often the wall clock is looked at
 
 
@@ -42,15 +57,20 @@ def wall_ms() -> int:
 
 if hasattr(time, "CLOCK_BOOTTIME"):
 
-    def steady_ms() -> int:
-        """Milliseconds of a clock that never steps, the same for all processes of the machine."""
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000
+    def steady_ns() -> int:
+        """A clock that never steps, the same for all processes of the machine."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 else:
+    steady_ns = time.monotonic_ns
 
-    def steady_ms() -> int:
-        """Milliseconds of a clock that never steps, the same for all processes of the machine."""
-        return time.monotonic_ns() // 1_000_000
+
+def steady_ms() -> int:
+    return steady_ns() // 1_000_000
+
+
+def steady_s() -> float:
+    return steady_ns() / 1e9
 
 
 class SystemClock:
@@ -97,6 +117,7 @@ class SteadyClock:
         self.wall, self.steady = wall, steady
         now = steady()
         self.pace = Pace(now, wall(), 0)
+        self.stepped_ms = 0  # when its time was set by more than it follows slowly; 0: never
         self.adopt(Pace(now, self.pace.queue_ms, self.pace.queue_ms - now))
         self.on_step: Callable[[], None] = self.follow
 
@@ -128,12 +149,53 @@ class SteadyClock:
         self.adopt(self.pace.after_step(now, self.wall()))
 
     def adopt(self, pace: Pace) -> None:
+        if abs(pace.at(pace.steady_ms) - self.pace.at(pace.steady_ms)) > FURTHEST_MS // 2:
+            self.stepped_ms = pace.queue_ms
         behind = abs(pace.behind_ms(pace.steady_ms))
         self._there_at, self._ahead_ms = pace.steady_ms + _FOLLOWS * behind, pace.ahead_ms  # the usual case
         self.pace, self._look_at = pace, pace.steady_ms + _LOOK_MS
 
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
+
+
+class CautiousTime:
+    """Another's time, for what must not be done because that one's clock was set: deletions by age, or the
+    end of a handling. To be read now and then.
+
+    It is the same as long as that goes on as a steady clock does. Where it is ahead by more than that, it is
+    followed by a quarter of the time that passes. One that was set back is taken at once.
+    """
+
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        steady: Callable[[], int] = steady_ms,
+        doubted: Callable[[int], None] | None = None,
+    ) -> None:
+        """`doubted` is told by how much that time is ahead, when it begins to be."""
+        self._now_ms, self._steady, self._doubted = now_ms, steady, doubted
+        self._lock = threading.Lock()
+        self._last: tuple[int, int] | None = None  # the steady clock's, and ours then
+        self._ahead = False
+
+    def now_ms(self) -> int:
+        with self._lock:
+            steady, now = self._steady(), self._now_ms()
+            if self._last is not None:
+                ran = max(0, steady - self._last[0])
+                ahead_ms = now - self._last[1] - ran
+                if ahead_ms > _BELIEVED_MS and not self._ahead and self._doubted is not None:
+                    self._doubted(ahead_ms)
+                self._ahead = ahead_ms > _BELIEVED_MS
+                now = min(now, self._last[1] + ran + ran // _FOLLOWS) if self._ahead else now
+            self._last = (steady, now)
+            return now
+
+
+def is_real(clock: Clock) -> bool:
+    """Whether nobody moves it on purpose, as tests do."""
+    return isinstance(clock, SystemClock | SteadyClock)
 
 
 class ManualClock:

@@ -119,6 +119,9 @@ class Dialect(Protocol):
     def time_ms(self) -> int | None:
         """The same from memory, within a few milliseconds; None: it has to be read once."""
 
+    def stepped_ms(self) -> int:
+        """The shard's time when it was last seen that its clock was set; 0: never, as far as known here."""
+
     def has_table(self, tx: Transaction, name: str) -> bool: ...
 
     def tables(self, tx: Transaction) -> list[str]:

@@ -111,12 +111,13 @@ class Consumer:
             secrets.randbits(62) + 1, whole=order == "partition", arrived=arrived, on_delivery=on_delivery
         )
         self._equip(hands)
-        self._fetcher = OrderedFetcher(
+        self._fetcher = fetcher = OrderedFetcher(
             self._endpoint, self._who, hands, self._settler, settings.window,
             on_delivery=on_delivery, max_handling_ms=settings.max_handling_ms,
             lease_changed=self._lease_changed, arrived=arrived,
         )  # fmt: skip
-        self._heart.on_beat = self._fetcher.nudge
+        fetcher.handling_ms = self._heartbeat.handling_ms
+        self._heart.on_beat = fetcher.nudge
 
     @property
     def topic(self) -> str:

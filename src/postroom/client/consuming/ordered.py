@@ -80,7 +80,7 @@ class OrderedFetcher(Fetcher):
         )
         self._partitions = hands
         settler.refused = self._refused
-        self._max_handling_ms = max_handling_ms
+        self._max_handling_ms, self.handling_ms = max_handling_ms, endpoint.now_ms
         self.arrived = arrived
         self.outlet = Outlet(hands, endpoint.now_ms, arrived, on_delivery=on_delivery)
         self._asked_at = 0.0  # by the loop's clock
@@ -426,7 +426,7 @@ class OrderedFetcher(Fetcher):
         """A heartbeat was made, or time was moved: something may be due, renewed, or hang."""
         if self._ended:
             return
-        before_ms = self._endpoint.now_ms() - self._max_handling_ms
+        before_ms = self.handling_ms() - self._max_handling_ms
         for holding in self._holdings:
             for delivery, indexes in holding.hung(before_ms):
                 log.warning("%d messages of %s: %s", len(indexes), holding.topic, _HUNG)
