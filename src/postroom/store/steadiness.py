@@ -20,7 +20,7 @@ from ..errors import PostroomError
 from .session import Lane, Session, Transaction
 from .volatile import boot_id
 
-__all__ = ["keep_steady", "kept_pace"]
+__all__ = ["keep_steady", "read_pace"]
 
 _log = logging.getLogger("postroom.store")
 
@@ -42,11 +42,6 @@ def keep_steady(session: Session, clock: SteadyClock) -> None:
     else:
         clock.adopt(pace)
     clock.on_step = follower.seen
-
-
-def kept_pace(tx: Transaction) -> Pace | None:
-    """What the file has for this start of the machine."""
-    return _read(tx, _machine())
 
 
 class _Follower:
@@ -113,8 +108,13 @@ def _encode(pace: Pace, machine: str) -> str:
 
 def _read(tx: Transaction, machine: str) -> Pace | None:
     row = tx.one(_LOOK, _NAME)
+    return read_pace(str(row[0]), machine) if row else None
+
+
+def read_pace(text: str, machine: str | None = None) -> Pace | None:
+    """A pace as it is kept; None if it is of another start of the machine."""
     try:
-        found = json.loads(row[0]) if row else [""]
-        return Pace(*map(int, found[1:])) if found[0] == machine else None
-    except (ValueError, TypeError):
+        found = json.loads(text)
+        return Pace(*map(int, found[1:])) if found[0] == (machine or _machine()) else None
+    except (ValueError, TypeError, LookupError):
         return None  # damaged: it is written anew
