@@ -101,7 +101,7 @@ class Admin:
             while time.monotonic() < until and self._store.log.sweep(
                 partition_id,
                 rows=DEFAULTS.retention_slice_rows,
-                appended_before=ids_from(self._store, topic),
+                appended_before=ids_from(self._store.now_ms(), topic),
             ):
                 pass
 

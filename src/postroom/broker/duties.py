@@ -11,6 +11,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
+from ..clock import CautiousTime, Clock, is_real
 from ..config import Limits
 from ..errors import PostroomError, StoreFull, UnknownGroup, UnknownPartition, UnknownTopic
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
@@ -18,7 +19,16 @@ from ..store.contract import Group, Store, Topic
 from .catalog import readers
 from .groups import TOUCH_MS
 
-__all__ = ["DropLogs", "Duty", "DutyRunner", "ExpireGroups", "ForgetProducers", "Retention", "ids_from"]
+__all__ = [
+    "DropLogs",
+    "Duty",
+    "DutyRunner",
+    "ExpireGroups",
+    "ForgetProducers",
+    "Retention",
+    "cautious_time",
+    "ids_from",
+]
 
 _log = logging.getLogger("postroom.broker")
 
@@ -39,9 +49,11 @@ class Retention:
     name: str = "retention"
     every_s: float = 10
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits, now_ms: Callable[[], int] | None = None) -> None:
+        """`now_ms`: the time to delete by, if not the store's (`cautious_time`)."""
         self._store = store
         self._limits = limits
+        self._now_ms = now_ms or store.now_ms
 
     def run_once(self) -> None:
         for topic in self._store.catalog.topics():
@@ -59,7 +71,7 @@ class Retention:
                 self._store.log.skip_lost(partition_id)
             needed = min((committed[group.id][partition_id] for group in groups), default=None)
             self._trim(topic, partition_id, needed)
-            sweep(self._store, partition_id, self._limits, ids_from(self._store, topic))
+            sweep(self._store, partition_id, self._limits, ids_from(self._now_ms(), topic))
         for partition_id in self._store.present(piece.partition_id for piece in topic.route.sealed):
             self._remove(partition_id)
 
@@ -73,7 +85,7 @@ class Retention:
     def _trim(self, topic: Topic, partition_id: int, needed: int | None) -> None:
         """`needed` is the lowest offset that a group has not settled; None: there is no group."""
         settings = topic.settings
-        before = self._store.now_ms() - settings.retention_ms if settings.retention_ms else 0
+        before = self._now_ms() - settings.retention_ms if settings.retention_ms else 0
         keep_bytes = settings.retention_bytes
         if keep_bytes and (newer := topic.route.descendants(partition_id)):  # what follows it counts too
             present = self._store.present(newer)
@@ -93,9 +105,12 @@ class ExpireGroups:
     name: str = "expire-groups"
     every_s: float = 30
 
-    def __init__(self, store: Store, forget: Callable[[Group], None]) -> None:
+    def __init__(
+        self, store: Store, forget: Callable[[Group], None], now_ms: Callable[[], int] | None = None
+    ) -> None:
         self._store = store
         self._forget = forget
+        self._now_ms = now_ms or store.now_ms
         self._told: set[int] = set()  # groups that are kept for their dead letters
 
     def run_once(self) -> None:
@@ -107,7 +122,7 @@ class ExpireGroups:
 
     def _expire(self, groups: Sequence[Group]) -> None:
         """A broadcast group waits until those of its members are gone."""
-        seen, now = self._store.usage.seen(), self._store.now_ms()
+        seen, now = self._store.usage.seen(), self._now_ms()
         with_members = {base_of(group.name) for group in groups}
         bases = {group.name: group for group in groups if group.name in with_members}
         for group in groups:
@@ -168,18 +183,35 @@ class ForgetProducers:
     name: str = "forget-producers"
     every_s: float = 3600
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits, now_ms: Callable[[], int] | None = None) -> None:
         self._store = store
         self._limits = limits
+        self._now_ms = now_ms or store.now_ms
 
     def run_once(self) -> None:
-        self._store.log.forget_producers(self._store.now_ms() - self._limits.producer_memory_ms)
+        self._store.log.forget_producers(self._now_ms() - self._limits.producer_memory_ms)
 
 
-def ids_from(store: Store, topic: Topic) -> int | None:
+def cautious_time(store: Store, clock: Clock) -> Callable[[], int]:
+    """The time to delete by: a clock that was just set does not decide about anybody's messages (I26).
+
+    Whoever set it by mistake has time to see it.
+    """
+
+    def doubted(ahead_ms: int) -> None:
+        _log.warning(
+            "the queue's clock went on by %.0f s that did not pass: what is too old by it is deleted later; "
+            "set the clock right if it is wrong",
+            ahead_ms / 1000,
+        )
+
+    return CautiousTime(store.now_ms, doubted=doubted).now_ms if is_real(clock) else store.now_ms
+
+
+def ids_from(now_ms: int, topic: Topic) -> int | None:
     """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
     window_ms = topic.settings.dedup_ms
-    return store.now_ms() - window_ms if window_ms else None
+    return now_ms - window_ms if window_ms else None
 
 
 def sweep(store: Store, partition_id: int, limits: Limits, appended_before: int | None = None) -> bool:
@@ -199,7 +231,10 @@ class DutyRunner:
         holder: str,
         limits: Limits,
         in_thread: Callable[..., Awaitable[object]],
+        look: Callable[[], object] | None = None,
     ) -> None:
+        """`look` is called whenever something is due, whoever has the leases."""
+        self._look = look
         self._store = store
         self._duties = duties
         self._holder = holder
@@ -233,6 +268,8 @@ class DutyRunner:
     def run_once(self, duty: Duty) -> bool:
         """Run a duty if its lease can be had; True if it ran."""
         try:
+            if self._look is not None:
+                self._look()
             if not self._may_run(duty):
                 self.held.discard(duty.name)
                 return False

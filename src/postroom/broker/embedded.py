@@ -36,7 +36,7 @@ from .catalog import CatalogCache
 from .deadletters import DeadLetterOffice
 from .deliveries import Deliveries
 from .draining import Drain
-from .duties import DropLogs, Duty, DutyRunner, ExpireGroups, ForgetProducers, Retention
+from .duties import DropLogs, Duty, DutyRunner, ExpireGroups, ForgetProducers, Retention, cautious_time
 from .endpoint import (
     Beat,
     DeadLetters,
@@ -74,6 +74,7 @@ from .setting_aside import leads_to_lane
 from .shardwork import ShardWork, nothing_stored
 from .staging import StagingVerbs, StagingWork
 from .stopped import Spot, StoppedMessages
+from .strays import CutStrays
 from .tail import TailCache
 from .waiters import Waiters, wait
 from .workers import Workers
@@ -154,14 +155,19 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._waiters.on_first, self._waiters.on_none = self._work.resume, self._work.pause
         store.on_return(self._shard_returned)
         self._unsubscribe = clock.subscribe(self._clock_moved)
-        duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
-        duties += [ExpireGroups(store, self._groups.forget), FinishChanges(store, self._routes)]
+        cautious = cautious_time(store, clock)
+        duties: list[Duty] = [Retention(store, limits, cautious), DropLogs(store, limits)]
+        duties += [ForgetProducers(store, limits, cautious), CutStrays(store)]
+        duties += [
+            ExpireGroups(store, self._groups.forget, cautious),
+            FinishChanges(store, self._routes),
+        ]
         self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
         duties += [
             FinishDecisions(store, publisher, limits),
             ForgetReplies(store, limits, self._replies.drop),
         ]
-        self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
+        self.duties = DutyRunner(store, duties, holder, limits, self._in_thread, cautious)
         self._identity_key: bytes | None = None
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False

@@ -128,6 +128,8 @@ class Collector:
         yield _gauge("duty_held", "1: this broker does this background work.", ("duty",), held)
         yield _one("stopping", "1: this broker is about to stop.", float(service.stopping))
         yield _one("uptime_seconds", "Since the start.", time.time() - service.figures.started_at)
+        ahead_s = service.broker.now_ms() / 1000 - time.time()
+        yield _one("clock_ahead_seconds", "The queue's time, ahead of this machine's.", ahead_s)
         yield _gauge("build_info", "The version.", ("version",), [((_version(),), 1.0)])
 
 

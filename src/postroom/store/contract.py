@@ -397,6 +397,12 @@ class Progress(Protocol):
     def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
         """Bring progress to the group's generation now, flushed: to its start, or as a reset has left it."""
 
+    def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
+        """Leases that end later than any given now are of a clock that was set back: cut them to that.
+
+        Those of members too. Returns how many of messages and partitions there were.
+        """
+
     def forget(self, group_id: int) -> None:
         """Remove all progress, deliveries and members of a deleted group."""
 

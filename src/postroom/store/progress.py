@@ -17,7 +17,7 @@ from ..model import delivery, settlement
 from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span, Stamp
 from ..model.ordered import FAR
 from ..model.parking import Line
-from . import ordered
+from . import ordered, strays
 from .contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
 from .joining import Guest, Joining
 from .locked import (
@@ -382,6 +382,20 @@ class SqlProgress:
     def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
         for partition_id in partition_ids:
             self._locked(group, partition_id, Locked.announce, flush=True)
+
+    def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
+        with self._session.read(Lane.PROGRESS) as tx:
+            stray = strays.stray_places(tx, group)
+            far = tx.one(strays.FAR_MEMBERS, group.id, tx.now_ms() + strays.member_ms(group))
+        if far is not None:
+            with self._session.write(Lane.PROGRESS, flush=False) as tx:
+                until = tx.now_ms() + strays.member_ms(group)
+                tx.do(strays.CUT_MEMBERS, until, group.id, until)
+        return sum(
+            self._locked(group, place, lambda locked: strays.cut(locked, group))
+            for place in partition_ids
+            if place in stray
+        )
 
     @empties
     def forget(self, group_id: int) -> None:

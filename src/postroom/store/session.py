@@ -126,6 +126,9 @@ class Dialect(Protocol):
     def make_room(self, *, emptying: bool) -> bool:
         """After StoreFull: whether it is worth another try; `emptying`: to delete something."""
 
+    def stepped_ms(self) -> int:
+        """The shard's time when it was last seen that its clock was set; 0: never, as far as known here."""
+
     def has_table(self, tx: Transaction, name: str) -> bool: ...
 
     def tables(self, tx: Transaction) -> list[str]:

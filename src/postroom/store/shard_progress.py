@@ -82,6 +82,13 @@ class ShardedProgress:
         for shard, ids in self._shards.split(partition_ids).items():
             shard.progress.rewind(group, ids)
 
+    def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
+        """Also on the first shard, where members are."""
+        self._shards.first.progress.cut_leases(group, ())
+        return sum(
+            shard.progress.cut_leases(group, ids) for shard, ids in self._shards.split(partition_ids).items()
+        )
+
     def forget(self, group_id: int) -> None:
         """What a shard that is away keeps of it harms nobody: no group gets that id again."""
         for shard in self._shards.values():

@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..clock import Clock
+from ..clock import Clock, SteadyClock
 from ..config import DEFAULTS, Limits
 from ..errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from .ballast import Ballast
@@ -234,6 +234,9 @@ class SqliteDialect:
 
     def time_ms(self) -> int:
         return self._clock.now_ms()
+
+    def stepped_ms(self) -> int:
+        return self._clock.stepped_ms if isinstance(self._clock, SteadyClock) else 0
 
     def started_ms(self, connection: _Connection) -> int:
         return 0  # what is lost with power was held by processes that are gone too

@@ -16,12 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...clock import SystemClock
+from ...clock import STEP_MS, SteadyClock, SystemClock
 from ...errors import SchemaMismatch, StoreCorrupt
 from ...install import how_to_update
 from ...store.schema import VERSION, refuse_former
 from ...store.session import Lane, Row
 from ...store.sqlite import SqliteDialect
+from ...store.steadiness import read_pace
 from ...units import format_bytes
 from .finding import Checks, Finding, made
 
@@ -30,6 +31,7 @@ __all__ = ["examine_file"]
 _MB, _GB = 1024 * 1024, 1024**3
 _SLOW_FLUSH_MS = 20.0
 _FLUSHES = 20
+_FUTURE_MS = 60_000
 _LARGE_WAL = 256 * _MB
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 _WANTED = {Lane.LOG: 2, Lane.PROGRESS: 1, Lane.VOLATILE: 0}
@@ -208,6 +210,31 @@ def check_write_ahead(exam: Examination) -> Iterator[Finding]:
             yield Finding(f"wal ({lane.value})", "warn", f"{ahead} has {format_bytes(size)}", advice)
 
 
+def check_clock(exam: Examination) -> Iterator[Finding]:
+    """The queue's time against this machine's, and what was stored in a time that is still to come."""
+    clock = SteadyClock()
+    rows = exam.rows(Lane.LOG, "SELECT value FROM postroom_settings WHERE name = 'clock'")
+    pace = read_pace(str(rows[0][0])) if rows else None
+    behind_ms = 0 if pace is None else clock.wall() - pace.at(clock.steady())
+    where = "behind" if behind_ms > 0 else "ahead of"
+    said = f"the queue's time is {abs(behind_ms) / 1000:,.1f} s {where} this machine's"
+    if abs(behind_ms) <= STEP_MS:
+        yield Finding("clock", "ok", "the queue's time is this machine's")
+    else:
+        hours = abs(behind_ms) * 4 / 3_600_000
+        advice = (
+            f"the machine's clock was set, and is followed slowly: within {hours:.1f} hours; due moments, "
+            "schedules and retention go by the queue's time until then. Set the clock by NTP"
+        )
+        yield Finding("clock", "warn", said, advice)
+    newest = exam.one(Lane.LOG, "SELECT MAX(appended_at) FROM postroom_partitions")
+    ahead_ms = newest - clock.wall() - max(0, -behind_ms)
+    if ahead_ms > _FUTURE_MS:
+        said = f"messages were stored {ahead_ms / 1000:,.0f} s in the future"
+        advice = "the clock was wrong then: they are kept, and count as new, for that much longer"
+        yield Finding("stored times", "warn", said, advice)
+
+
 def check_dropped(exam: Examination) -> Iterator[Finding]:
     left = exam.one(Lane.LOG, "SELECT COUNT(*) FROM postroom_partitions WHERE state = 'dropped'")
     if left:
@@ -227,4 +254,5 @@ CHECKS: Checks[Examination] = (
     ("flush", check_flush),
     ("write-ahead logs", check_write_ahead),
     ("dropped logs", check_dropped),
+    ("clock", check_clock),
 )

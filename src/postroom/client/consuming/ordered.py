@@ -42,7 +42,7 @@ from ..ending import end
 from ..message import Received
 from ..producing.appending import pause
 from .fetching import Fetcher, weight
-from .hands import HeldDelivery, Window
+from .hands import OPEN, HeldDelivery, Window
 from .holding import Holding, OrderedDelivery, OrderedHands
 from .keys import StoredLine
 from .outlet import Outlet
@@ -79,7 +79,8 @@ class OrderedFetcher(Fetcher):
             endpoint, who, hands, settler, window, on_delivery=on_delivery, lease_changed=lease_changed
         )
         self._partitions = hands
-        self._max_handling_ms = max_handling_ms
+        settler.refused = self._refused
+        self._max_handling_ms, self.handling_ms = max_handling_ms, endpoint.now_ms
         self.arrived = arrived
         self.outlet = Outlet(hands, endpoint.now_ms, arrived, on_delivery=on_delivery)
         self._asked_at = 0.0  # by the loop's clock
@@ -350,6 +351,18 @@ class OrderedFetcher(Fetcher):
         elif holding.give_up_at is None:
             holding.give_up_at = asyncio.get_running_loop().time() + lease_ms / 1000
 
+    def _refused(self, run: Run) -> None:
+        """What the store would not settle is not kept for long: others get it after a lease (I25)."""
+        lease_s = self._settler.lease_ms / 1000
+        asyncio.get_running_loop().call_later(lease_s, self._let_refused_go, *run)
+
+    def _let_refused_go(self, delivery: HeldDelivery, start: int, stop: int) -> None:
+        if not self._ended and any(
+            i in delivery.refused and delivery.state[i] == OPEN for i in range(start, stop)
+        ):
+            self._revoke(delivery.partition_id, 0)
+            self._hands.changed.set()
+
     async def _hand_over(self) -> None:
         now = asyncio.get_running_loop().time()
         done = [h for h in self._holdings if h.give_up_at is not None and self._may_go(h, h.give_up_at, now)]
@@ -413,7 +426,7 @@ class OrderedFetcher(Fetcher):
         """A heartbeat was made, or time was moved: something may be due, renewed, or hang."""
         if self._ended:
             return
-        before_ms = self._endpoint.now_ms() - self._max_handling_ms
+        before_ms = self.handling_ms() - self._max_handling_ms
         for holding in self._holdings:
             for delivery, indexes in holding.hung(before_ms):
                 log.warning("%d messages of %s: %s", len(indexes), holding.topic, _HUNG)
