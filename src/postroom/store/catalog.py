@@ -10,7 +10,7 @@ This is the catalog of one database. What a queue on several does differently is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,10 +25,11 @@ from ..errors import (
     UnknownGroup,
     UnknownTopic,
 )
+from ..model.names import is_internal
 from ..model.route import Change, Range, Route, even_ranges
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .contract import Group, Origin, Topic
-from .lookups import first_row, lane_of
+from .lookups import first_row, lane_of, parts
 from .reserving import reserve
 from .schema import create_log, log_table
 from .session import Lane, Session, Transaction, verbs
@@ -71,6 +72,11 @@ _RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then neve
 _FORGET_STARTS = """DELETE FROM postroom_starts
                     WHERE group_id IN (SELECT id FROM postroom_groups WHERE topic_id = ?)"""
 _FORGET_START = "DELETE FROM postroom_starts WHERE group_id = ? AND partition_id = ?"
+_NAMES = "SELECT name FROM postroom_topics"
+_NEAR = """SELECT name FROM {table} WHERE LENGTH(name) BETWEEN ? AND ?{more}
+           ORDER BY CASE WHEN SUBSTR(name, 1, ?) = ? THEN 0 WHEN SUBSTR(name, 1, 3) = ? THEN 1 ELSE 2 END,
+           name LIMIT 50"""
+_MOST_BEGINNINGS = 50  # that are looked for in one statement; if there are more, all names are read
 _FORGET_RATES = "DELETE FROM postroom_rates WHERE name = ? OR SUBSTR(name, 1, ?) = ?"  # its and its groups'
 
 
@@ -138,14 +144,23 @@ class SqlCatalog:
         with self._session.read(Lane.LOG) as tx:
             return topic_of(tx, name)
 
-    def topics(self) -> list[Topic]:
+    def topics(self, only: Collection[str] | None = None) -> list[Topic]:
         with self._session.read(Lane.LOG) as tx:
-            ranges: dict[int, list[tuple[Any, ...]]] = {}
-            for topic_id, *rest in tx.all(_RANGES + " ORDER BY r.topic_id, r.first_slot"):
-                ranges.setdefault(topic_id, []).append(tuple(rest))
-            rows = tx.all(_TOPIC + " ORDER BY name")
-            past = _Past(tx) if any(row[3] > 1 for row in rows) else None
-        return [_make_topic(row, ranges[row[0]], past) for row in rows if row[0] in ranges]
+            if only is None:
+                return _topics(tx)
+            found = [topic for some in parts(sorted(only)) for topic in _topics(tx, some)]
+        return sorted(found, key=lambda topic: topic.name)
+
+    def names(self, beginnings: Collection[str] | None = None) -> list[str]:
+        if beginnings is not None and not beginnings:
+            return []
+        wanted = sorted({*beginnings}) if beginnings is not None else []
+        if "" in wanted or len(wanted) > _MOST_BEGINNINGS:
+            wanted = []  # whoever asks leaves out what it does not want
+        where = " OR ".join("SUBSTR(name, 1, ?) = ?" for _ in wanted)
+        args = [value for one in wanted for value in (len(one), one)]
+        with self._session.read(Lane.LOG) as tx:
+            return sorted(row[0] for row in tx.all(f"{_NAMES} WHERE {where}" if where else _NAMES, *args))
 
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic:
         with self.changing() as tx:
@@ -241,6 +256,18 @@ class SqlCatalog:
         with self._session.read(Lane.LOG) as tx:
             topic_id = topic_of(tx, topic).id
             return [_make_group(row) for row in tx.all(_GROUP + " WHERE t.id = ? ORDER BY g.name", topic_id)]
+
+    def groups_of(self, topic_ids: Collection[int] | None = None) -> list[Group]:
+        order = " ORDER BY t.name, g.name"
+        with self._session.read(Lane.LOG) as tx:
+            if topic_ids is None:
+                return [_make_group(row) for row in tx.all(_GROUP + order)]
+            rows = [
+                row
+                for some in parts(sorted(topic_ids))
+                for row in tx.all(f"{_GROUP} WHERE t.id IN ({', '.join('?' * len(some))}){order}", *some)
+            ]
+        return [_make_group(row) for row in rows]
 
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group:
         with self.changing() as tx:
@@ -392,6 +419,18 @@ def topic_of(tx: Transaction, name: str) -> Topic:
     return _make_topic(row, [tuple(rest) for _, *rest in ranges], past)
 
 
+def _topics(tx: Transaction, only: Sequence[str] | None = None) -> list[Topic]:
+    """All of them, or those of these names that there are; by name."""
+    where, args = ("", ()) if only is None else (f" WHERE {{}}name IN ({', '.join('?' * len(only))})", only)
+    ranges: dict[int, list[tuple[Any, ...]]] = {}
+    for topic_id, *rest in tx.all(_RANGES + where.format("t.") + " ORDER BY r.topic_id, r.first_slot", *args):
+        ranges.setdefault(topic_id, []).append(tuple(rest))
+    rows = tx.all(_TOPIC + where.format("") + " ORDER BY name", *args)
+    changed = [row[0] for row in rows if row[3] > 1]
+    past = _Past(tx, changed[0] if len(changed) == 1 else None) if changed else None
+    return [_make_topic(row, ranges[row[0]], past) for row in rows if row[0] in ranges]
+
+
 class _Past:
     """Of topics whose route was changed: what is left of earlier routes."""
 
@@ -424,9 +463,7 @@ def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past
 
 
 def _unknown_topic(tx: Transaction, name: str) -> PostroomError:
-    names = [row[0] for row in tx.all("SELECT name FROM postroom_topics")]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = "" if is_internal(name) else _hint(tx, "postroom_topics", name)
     return UnknownTopic(
         f"there is no topic {name!r}; {hint}create it with create_topic({name!r}) or "
         f"`postroom topic create {name}`",
@@ -434,14 +471,23 @@ def _unknown_topic(tx: Transaction, name: str) -> PostroomError:
     )
 
 
+def _hint(tx: Transaction, table: str, name: str, topic_id: int | None = None) -> str:
+    """A name that is near: of a few whose length is about the same, so that it costs little among many."""
+    more, args = ("", ()) if topic_id is None else (" AND topic_id = ?", (topic_id,))
+    edges = (len(name) // 2, 2 * len(name))
+    most = max(1, len(name) - 2)
+    found = tx.all(_NEAR.format(table=table, more=more), *edges, *args, most, name[:most], name[:3])
+    names = [row[0] for row in found]
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
 def _group(tx: Transaction, topic: str, name: str) -> Group:
     row = tx.one(_GROUP + " WHERE t.name = ? AND g.name = ?", topic, name)
     if row is not None:
         return _make_group(row)
     topic_id = topic_of(tx, topic).id
-    names = [r[0] for r in tx.all("SELECT name FROM postroom_groups WHERE topic_id = ?", topic_id)]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = "" if "@" in name else _hint(tx, "postroom_groups", name, topic_id)
     made = f"create it with create_group({topic!r}, {name!r}), or start a consumer in it"
     if "@" in name:  # nobody can make that one
         made = "this member was never there, or was forgotten; it is made when a consumer of its name joins"
