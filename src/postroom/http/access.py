@@ -110,9 +110,7 @@ class Permitted:
         return await function(*args, **named)
 
     async def topics(self) -> Any:
-        found = await self._broker.topics()
-        shown = self._gatekeeper.visible(self.principal, (info.name for info in found))
-        return [info for info in found if info.name in shown]
+        return await self._broker.topics(viewer=self.principal)
 
     def beat(self, beats: Any) -> Any:
         """Blocks."""

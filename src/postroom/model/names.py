@@ -21,6 +21,7 @@ from ..errors import InvalidName, InvalidSetting
 __all__ = [
     "HEADER_PREFIX",
     "REDRIVE_GROUP",
+    "REPLIES",
     "REPLY_GROUP",
     "base_of",
     "check_broadcast",
@@ -49,7 +50,9 @@ REDRIVE_GROUP = "_redrive"
 REPLY_GROUP = "_requester"
 """The group on a reply topic that says when its requester was last heard of. It has no members."""
 
-_REPLY = "_reply."
+REPLIES = "_reply."
+"""How the names of reply topics begin."""
+
 _CLIENT = re.compile(r"[A-Za-z0-9_-]{1,80}")  # of a reply topic
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -160,11 +163,11 @@ def reply_topic(client: str, owner: str) -> str:
     """The topic that replies to a requester go to; `owner`: its principal's name, "" if there are none."""
     if not isinstance(client, str) or not _CLIENT.fullmatch(client):
         raise InvalidName(f"{client!r} is not a requester's name: use 1 to 80 letters, digits, '_' or '-'")
-    return f"{_REPLY}{client}.{_owner_tag(owner)}"
+    return f"{REPLIES}{client}.{_owner_tag(owner)}"
 
 
 def is_reply(topic: str) -> bool:
-    return topic.startswith(_REPLY)
+    return topic.startswith(REPLIES)
 
 
 def owns_reply(topic: str, owner: str) -> bool:

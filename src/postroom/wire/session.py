@@ -62,6 +62,8 @@ class Session:
             return await self._beat(named["beats"])
         if operation.name == "append" and self._principal is not ANONYMOUS:
             named["producer"] = self._principal.name
+        if operation.name == "topics":
+            named["viewer"] = self._principal
         if isinstance(request, m.Requester):
             named["owner"] = self._principal.name
         if operation.name == "settle":
@@ -69,9 +71,6 @@ class Session:
         reply = await self._asked(operation.name, named)
         if operation.name == "poll":
             self._holdings.granted(named["request"], reply, self._now_ms())
-        elif operation.name == "topics":
-            shown = self._gatekeeper.visible(self._principal, (info.name for info in reply))
-            return [info for info in reply if info.name in shown]
         return reply
 
     async def _asked(self, name: str, named: dict[str, Any]) -> Any:
