@@ -27,6 +27,7 @@ from typing import Any, Protocol, TypeVar
 from ..clock import Clock
 from ..errors import NotAuthenticated, PermissionDenied, StoreError, UnknownPartition
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
+from ..model.cache import make_room
 from ..store.contract import Store
 from .looks import Looks
 
@@ -39,6 +40,7 @@ log = logging.getLogger("postroom.access")
 REMEMBER_MS = 2_000
 """A token that was removed, rotated or lost a permission is used no longer than this."""
 
+_MOST = 10_000  # principals, and partitions, that are remembered
 _WRONG_PER_S = 10  # wrong tokens a second that are answered at once
 _SLOW_S = 1.0  # how long the answer to any further one takes
 _ASKING = 2  # look-ups at once: a flood of tokens must not keep the broker's threads from their work
@@ -217,6 +219,7 @@ class Gatekeeper:
             return None
         if kind == "name":
             found = replace(found, secret_hash="")  # that is not what it came with
+        make_room(self._known, _MOST)
         self._known[key] = _Known(found, now)
         return found
 
@@ -258,6 +261,7 @@ class Gatekeeper:
             raise UnknownPartition(
                 f"that is not a partition of topic {topic!r}: fetch the route again", topic=topic
             )
+        make_room(self._topics, _MOST)
         self._topics[partition_id] = topic
 
     def _partitions(self, topic: str) -> set[int]:
