@@ -14,7 +14,7 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import patch
+from unittest.mock import AsyncMock, patch
 
 import pytest
 
@@ -24,19 +24,21 @@ from postroom.address import parse
 from postroom.broker.duties import Duty
 from postroom.broker.embedded import Broker, open_endpoint
 from postroom.broker.endpoint import PollRequest
-from postroom.broker.gatekeeper import Gatekeeper
+from postroom.broker.gatekeeper import Gatekeeper, new_token
 from postroom.broker.waiters import WatcherThread
 from postroom.clock import ManualClock
 from postroom.errors import StoreBusy, UnknownGroup, UnknownTopic
 from postroom.http.access import Permitted
 from postroom.http.sampling import Sampler
-from postroom.model.access import Principal, parse_permissions
+from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.settings import GroupSettings, GroupWish, TopicSettings
 from postroom.store import catalog, open_sqlite
 from postroom.store.contract import News
 from postroom.store.session import Lane, Transaction
 from postroom.wire import messages as m
 from postroom.wire.session import Session
+
+from . import wire_raw
 
 FEW, MANY = 5, 200
 
@@ -322,6 +324,31 @@ async def test_a_name_that_is_not_there_is_compared_with_a_few() -> None:
             assert broker.store.catalog.group("topic-000", "group-7").name == "group-7"
     assert len(compared) == 2 and max(compared) <= 50
     assert cost.rows <= 110
+
+
+@pytest.mark.parametrize("how", ["wire", "http"])
+async def test_a_near_name_is_told_to_whom_it_is_shown(how: str) -> None:
+    """Nobody learns of a topic by a name that is nearly right; and the SDK lists nothing to find a hint."""
+    async with wire_raw.served(dev=False) as (mq, server):
+        broker = wire_raw.broker_of(mq)
+        for name in ("orders-secret", "orders-public"):
+            await mq.create_topic(name, partitions=1)
+        token, allowed = new_token(), parse_permissions(["send:orders-public", "send:orders-publik*"])
+        broker.store.access.add(Principal("shop", allowed), hash_of(token))
+        listed = AsyncMock(side_effect=AssertionError("nothing is to be listed"))
+        with patch.object(broker, "topics", listed):
+            if how == "wire":
+                async with postroom.connect(server.url, token=token) as shop:
+                    with pytest.raises(UnknownTopic) as caught:
+                        await shop.send("orders-publik-secret", b"x")
+            else:
+                keeper = Gatekeeper(broker.store, broker.in_thread, ManualClock())
+                permitted = Permitted(broker, keeper, Principal("shop", allowed))
+                with pytest.raises(UnknownTopic) as caught:
+                    await postroom.Connection(permitted.endpoint, "shop").send("orders-publik-secret", b"x")
+        assert "orders-secret" not in str(caught.value)
+        assert caught.value.details["close"] == ["orders-public"]
+        assert "did you mean 'orders-public'" in str(caught.value)
 
 
 async def test_deleting_one_topic_loads_no_others() -> None:

@@ -25,9 +25,10 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..clock import Clock
-from ..errors import NotAuthenticated, PermissionDenied, StoreError, UnknownPartition
+from ..errors import NotAuthenticated, PermissionDenied, StoreError, UnknownPartition, UnknownTopic
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
 from ..model.cache import make_room
+from ..model.names import unknown_topic
 from ..store.contract import Store
 from .looks import Looks
 
@@ -253,6 +254,12 @@ class Gatekeeper:
     def visible(self, principal: Principal, topics: Iterable[str]) -> set[str]:
         """Of these topics, those that the principal is shown."""
         return set(visible(principal, topics))
+
+    def shown(self, principal: Principal, error: UnknownTopic) -> UnknownTopic:
+        """The same without the names of topics that the principal is not shown."""
+        close = error.details.get("close") or ()
+        allowed = visible(principal, close)
+        return error if len(allowed) == len(close) else unknown_topic(str(error.details["topic"]), allowed)
 
     async def check_partition(self, topic: str, partition_id: int) -> None:
         """UnknownPartition if it is not a partition of that topic: permissions are about topics."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from ..broker.embedded import Broker
 from ..broker.endpoint import Endpoint
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
-from ..errors import NotAuthenticated, PermissionDenied
+from ..errors import NotAuthenticated, PermissionDenied, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
 from ..serve_settings import is_loopback
 
@@ -107,7 +107,10 @@ class Permitted:
         self.permit(verb, *_topics(verb, args, named))
         if verb == "append" and self.principal is not ANONYMOUS:
             named["producer"] = self.principal.name
-        return await function(*args, **named)
+        try:
+            return await function(*args, **named)
+        except UnknownTopic as error:
+            raise self._gatekeeper.shown(self.principal, error) from None
 
     async def topics(self) -> Any:
         return await self._broker.topics(viewer=self.principal)

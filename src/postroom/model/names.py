@@ -14,9 +14,10 @@ name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..errors import InvalidName, InvalidSetting
+from ..errors import InvalidName, InvalidSetting, UnknownTopic
 
 __all__ = [
     "HEADER_PREFIX",
@@ -39,6 +40,7 @@ __all__ = [
     "reply_topic",
     "retry_topic",
     "slow_topic",
+    "unknown_topic",
 ]
 
 HEADER_PREFIX = "postroom-"
@@ -157,6 +159,17 @@ def owner(internal: str) -> tuple[str, str] | None:
     """The topic and group that an internal topic belongs to: `orders.billing.dead` → orders, billing."""
     parts = internal.rsplit(".", 2)
     return (parts[0], parts[1]) if len(parts) == 3 and f".{parts[2]}" in _OWN else None
+
+
+def unknown_topic(name: str, close: Sequence[str] = ()) -> UnknownTopic:
+    """The error for a topic that is not there; `close`: names that may have been meant, the nearest first."""
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return UnknownTopic(
+        f"there is no topic {name!r}; {hint}create it with create_topic({name!r}) or "
+        f"`postroom topic create {name}`",
+        topic=name,
+        close=list(close),
+    )
 
 
 def reply_topic(client: str, owner: str) -> str:

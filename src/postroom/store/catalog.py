@@ -13,6 +13,7 @@ import difflib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -23,9 +24,8 @@ from ..errors import (
     PostroomError,
     TopicExists,
     UnknownGroup,
-    UnknownTopic,
 )
-from ..model.names import is_internal
+from ..model.names import is_internal, unknown_topic
 from ..model.route import Change, Range, Route, even_ranges
 from ..model.settings import GroupSettings, Start, TopicSettings
 from .contract import Group, Origin, Topic
@@ -448,7 +448,7 @@ class _Past:
 def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past | None) -> Topic:
     """The version is that of the ranges: the topic's own may have moved between two statements."""
     topic_id, name, settings, _, created_at = row
-    decoded = msgspec.json.decode(settings, type=TopicSettings)
+    decoded = _topic_settings(settings)
     pieces = tuple(Range(*rest) for _, *rest in ranges)
     here = {piece.partition_id for piece in pieces}  # one that is sealed and has no successor yet is here too
     sealed = tuple(p for p in past.sealed.get(topic_id, ()) if p.partition_id not in here) if past else ()
@@ -463,23 +463,17 @@ def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past
 
 
 def _unknown_topic(tx: Transaction, name: str) -> PostroomError:
-    hint = "" if is_internal(name) else _hint(tx, "postroom_topics", name)
-    return UnknownTopic(
-        f"there is no topic {name!r}; {hint}create it with create_topic({name!r}) or "
-        f"`postroom topic create {name}`",
-        topic=name,
-    )
+    return unknown_topic(name, () if is_internal(name) else _near(tx, "postroom_topics", name))
 
 
-def _hint(tx: Transaction, table: str, name: str, topic_id: int | None = None) -> str:
-    """A name that is near: of a few whose length is about the same, so that it costs little among many."""
+def _near(tx: Transaction, table: str, name: str, topic_id: int | None = None) -> list[str]:
+    """Names that are near: of a few whose length is about the same, so that it costs little among many."""
     more, args = ("", ()) if topic_id is None else (" AND topic_id = ?", (topic_id,))
     edges = (len(name) // 2, 2 * len(name))
     most = max(1, len(name) - 2)
     found = tx.all(_NEAR.format(table=table, more=more), *edges, *args, most, name[:most], name[:3])
     names = [row[0] for row in found]
-    close = difflib.get_close_matches(name, names, n=1)
-    return f"did you mean {close[0]!r}? " if close else ""
+    return difflib.get_close_matches(name, names, n=3)
 
 
 def _group(tx: Transaction, topic: str, name: str) -> Group:
@@ -487,7 +481,8 @@ def _group(tx: Transaction, topic: str, name: str) -> Group:
     if row is not None:
         return _make_group(row)
     topic_id = topic_of(tx, topic).id
-    hint = "" if "@" in name else _hint(tx, "postroom_groups", name, topic_id)
+    close = [] if "@" in name else _near(tx, "postroom_groups", name, topic_id)
+    hint = f"did you mean {close[0]!r}? " if close else ""
     made = f"create it with create_group({topic!r}, {name!r}), or start a consumer in it"
     if "@" in name:  # nobody can make that one
         made = "this member was never there, or was forgotten; it is made when a consumer of its name joins"
@@ -500,11 +495,21 @@ def _group(tx: Transaction, topic: str, name: str) -> Group:
 
 def _make_group(row: tuple[object, ...]) -> Group:
     group_id, topic_id, topic, name, settings, generation, paused, created_at = row
-    decoded = msgspec.json.decode(str(settings), type=GroupSettings)
+    decoded = _group_settings(str(settings))
     return Group(
         int(str(group_id)), int(str(topic_id)), str(topic), str(name), decoded,
         int(str(generation)), bool(paused), int(str(created_at)),
     )  # fmt: skip
+
+
+@lru_cache(1000)  # most topics and groups have the settings that most others have
+def _topic_settings(text: str) -> TopicSettings:
+    return msgspec.json.decode(text, type=TopicSettings)
+
+
+@lru_cache(1000)
+def _group_settings(text: str) -> GroupSettings:
+    return msgspec.json.decode(text, type=GroupSettings)
 
 
 def _refuse_topic(tx: Transaction, name: str) -> None:

@@ -16,7 +16,7 @@ from ..broker.embedded import Broker
 from ..broker.endpoint import Beat, Held, Settle, Verdict
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
 from ..config import DEFAULTS
-from ..errors import MessageTooLarge, PostroomError
+from ..errors import MessageTooLarge, PostroomError, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
 from ..model.batch import HEADER_SIZE
 from ..model.names import reply_topic
@@ -72,6 +72,10 @@ class Session:
         if operation.name == "poll":
             self._holdings.granted(named["request"], reply, self._now_ms())
         return reply
+
+    def shown(self, error: UnknownTopic) -> UnknownTopic:
+        """As the client may see it."""
+        return self._gatekeeper.shown(self._principal, error)
 
     async def _asked(self, name: str, named: dict[str, Any]) -> Any:
         verb = getattr(self._broker, name)

@@ -73,7 +73,7 @@ class TopicContract(StoreHarness):
         for call in calls:
             with pytest.raises(UnknownTopic, match="did you mean 'orders'") as close:
                 call("odrers")
-            assert close.value.details == {"topic": "odrers"}
+            assert close.value.details == {"topic": "odrers", "close": ["orders"]}
             with pytest.raises(UnknownTopic) as far:
                 call("zzz")
             assert "did you mean" not in str(far.value)
