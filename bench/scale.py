@@ -304,8 +304,8 @@ async def _come_and_go(broker: Broker, member: str, *, leave: bool) -> None:
         await broker.unsubscribe("jobs", "work", member)
 
 
-def sizes(broker: Broker) -> dict[str, int]:
-    """How many things each map of the broker has that could grow with members, groups and topics."""
+def sizes(broker: object) -> dict[str, int]:
+    """How many things each map of a broker, or a server, has that could grow with members and topics."""
     found: dict[str, int] = {}
     seen: set[int] = set()
 

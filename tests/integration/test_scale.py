@@ -33,9 +33,10 @@ from postroom.http.sampling import Sampler
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.settings import GroupSettings, GroupWish, TopicSettings
 from postroom.store import catalog, open_sqlite
-from postroom.store.contract import News
+from postroom.store.contract import News, Process
 from postroom.store.session import Lane, Transaction
 from postroom.wire import messages as m
+from postroom.wire.server import WireServer
 from postroom.wire.session import Session
 
 from . import wire_raw
@@ -440,6 +441,49 @@ async def _come(broker: Broker, numbers: Sequence[int], *, leave: bool) -> None:
         await broker.poll(PollRequest("jobs", "work", member, secrets.randbits(62) + 1, 10, 1 << 20, 0, True))
         if leave:
             await broker.unsubscribe("jobs", "work", member)
+
+
+async def test_clients_that_came_and_went_leave_nothing_at_a_server() -> None:
+    """Each connects, opens a consumer, polls, and closes or is cut off (its member is dead a lease later)."""
+    async with wire_raw.served(dev=True) as (mq, server):
+        broker = wire_raw.broker_of(mq)
+        await mq.create_topic("jobs", partitions=1)
+        await _clients(server, 5)
+        before = sizes(server) | sizes(broker)
+        await _clients(server, 60)
+        async with asyncio.timeout(30):
+            while server.connections:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        after = sizes(server) | sizes(broker)
+        grown = {name: size for name, size in after.items() if size > before.get(name, 0) + 20}
+        assert set(grown) <= {"_groups.members._known", "_broker._groups.members._known"}
+        assert _rows(broker, "members") <= 35  # of those that were cut off, until they are dead
+        assert _rows(broker, "processes") == 1
+
+
+async def _clients(server: WireServer, count: int) -> None:
+    for number in range(count):
+        client = await postroom.connect(server.url, client_id=f"client-{number}-{secrets.token_hex(4)}")
+        consumer = client.consumer("jobs", group="work")
+        await consumer.__aenter__()
+        await consumer.poll(wait=0)
+        if number % 2:
+            for connection in list(server.connections):
+                cast(Any, connection)._transport.abort()
+        await client.close()
+
+
+async def test_processes_that_died_are_forgotten(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = open_sqlite(tmp_path / "q.db", clock)
+    try:
+        for number in range(300):
+            store.brokers.announce(Process(str(number), f"job-{number}", frozenset()), 20_000)
+            clock.advance(5)
+        with cast(Any, store).session.read(Lane.PROGRESS) as tx:
+            assert tx.one("SELECT COUNT(*) FROM postroom_processes")[0] <= 17  # those of the last 80 seconds
+    finally:
+        store.close()
 
 
 def _rows(broker: Broker, table: str) -> int:
