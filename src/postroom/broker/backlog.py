@@ -17,12 +17,15 @@ from typing import Any
 
 from ..config import Limits
 from ..errors import BacklogFull
+from ..model.cache import make_room
 from ..model.settings import TopicSettings
 from ..store.contract import Store, Topic
 from ..units import format_bytes
 from .catalog import readers
 
 __all__ = ["BacklogGate", "Measured"]
+
+_MOST = 10_000  # topics whose backlog is remembered
 
 
 @dataclass(slots=True)
@@ -90,6 +93,7 @@ class BacklogGate:
         if not done.cancelled() and done.exception() is None:
             found = done.result()
             found.until = asyncio.get_running_loop().time() + self._look_s
+            make_room(self._measured, _MOST)
             self._measured[topic_id] = found
 
     # ---- in a worker thread ----

@@ -19,7 +19,9 @@ from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import PartitionSealed, PostroomError, UsageError
+from ..model.access import Principal
 from ..model.batch import verify
+from ..model.cache import make_room
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
 from ..model.flow import Rate
@@ -60,6 +62,7 @@ from .gatekeeper import InThread
 from .groups import Groups
 from .helping import RouteHelp
 from .lanes import Lanes, LaneVerbs
+from .listing import Listing
 from .looks import Looks
 from .mover import Mover
 from .ordered import OrderedDeliveries
@@ -83,6 +86,7 @@ __all__ = ["Broker", "open_endpoint"]
 
 _log = logging.getLogger("postroom.broker")
 
+_MOST_ENDS = 50_000  # partitions whose ends are remembered; whoever waits for another is woken once more
 _JUST_MS = 100  # equal moments may stand for two releases
 _HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
 _SOON_MS = 10_000  # what is due later is found by the next poll, and who waits in line looks then
@@ -134,10 +138,12 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
+        self.listing = Listing(store.catalog)
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._work = ShardWork(
             store, limits, holder, self._tail, self._in_thread,
             appended=self._appended, due_moved=self._due_moved, told=self._news,
+            awaited=self._waiters.awaited,
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._mover.to_lane = partial(leads_to_lane, self._catalog)
@@ -156,16 +162,20 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         store.on_return(self._shard_returned)
         self._unsubscribe = clock.subscribe(self._clock_moved)
         cautious = cautious_time(store, clock)
-        duties: list[Duty] = [Retention(store, limits, cautious), DropLogs(store, limits)]
-        duties += [ForgetProducers(store, limits, cautious), CutStrays(store)]
+        duties: list[Duty] = [
+            DropLogs(store, limits),
+            ForgetProducers(store, limits, cautious),
+            CutStrays(store),
+        ]
         duties += [
-            ExpireGroups(store, self._groups.forget, cautious),
-            FinishChanges(store, self._routes),
+            Retention(store, limits, self.listing, cautious),
+            ExpireGroups(store, self._groups.forget, self.listing, cautious),
+            FinishChanges(store, self._routes, self.listing),
         ]
         self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
         duties += [
             FinishDecisions(store, publisher, limits),
-            ForgetReplies(store, limits, self._replies.drop),
+            ForgetReplies(store, limits, self._replies.drop, self.listing),
         ]
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread, cautious)
         self._identity_key: bytes | None = None
@@ -217,6 +227,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             self._loop.call_soon_threadsafe(self._waiters.notify_all)
 
     def _appended(self, ends: dict[int, int]) -> None:
+        make_room(self._ends, _MOST_ENDS)
         for partition_id, end in ends.items():
             self._ends[partition_id] = max(end, self._ends.get(partition_id, 0))
             self._waiters.notify(("partition", partition_id))
@@ -236,6 +247,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             if not shard and self._catalog.saw_version(news.catalog_version):
                 self._quotas.look_again()
                 self._waiters.notify_all()
+            make_room(self._ends, _MOST_ENDS)
             for partition_id, end in news.ends.items():
                 if end > self._ends.get(partition_id, 0):
                     self._ends[partition_id] = end
@@ -272,8 +284,9 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     ) -> TopicInfo:
         return await self._in_thread(self._admin.create_topic, name, settings, partitions, exist_ok)
 
-    async def topics(self) -> list[TopicInfo]:
-        return await self._in_thread(self._admin.topics)
+    async def topics(self, viewer: Principal | None = None) -> list[TopicInfo]:
+        """All of them, or what a list shows to that principal: no other is loaded."""
+        return await self._in_thread(self._admin.topics, viewer)
 
     async def topic(self, name: str) -> TopicInfo:
         return await self._in_thread(self._admin.topic, name)

@@ -25,9 +25,18 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..clock import Clock
-from ..errors import NotAuthenticated, PermissionDenied, StoreError, StoreUnavailable, UnknownPartition
+from ..errors import (
+    NotAuthenticated,
+    PermissionDenied,
+    StoreError,
+    StoreUnavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
 from ..model.bounds import shortened
+from ..model.cache import make_room
+from ..model.names import unknown_topic
 from ..store.contract import Store
 from .looks import Looks
 from .refusals import Refusals
@@ -41,6 +50,7 @@ log = logging.getLogger("postroom.access")
 REMEMBER_MS = 2_000
 """A token that was removed, rotated or lost a permission is used no longer than this."""
 
+_MOST = 10_000  # principals, and partitions, that are remembered
 _WRONG_PER_S = 10  # wrong tokens a second that are answered at once
 _SLOW_S = 1.0  # how long the answer to any further one takes
 _NAMED = 120  # characters of a topic that a refusal repeats: all that a topic's name may have
@@ -221,6 +231,7 @@ class Gatekeeper:
             return None
         if kind == "name":
             found = replace(found, secret_hash="")  # that is not what it came with
+        make_room(self._known, _MOST)
         self._known[key] = _Known(found, now)
         return found
 
@@ -269,6 +280,12 @@ class Gatekeeper:
                 except StoreUnavailable:
                     return
 
+    def shown(self, principal: Principal, error: UnknownTopic) -> UnknownTopic:
+        """The same without the names of topics that the principal is not shown."""
+        close = error.details.get("close") or ()
+        allowed = visible(principal, close)
+        return error if len(allowed) == len(close) else unknown_topic(str(error.details["topic"]), allowed)
+
     async def check_partition(self, topic: str, partition_id: int) -> None:
         """UnknownPartition if it is not a partition of that topic: permissions are about topics."""
         known = {partition_id} if self._topics.get(partition_id) == topic else None
@@ -276,6 +293,7 @@ class Gatekeeper:
             raise UnknownPartition(
                 f"that is not a partition of topic {shortened(topic)}: fetch the route again", topic=topic
             )
+        make_room(self._topics, _MOST)
         self._topics[partition_id] = topic
 
     def _partitions(self, topic: str) -> set[int]:

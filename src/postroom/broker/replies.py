@@ -27,6 +27,7 @@ from ..model.requests import ReplyTopic
 from ..model.settings import GroupSettings, TopicSettings
 from ..store.contract import Group, Store, Topic
 from .gatekeeper import InThread
+from .listing import Listing
 
 __all__ = ["ForgetReplies", "Replies", "ReplyVerbs"]
 
@@ -119,24 +120,25 @@ class ForgetReplies:
     name: str = "forget-replies"
     every_s: float = 30
 
-    def __init__(self, store: Store, limits: Limits, drop: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: Store, limits: Limits, drop: Callable[[str], None], listing: Listing | None = None
+    ) -> None:
         self._store, self._limits, self._drop = store, limits, drop
+        self._listing = listing or Listing(store.catalog)
 
     def run_once(self) -> None:
-        topics = [topic for topic in self._store.catalog.topics() if is_reply(topic.name)]
+        listed = self._listing.look()
+        topics = [topic for topic in listed.topics if is_reply(topic.name)]
         seen = self._store.usage.seen() if topics else {}
         for topic in topics:
-            if self._is_left(topic, seen):
+            named = [one for one in listed.groups.get(topic.id, ()) if one.name == REPLY_GROUP]
+            if self._is_left(topic, named[0] if named else None, seen):
                 _log.info("reply topic %r is deleted: its requester is gone", topic.name)
                 self._drop(topic.name)
 
-    def _is_left(self, topic: Topic, seen: dict[int, int]) -> bool:
+    def _is_left(self, topic: Topic, group: Group | None, seen: dict[int, int]) -> bool:
         idle_ms, now = self._limits.reply_idle_ms, self._store.now_ms()
-        try:
-            group = self._store.catalog.group(topic.name, REPLY_GROUP)
-        except UnknownTopic:
-            return False
-        except UnknownGroup:  # whoever made it was cut off, or is about to make it
+        if group is None:  # whoever made it was cut off, or is about to make it
             return now - topic.created_at >= idle_ms
         if now - seen.get(group.id, 0) < idle_ms:
             return False

@@ -18,7 +18,7 @@ from typing import Any, cast
 from ..broker.embedded import Broker
 from ..broker.endpoint import Endpoint
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
-from ..errors import NotAuthenticated
+from ..errors import NotAuthenticated, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
 from ..serve_settings import is_loopback
 from .browsers import refuse_pages
@@ -93,12 +93,13 @@ class Permitted:
         self.permit(verb, *_topics(verb, args, named))
         if verb == "append" and self.principal is not ANONYMOUS:
             named["producer"] = self.principal.name
-        return await function(*args, **named)
+        try:
+            return await function(*args, **named)
+        except UnknownTopic as error:
+            raise self._gatekeeper.shown(self.principal, error) from None
 
     async def topics(self) -> Any:
-        found = await self._broker.topics()
-        shown = self._gatekeeper.visible(self.principal, (info.name for info in found))
-        return [info for info in found if info.name in shown]
+        return await self._broker.topics(viewer=self.principal)
 
     def beat(self, beats: Any) -> Any:
         """Blocks."""

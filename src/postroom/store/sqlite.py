@@ -305,6 +305,8 @@ class SqliteDialect:
             return StoreFull(f"no space left for {file}: free some space, then try again; nothing was stored")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
             return self._busy(lane)
+        if code == sqlite3.SQLITE_SCHEMA:
+            return StoreBusy(f"{file}: topics are made there faster than their tables can be read; try again")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[lane]}", lane=lane)
         if code in _UNWRITABLE:
@@ -314,7 +316,9 @@ class SqliteDialect:
         return StoreError(f"{file}: {error}")
 
     def undone(self, error: Exception) -> bool:
-        return isinstance(error, sqlite3.IntegrityError)
+        """Tables that are made while a statement begins, one after the other, undo it before it has begun."""
+        changed = isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_SCHEMA
+        return changed or isinstance(error, sqlite3.IntegrityError)
 
     def _busy(self, lane: Lane) -> StoreBusy:
         return StoreBusy(

@@ -16,7 +16,7 @@ from ..broker.embedded import Broker
 from ..broker.endpoint import Beat, Held, Settle, Verdict
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
 from ..config import DEFAULTS
-from ..errors import MessageTooLarge, PostroomError
+from ..errors import MessageTooLarge, PostroomError, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
 from ..model.batch import HEADER_SIZE
 from ..model.names import check_member, reply_topic
@@ -70,6 +70,8 @@ class Session:
                 named["producer"] = self._principal.name
             if operation.name in _OWNED:
                 named["owner"] = self._principal.name
+        if operation.name == "topics":
+            named["viewer"] = self._principal
         if isinstance(request, m.Requester):
             named["owner"] = self._principal.name
         if operation.name == "settle":
@@ -77,10 +79,11 @@ class Session:
         reply = await self._asked(operation.name, named)
         if operation.name == "poll":
             self._holdings.granted(named["request"], reply, self._now_ms())
-        elif operation.name == "topics":
-            shown = self._gatekeeper.visible(self._principal, (info.name for info in reply))
-            return [info for info in reply if info.name in shown]
         return reply
+
+    def shown(self, error: UnknownTopic) -> UnknownTopic:
+        """As the client may see it."""
+        return self._gatekeeper.shown(self._principal, error)
 
     async def _asked(self, name: str, named: dict[str, Any]) -> Any:
         verb = getattr(self._broker, name)

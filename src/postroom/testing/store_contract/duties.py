@@ -80,6 +80,24 @@ class DutyContract(StoreHarness):
         clock.ms = bob.until + 1
         assert store.progress.members(group.id) == []
 
+    def test_members_of_many_groups_and_those_that_died(
+        self, store: Store, group: Group, clock: MovableClock
+    ) -> None:
+        audit = store.catalog.create_group(group.topic, "audit", GroupSettings())
+        empty = store.catalog.create_group(group.topic, "empty", GroupSettings())
+        for one, member, ttl in ((group, "ann", 1000), (group, "bob", 9000), (audit, "cid", 1000)):
+            store.progress.join(one.id, member, "host", ttl)
+        ids = [group.id, audit.id, empty.id]
+        found = store.progress.members_of(ids)
+        assert found == {one: store.progress.members(one) for one in (group.id, audit.id)}
+        assert store.progress.members_of([empty.id]) == store.progress.members_of([]) == {}
+        clock.ms += 2000
+        assert [member.name for member in store.progress.members_of(ids)[group.id]] == ["bob"]
+        assert store.progress.forget_dead(clock.ms - 1500) == 0  # not for so long
+        assert store.progress.forget_dead(clock.ms) == 2
+        assert store.progress.forget_dead(clock.ms) == 0
+        assert store.progress.renew_each([(group.id, "bob", 1), (audit.id, "cid", 1)]) == [(audit.id, "cid")]
+
     def test_a_member_that_renews_stays(
         self, store: Store, group: Group, other: Store, clock: MovableClock
     ) -> None:
