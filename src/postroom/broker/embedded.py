@@ -83,6 +83,7 @@ _log = logging.getLogger("postroom.broker")
 
 _JUST_MS = 100  # equal moments may stand for two releases
 _HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
+_AT_ONCE_BYTES = 16 * 1024  # of a batch that is opened here; larger ones are opened in a thread
 _SOON_MS = 10_000  # what is due later is found by the next poll, and who waits in line looks then
 
 
@@ -361,7 +362,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
-            ids = digests_of(batch)
+            small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
+            ids = digests_of(batch) if small else await self._in_thread(digests_of, batch)
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
         try:

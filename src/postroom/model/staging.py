@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..errors import CorruptBatch, InvalidSetting, StagingConflict
-from .batch import verify
+from ..errors import InvalidSetting, StagingConflict
+from .batch import batches_in, verify
 from .schedule import Planned
 from .sequence import next_sequence
 
@@ -198,12 +198,7 @@ def check_name(name: object, what: str) -> str:
 
 def split_batches(data: bytes) -> list[bytes]:
     """Batches that follow each other, each of them checked."""
-    found, at = [], 0
-    while at < len(data):
-        size = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
-        if not 12 < size <= len(data) - at:
-            raise CorruptBatch(f"of {len(data)} bytes of batches the last {len(data) - at} are none")
-        found.append(data[at : at + size])
-        verify(found[-1])
-        at += size
+    found = list(batches_in(data))
+    for one in found:
+        verify(one)
     return found
