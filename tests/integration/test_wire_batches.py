@@ -10,7 +10,8 @@ import postroom
 from postroom.broker.gatekeeper import new_token
 from postroom.errors import CorruptBatch, MessageTooLarge, UsageError
 from postroom.model.access import Principal, hash_of, parse_permissions
-from postroom.model.batch import BatchBuilder, build_control, stamp
+from postroom.model.batch import BatchBuilder, build_control
+from tests.damage import garbage
 
 from .wire_raw import broker_of, served
 
@@ -26,16 +27,6 @@ async def stranger() -> AsyncIterator[postroom.Connection]:
         await mq.create_topic("orders", partitions=1)
         async with postroom.connect(server.url, token=TOKEN) as evil:
             yield evil
-
-
-def garbage(size: int = 60, compression: int = 0) -> bytes:
-    """A header of one message and a right checksum, and nothing that could be read behind it."""
-    builder = BatchBuilder()
-    builder.append(1, None, bytes(size), [])
-    batch = bytearray(builder.build())
-    batch[61:] = b"\xff" * (len(batch) - 61)
-    batch[22] = compression
-    return stamp(batch, 5, 0, 0)
 
 
 def holding(size: int, headers: int = 0) -> bytes:

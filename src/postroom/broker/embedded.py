@@ -74,6 +74,7 @@ from .shardwork import ShardWork, nothing_stored
 from .staging import StagingVerbs, StagingWork
 from .stopped import Spot, StoppedMessages
 from .tail import TailCache
+from .unreadable import letter_box
 from .waiters import Waiters, wait
 from .workers import Workers
 
@@ -140,6 +141,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._mover.to_lane = partial(leads_to_lane, self._catalog)
+        self._mover.letter_box = partial(letter_box, self._catalog)
         self._lanes = Lanes(store, self._catalog, self._in_thread)
         self._backlog = BacklogGate(store, limits, self._in_thread)
         self._quotas = Quotas(store, self._catalog, self._in_thread)
@@ -174,6 +176,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         """Count commits and dead letters there, from now on."""
         self._work.watch(figures)
         self._mover.died = figures.died
+        self._mover.met_unreadable = partial(figures.found_unreadable, found_by="delivery")
 
     def now_ms(self) -> int:
         return self.store.now_ms()

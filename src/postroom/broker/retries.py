@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
-from ..model.batch import records
+from ..errors import CorruptBatch
+from ..model.batch import stored_records
 from ..model.delivery import Settlement, Stamp
 from ..model.names import retry_topic
 from ..model.settings import Mode, Start
@@ -58,10 +60,10 @@ class FarRetries:
 
     def _with_used(self, retry: Settlement, partition_id: int) -> list[Settlement]:
         """A settlement for each message: they may have come with different numbers."""
-        batches = self._read(partition_id, retry.first, retry.last)
-        used = {
-            record.offset: attempts_used(record)[1] for batch in batches for record in records(batch.data)
-        }
+        used: dict[int, int] = {}
+        for batch in self._read(partition_id, retry.first, retry.last):
+            with suppress(CorruptBatch):  # then it is not known; whoever moves it says so
+                used |= {record.offset: attempts_used(record)[1] for record in stored_records(batch)}
         return [
             replace(retry, first=offset, last=offset, used=used.get(offset, 0))
             for offset in range(retry.first, retry.last + 1)
