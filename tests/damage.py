@@ -15,4 +15,4 @@ def garbage(count: int = 3, size: int = 60, compression: int = 0) -> bytes:
     batch = bytearray(builder.build())
     batch[HEADER_SIZE:] = b"\xff" * (len(batch) - HEADER_SIZE)
     batch[22] = compression
-    return stamp(batch, 5, 0, 0)
+    return stamp(batch, -1, -1, -1)

@@ -32,6 +32,7 @@ from .admin import Admin
 from .backlog import BacklogGate
 from .beating import Beating
 from .catalog import CatalogCache
+from .checking import CheckBatches
 from .deadletters import DeadLetterOffice
 from .deliveries import Deliveries
 from .draining import Drain
@@ -163,6 +164,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             FinishDecisions(store, publisher, limits),
             ForgetReplies(store, limits, self._replies.drop),
         ]
+        self._check = CheckBatches(store)
+        duties.append(self._check)
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
@@ -177,6 +180,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._work.watch(figures)
         self._mover.died = figures.died
         self._mover.met_unreadable = partial(figures.found_unreadable, found_by="delivery")
+        self._check.found = partial(figures.found_unreadable, found_by="check")
 
     def now_ms(self) -> int:
         return self.store.now_ms()
