@@ -44,6 +44,7 @@ __all__ = [
     "build_control",
     "control_kind",
     "control_payload",
+    "each",
     "is_compressed",
     "plain_form",
     "read_header",
@@ -215,10 +216,13 @@ def plain_form(batch: Buffer, header: BatchHeader, limit: int | None = None) -> 
     return _padded(batch) if header.compression == "none" else _unpacked(batch, header.compression, limit)
 
 
+def each(plain: memoryview) -> Iterator[Record]:
+    """The records of a plain batch, one by one. Errors are the codec's, also of the call that ends it."""
+    return filter(None, cast("Iterable[Record]", DefaultRecordBatch(cast("bytes", plain))))
+
+
 def records_between(plain: memoryview, start: int, stop: int, count: int) -> list[Record]:
     """The records in these bytes of a plain batch, if they are so many; errors are the codec's."""
-    if start == HEADER_SIZE and stop == len(plain):
-        return cast("list[Record]", list(DefaultRecordBatch(cast("bytes", plain))))
     part = bytearray(plain[:HEADER_SIZE])
     _COUNT.pack_into(part, _COUNT_AT, count)
     part += plain[start:stop]

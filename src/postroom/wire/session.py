@@ -43,6 +43,7 @@ class Session:
         self._client = client
         self._holdings = Holdings()
         self._answer_bytes = answer_bytes  # of these, those that nobody waits for
+        self._careful = False  # it sent a batch that was refused
 
     @property
     def principal(self) -> Principal:
@@ -90,11 +91,16 @@ class Session:
 
     async def _admit(self, request: Request, body: bytes) -> None:
         """Refuse batches that could not be read, or hold more than they may: a token is not trust."""
-        steps = walk(body) if isinstance(request, m.Append) else walk_all(body)
+        walking = walk if isinstance(request, m.Append) else walk_all
+        steps = walking(body, careful=self._careful)
         until = time.perf_counter() + _AT_ONCE_S
-        for _ in steps:
-            if time.perf_counter() >= until:
-                await self._broker.in_thread(_rest_of, steps)
+        try:
+            for _ in steps:
+                if time.perf_counter() >= until:
+                    await self._broker.in_thread(_rest_of, steps)
+        except PostroomError:
+            self._careful = True
+            raise
 
     async def _beat(self, beats: Sequence[Beat]) -> Any:
         self._holdings.renewed(beats, self._now_ms())
