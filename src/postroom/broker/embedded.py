@@ -35,6 +35,7 @@ from .admin import Admin
 from .backlog import BacklogGate
 from .beating import Beating
 from .catalog import CatalogCache
+from .checking import CheckBatches
 from .deadletters import DeadLetterOffice
 from .deliveries import Deliveries
 from .draining import Drain
@@ -79,6 +80,7 @@ from .staging import StagingVerbs, StagingWork
 from .stopped import Spot, StoppedMessages
 from .strays import CutStrays
 from .tail import TailCache
+from .unreadable import letter_box
 from .waiters import Waiters, wait
 from .workers import Workers
 
@@ -89,6 +91,7 @@ _log = logging.getLogger("postroom.broker")
 _MOST_ENDS = 50_000  # partitions whose ends are remembered; whoever waits for another is woken once more
 _JUST_MS = 100  # equal moments may stand for two releases
 _HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
+_AT_ONCE_BYTES = 16 * 1024  # of a batch that is opened here; larger ones are opened in a thread
 _SOON_MS = 10_000  # what is due later is found by the next poll, and who waits in line looks then
 
 
@@ -147,6 +150,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._mover.to_lane = partial(leads_to_lane, self._catalog)
+        self._mover.letter_box = partial(letter_box, self._catalog)
         self._lanes = Lanes(store, self._catalog, self._in_thread)
         self._backlog = BacklogGate(store, limits, self._in_thread)
         self._quotas = Quotas(store, self._catalog, self._in_thread)
@@ -177,6 +181,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             FinishDecisions(store, publisher, limits),
             ForgetReplies(store, limits, self._replies.drop, self.listing),
         ]
+        self._check = CheckBatches(store)
+        duties.append(self._check)
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread, cautious)
         self._identity_key: bytes | None = None
         self._holders_timer: asyncio.TimerHandle | None = None
@@ -191,6 +197,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         """Count commits and dead letters there, from now on."""
         self._work.watch(figures)
         self._mover.died = figures.died
+        self._mover.met_unreadable = partial(figures.found_unreadable, found_by="delivery")
+        self._check.found = partial(figures.found_unreadable, found_by="check")
 
     def now_ms(self) -> int:
         return self.store.now_ms()
@@ -387,7 +395,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
-            ids = digests_of(batch)
+            small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
+            ids = digests_of(batch) if small else await self._in_thread(digests_of, batch)
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
         try:

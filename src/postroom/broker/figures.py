@@ -80,6 +80,8 @@ class Figures:
     published_bytes: Tally = field(default_factory=Tally)
     duplicates: Tally = field(default_factory=Tally)  # messages that were there already
 
+    unreadable: Tally = field(default_factory=Tally)  # batches, and by who found them
+
     # by topic and group
     delivered: Tally = field(default_factory=Tally)  # messages
     redelivered: Tally = field(default_factory=Tally)  # messages, of those
@@ -110,6 +112,9 @@ class Figures:
 
     def died(self, topic: str, group: str, messages: int) -> None:
         self.dead.add((topic_label(topic), group_label(group)), messages)
+
+    def found_unreadable(self, topic: str, found_by: str) -> None:
+        self.unreadable.add((topic_label(topic), found_by))
 
     def ended(self, operation: str, seconds: float, error: BaseException | None = None) -> None:
         """A request; cancelled ones and faults of ours have outcomes of their own."""

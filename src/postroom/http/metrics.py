@@ -60,6 +60,8 @@ class Collector:
         yield _counter("messages_settled", "Messages settled, late ones too.", (*_TG, "verdict"), f.settled)
         yield _counter("leases_lost", "Ranges settled too late.", _TG, f.lost)
         yield _counter("messages_dead", "Messages moved to the dead letters.", _TG, f.dead)
+        found = "Stored batches that cannot be read, met by a delivery or the background check."
+        yield _counter("unreadable_batches", found, ("topic", "found_by"), f.unreadable)
 
     def _requests(self) -> Iterator[Family]:
         f = self._service.figures

@@ -24,8 +24,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ..errors import CorruptBatch, InvalidSetting, PermissionDenied, StagingConflict
-from .batch import verify
+from ..errors import InvalidSetting, PermissionDenied, StagingConflict
+from .batch import batches_in, verify
 from .bounds import MOST_SEGMENTS, Label, Position, Whole
 from .schedule import Planned
 from .sequence import next_sequence
@@ -257,12 +257,7 @@ def check_name(name: object, what: str) -> str:
 
 def split_batches(data: bytes) -> list[bytes]:
     """Batches that follow each other, each of them checked."""
-    found, at = [], 0
-    while at < len(data):
-        size = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
-        if not 12 < size <= len(data) - at:
-            raise CorruptBatch(f"of {len(data)} bytes of batches the last {len(data) - at} are none")
-        found.append(data[at : at + size])
-        verify(found[-1])
-        at += size
+    found = list(batches_in(data))
+    for one in found:
+        verify(one)
     return found
