@@ -90,7 +90,6 @@ async def test_whoever_reads_a_producers_id_cannot_take_its_next_place(
 async def test_no_client_takes_the_place_of_an_embedded_producer(
     place: tuple[postroom.Connection, WireServer],
 ) -> None:
-    """That of Postroom's own movers neither: they are producers of the process itself (I12)."""
     mq, server = place
     await mq.send("orders", b"victim 0")
     async with postroom.connect(server.url, token=EVIL) as evil:
@@ -103,6 +102,33 @@ async def test_no_client_takes_the_place_of_an_embedded_producer(
         )
         assert not (await mq.send("orders", b"victim 1")).duplicate
     assert await values(mq) == [b"victim 0", b"evil", b"victim 1"]
+
+
+async def test_no_client_takes_the_place_of_the_mover_of_delayed_messages(
+    place: tuple[postroom.Connection, WireServer],
+) -> None:
+    """I12: it stores what is due under an id and sequences of its own, which consumers read."""
+    mq, server = place
+
+    async def arrived(count: int) -> None:
+        async with asyncio.timeout(30):
+            while len(await values(mq)) < count:  # noqa: ASYNC110 - what is looked at has no event
+                await asyncio.sleep(0.01)
+
+    async with (
+        postroom.connect(server.url, token=SHOP) as shop,
+        postroom.connect(server.url, token=EVIL) as evil,
+    ):
+        await shop.send("orders", b"due 0", delay="20ms")
+        await arrived(1)
+        seen = await last_header(evil)
+        assert seen.producer_id >= 0
+        with pytest.raises(UnknownProducer):
+            await append(evil, batch(b"evil", seen.producer_id, seen.epoch, seen.base_sequence + 1))
+        await append(evil, batch(b"evil", seen.producer_id, seen.epoch + 1, 0))
+        await shop.send("orders", b"due 1", delay="20ms")
+        await arrived(3)
+    assert await values(mq) == [b"due 0", b"evil", b"due 1"]
 
 
 async def test_a_repeat_is_known_to_every_broker_and_with_a_new_token(
