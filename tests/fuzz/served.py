@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ from postroom.broker.gatekeeper import ACTIONS, Gatekeeper, new_token
 from postroom.clock import SystemClock
 from postroom.errors import PostroomError
 from postroom.http.app import make_app
-from postroom.http.server import _Protocol
+from postroom.http.server import _Protocol, _Room
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.batch import BatchBuilder
 from postroom.wire import messages as m
@@ -204,13 +205,30 @@ async def _as_bytes(data: bytes) -> None:
     config = uvicorn.Config(_queue.app, http=_Protocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state, transport = ServerState(), _Transport()
-    protocol = _Protocol(config, state, {})
+    protocol = _Protocol(config, state, {}, room=_Room(10))
     protocol.connection_made(transport)
     protocol.data_received(data.replace(b"TOKEN", _queue.tokens[-1].encode()))
     if state.tasks:
         await asyncio.wait(set(state.tasks), timeout=_PATIENCE_S)
     protocol.connection_lost(None)
+    tracebacks, _logged.texts = _logged.texts, []
+    assert not tracebacks, (data, tracebacks)
     assert not any(part.startswith(b"HTTP/1.1 500") for part in transport.written), (data, transport.written)
+
+
+class _Logged(logging.Handler):
+    """What a broker's log would have of it, but for warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.texts: list[str] = []
+        logging.getLogger("uvicorn.error").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(self.format(record))
+
+
+_logged = _Logged()
 
 
 class _Transport(asyncio.Transport):
@@ -318,6 +336,7 @@ SERVED_SEEDS: dict[str, list[bytes]] = {
     "http_bytes": [
         _REQUEST,
         _CHUNKED,
+        _CHUNKED.replace(b"\r\na\r\n", b"\r\nzz\r\n"),
         b"GET /api/v1/topics HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\n\r\n",
     ],
 }
