@@ -73,3 +73,11 @@ def test_attempts_are_read_from_headers(
     headers: tuple[tuple[str, bytes | None], ...], used: tuple[int, int]
 ) -> None:
     assert attempts_used(message(*headers)) == used
+
+
+@pytest.mark.parametrize("number", [b"9" * 5_000, b"-1", b"one", b"\xff", b""])
+def test_numbers_that_a_sender_made_up_count_as_none(number: bytes) -> None:
+    """`int` refuses the longest of them: settling must not fail for it."""
+    builder = BatchBuilder()
+    builder.append(1, None, b"", [("postroom-attempts", number), ("postroom-failures", number)])
+    assert attempts_used(records(builder.build())[0]) == (0, 0)
