@@ -7,6 +7,7 @@ deliveries: `model.delivery` does.
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
+from .fitting import fitted
 from .parked import ParkedLines
 from .retries import FarRetries
 from .setting_aside import SettingAside
@@ -54,7 +56,10 @@ __all__ = [
 
 T = TypeVar("T")
 
+_log = logging.getLogger("postroom.broker")
+
 _WHOLE = 2**31  # no limit on bytes
+_WALK_BYTES = 4 * 1024 * 1024
 _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
 
 _KINDS = {
@@ -221,7 +226,7 @@ class Deliveries:
         look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
         waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
         while True:
-            ask = look.ask(cursor)
+            ask = look.ask(cursor, again=has_due(peek, self._store.now_ms()))
             granted = self._store.progress.poll(group, partition_id, ask, log_start=start, waited_ms=waited)
             if not granted.unplaced or look.dead is not None:
                 return granted
@@ -238,32 +243,27 @@ class Deliveries:
             handed.departures.append(Departure(group, piece.partition, piece.partition_id, granted.leaving))
         if not granted.deliveries:
             return
-        leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in granted.deliveries)
-        batches = self.batches_of(piece.partition_id, granted.deliveries, look.batches)
-        grant = Grant(topic.name, piece.partition, piece.partition_id, leases, batches)
+        fits = fitted(self.read, piece.partition_id, granted.deliveries, look.batches, look.most_bytes)
+        leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in fits.deliveries)
+        grant = Grant(topic.name, piece.partition, piece.partition_id, leases, fits.batches)
         handed.grants.append(grant)
         if not granted.again:
             handed.fresh.append(Fresh(group, piece.partition_id, granted.until))
-        look.spend(leases, batches)
+        look.spend(leases, fits.batches)
+        if fits.left:
+            look.full = True
+            self._release(group, piece.partition_id, look.request.token, fits.left)
 
-    def batches_of(
-        self, partition_id: int, deliveries: Sequence[Delivery], read: Sequence[StoredBatch]
-    ) -> tuple[StoredBatch, ...]:
-        """The batches that hold these deliveries: those read already, and the rest from the log."""
-        found = {batch.base_offset: batch for batch in read}
-        for delivery in deliveries:
-            position = delivery.first
-            while position <= delivery.last:
-                batch = next((b for b in found.values() if b.base_offset <= position <= b.last_offset), None)
-                if batch is None:
-                    more = self.read(partition_id, position, delivery.last - position + 1, _WHOLE)
-                    if not more:
-                        break
-                    found.update((b.base_offset, b) for b in more)
-                    batch = more[0]
-                position = batch.last_offset + 1
-        wanted = (b for b in found.values() if any(_overlap(b, d) for d in deliveries))
-        return tuple(sorted(wanted, key=lambda b: b.base_offset))
+    def _release(self, group: Group, partition_id: int, token: int, left: Sequence[Delivery]) -> None:
+        """There was no room in the answer: anybody's next poll has them, and it was no attempt."""
+        now = self._store.now_ms()
+        released = [Settlement(Kind.RELEASE, d.first, d.last, visible_at=now) for d in left]
+        try:
+            self._store.progress.settle(group, partition_id, token, released)
+        except (GenerationChanged, GateClosed):
+            pass  # the group was reset: nobody holds them
+        except StoreError as error:
+            _log.warning("messages that did not fit into an answer wait for their lease to end: %s", error)
 
     def read(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         cached = self._tail.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
@@ -273,15 +273,17 @@ class Deliveries:
 
     def read_span(self, partition_id: int, first: int, last: int) -> list[StoredBatch]:
         """Every batch with an offset in the span."""
-        found: list[StoredBatch] = []
+        return list(self.walk_span(partition_id, first, last))
+
+    def walk_span(self, partition_id: int, first: int, last: int) -> Iterator[StoredBatch]:
+        """The same, a few megabytes at a time."""
         position = first
         while position <= last:
-            batches = self.read(partition_id, position, last - position + 1, _WHOLE)
+            batches = self.read(partition_id, position, last - position + 1, _WALK_BYTES)
             if not batches:
                 break
-            found.extend(b for b in batches if b.base_offset <= last)
+            yield from (b for b in batches if b.base_offset <= last)
             position = batches[-1].last_offset + 1
-        return found
 
     # ---- settle ----
 
@@ -393,11 +395,21 @@ class Look:
         """The offset up to which the batches that were read go."""
         return max(cursor, self.batches[-1].last_offset + 1) if self.batches else cursor
 
-    def ask(self, cursor: int) -> Ask:
+    @property
+    def most_bytes(self) -> int:
+        """What it may bring of a partition. What is settled as it is handed out cannot be given back."""
+        return _WHOLE if self.request.on_delivery else self.bytes
+
+    def most_messages(self, again: bool) -> int:
+        """Of what comes `again` it is not known how large it is."""
+        few = max(1, self.bytes // DEFAULTS.max_batch_bytes)
+        return min(self.messages, few) if again and self.request.on_delivery else self.messages
+
+    def ask(self, cursor: int, *, again: bool = False) -> Ask:
         return Ask(
             member=self.request.member,
             token=self.request.token,
-            messages=self.messages,
+            messages=self.most_messages(again),
             end=self.reach(cursor),
             empty_handed=self.empty_handed,
             on_delivery=self.request.on_delivery,
@@ -479,10 +491,6 @@ def new_stamp(target: Topic | None) -> Stamp | None:
 def lease_of(delivery: Delivery) -> Lease:
     """What the holder of a partition is told of a delivery (ordered groups)."""
     return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
-
-
-def _overlap(batch: StoredBatch, delivery: Delivery) -> bool:
-    return delivery.first <= batch.last_offset and delivery.last >= batch.base_offset
 
 
 def has_new(peek: Peek, bounds: Bounds) -> bool:

@@ -386,7 +386,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     async def fetch(
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
-        deadline = self._loop.time() + wait_ms / 1000
+        deadline = self._loop.time() + min(wait_ms, self._limits.poll_wait_ms) / 1000
         while True:
             with self._waiters.listening([("partition", partition_id)]) as news:
                 fetched = await self._workers.run_for(
@@ -478,8 +478,10 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
 
     # ---- dead letters ----
 
-    async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
-        return await self._in_thread(self._letters.letters, topic, group, limit)
+    async def dead_letters(
+        self, topic: str, group: str, limit: int, after: Spot | None = None
+    ) -> list[DeadLetters]:
+        return await self._in_thread(self._letters.letters, topic, group, limit, after)
 
     async def redrive(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         count, departures = await self._in_thread(self._letters.redrive, topic, group, spots)

@@ -84,7 +84,7 @@ class StoppedMessages:
         return found
 
     def _opened(self, place: _Place, stopped: Delivery) -> Iterator[StoppedMessage]:
-        for batch in self._deliveries.read_span(place.id, stopped.first, stopped.last):
+        for batch in self._deliveries.walk_span(place.id, stopped.first, stopped.last):
             for record in records(batch.data):
                 if stopped.first <= record.offset <= stopped.last:
                     yield StoppedMessage(

@@ -299,6 +299,7 @@ class Letters(Request):
     topic: str
     group: str
     limit: int
+    after: tuple[int, int] | None = None
 
 
 class Spots(Request):
