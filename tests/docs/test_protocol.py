@@ -75,10 +75,10 @@ def test_the_limits_are_the_code() -> None:
         f"{limits.requests_at_once:,}",
         f"{limits.polls_at_once:,}",
         format_bytes(limits.request_bytes),
-        f"{format_bytes(limits.one_answer_bytes)} of batches and {session._MOST_MESSAGES:,} messages; one batch "
-        "always",
-        f"{format_bytes(limits.answer_bytes)}; {format_bytes(limits.all_answer_bytes)} of all, half of it of one "
-        "principal",
+        f"{format_bytes(limits.one_answer_bytes)} of batches and {session._MOST_MESSAGES:,} messages; one "
+        "batch always",
+        f"{format_bytes(limits.answer_bytes)}; {format_bytes(limits.all_answer_bytes)} of all, half of it "
+        "of one principal",
     ]
     assert f"waited for, {limits.answer_wait_ms // 1000} s at most" in TEXT
     assert f"for {limits.slow_reader_ms // 1000} s is cut off" in TEXT

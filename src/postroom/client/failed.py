@@ -20,7 +20,7 @@ from .expiry import Expiry
 from .guard import Guard
 from .message import DeadLetter, Received, Stopped
 
-__all__ = ["FailedMessages"]
+__all__ = ["FailedMessages", "longest_first"]
 
 T = TypeVar("T")
 
@@ -106,7 +106,7 @@ class FailedMessages:
         """
         _check_limit(limit)
         found = [one async for one in self._stopped(topic, group, limit, behind=True)]
-        return sorted(found, key=_longest_first)
+        return sorted(found, key=longest_first)
 
     async def restart_stopped(
         self,
@@ -255,7 +255,7 @@ def _stopped_message(part: StoppedMessage, group: str) -> Stopped:
     )
 
 
-def _longest_first(one: Stopped) -> tuple[int, int, int]:
+def longest_first(one: Stopped) -> tuple[int, int, int]:
     return (one.since, one._partition_id, one._position)
 
 

@@ -3,6 +3,8 @@ counted.
 
 Order: the principal first, so that nobody unknown can send a body; then the body, chunk by chunk, within
 limits of its size, of its time and of all bodies together; then the handler, within the time of a request.
+Large answers are written piece by piece, as the client reads, within a time and within the broker's room for
+all answers.
 Whatever goes wrong in there is answered in the one shape of `failures`. What needs no principal is in
 `OPEN`.
 """
@@ -18,6 +20,7 @@ from typing import Any
 from fastapi import Response
 
 from ..errors import BrokerUnavailable, PostroomError
+from ..wire.answers import Share, no_room
 from .access import authenticate
 from .failures import failure, plain_failure
 from .service import Service
@@ -35,6 +38,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 API = "/api/v1"
 
+_PIECE_BYTES = 64 << 10
+
 OPEN = ("/health", "/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json")
 """What anybody may ask: nothing of it is about the queue."""
 
@@ -45,6 +50,7 @@ class HttpLimits:
     all_bodies_bytes: int = 128 << 20  # of requests under way
     body_s: float = 30.0  # for a body to arrive
     request_s: float = 120.0  # for everything
+    answer_s: float = 60.0  # of that, for an answer to be read
 
 
 class _Refused(Exception):
@@ -71,25 +77,64 @@ class Door:
                 status = message["status"]
             await send(message)
 
+        share = self._service.answers.share("")
         try:
             async with asyncio.timeout(self._limits.request_s):
-                await self._serve(scope, receive, answer)
+                await self._serve(scope, receive, self._in_pieces(scope, answer), share)
         except Exception as error:
             if status:
                 _log.warning("an answer over HTTP was cut off: %r", error)
                 raise
             await self._response_for(error)(scope, receive, answer)
         finally:
+            share.hold(-share.held)
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._service.figures.http.add((method, _route(scope), str(status or "cut off")))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _in_pieces(self, scope: Scope, send: Send) -> Send:
+        """Send a large body as fast as it is read, and no faster: nobody's memory is to be filled by it.
+
+        Its head waits for it, so that there may still be no room.
+        """
+        head: list[MutableMapping[str, Any]] = []
+
+        async def pieces(message: MutableMapping[str, Any]) -> None:
+            if message["type"] != "http.response.body":
+                head.append(message)
+                return
+            body: bytes = message.get("body", b"")
+            if len(body) > _PIECE_BYTES:
+                self._hold(scope["state"]["share"] if "state" in scope else None, len(body))
+            for one in head:
+                await send(one)
+            head.clear()
+            async with asyncio.timeout(self._limits.answer_s):
+                for at in range(_PIECE_BYTES, len(body), _PIECE_BYTES):
+                    piece = body[at - _PIECE_BYTES : at]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                rest = body[(max(0, len(body) - 1) // _PIECE_BYTES) * _PIECE_BYTES :]
+                await send({**message, "body": rest})
+
+        return pieces
+
+    @staticmethod
+    def _hold(share: Share | None, size: int) -> None:
+        if share is None:
+            return
+        more = size - share.held
+        if not share.held and not share.fits(size):
+            raise no_room()
+        share.hold(more)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
         if scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
         if self._service.stopping:
             raise BrokerUnavailable("this broker is stopping: ask another, or again in a moment")
-        scope.setdefault("state", {})["principal"] = await authenticate(scope, self._service.gatekeeper)
+        principal = await authenticate(scope, self._service.gatekeeper)
+        scope.setdefault("state", {})["principal"] = principal
+        scope["state"]["share"], share.principal = share, principal.name
         held = 0
 
         def hold(size: int) -> None:
