@@ -90,6 +90,7 @@ class ParkedLines:
                     if found.upto < record.offset <= end and record.key == request.key:
                         _add(found.spans, record.offset)
                         left -= 1
+                        size -= len(record.value or b"")  # as the asker will have it
                         if left <= 0:
                             break
                 found.upto = found.spans[-1][1] if left <= 0 else min(end, batch.last_offset)

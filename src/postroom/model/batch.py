@@ -43,6 +43,7 @@ __all__ = [
     "control_kind",
     "control_payload",
     "is_compressed",
+    "opened",
     "read_header",
     "records",
     "stamp",
@@ -164,8 +165,13 @@ def stamp(batch: Buffer, producer_id: int, epoch: int, base_sequence: int) -> by
 
 def records(batch: Buffer) -> list[Record]:
     """The messages of a batch, after every check; none for a control batch (I18)."""
+    return opened(batch)[0]
+
+
+def opened(batch: Buffer) -> tuple[list[Record], int]:
+    """The messages of a batch, as `records`, and how many bytes they take unpacked."""
     header = verify(batch)
-    return [] if header.control else _open(batch, header)
+    return ([], 0) if header.control else _open(batch, header)
 
 
 def build_control(kind: int, payload: bytes = b"", *, timestamp: int = 0) -> bytes:
@@ -182,7 +188,7 @@ def control_kind(batch: Buffer) -> int | None:
     header = verify(batch)
     if not header.control:
         return None
-    key = _open(batch, header)[0].key or b""
+    key = _open(batch, header)[0][0].key or b""
     if len(key) != _CONTROL_KEY.size:
         raise CorruptBatch(f"the key of a control batch has {_CONTROL_KEY.size} bytes, not {len(key)}")
     return int(_CONTROL_KEY.unpack(key)[1])
@@ -193,7 +199,7 @@ def control_payload(batch: Buffer) -> bytes:
     header = verify(batch)
     if not header.control:
         raise ValueError("a batch with messages has no control payload")
-    return _open(batch, header)[0].value or b""
+    return _open(batch, header)[0][0].value or b""
 
 
 class BatchBuilder:
@@ -277,8 +283,8 @@ def _sealed(batch: bytearray) -> bytes:
     return bytes(batch)
 
 
-def _open(batch: Buffer, header: BatchHeader) -> list[Record]:
-    """All records at once, so that every error comes from here."""
+def _open(batch: Buffer, header: BatchHeader) -> tuple[list[Record], int]:
+    """All records at once, so that every error comes from here; and their bytes."""
     try:
         plain = _padded(batch) if header.compression == "none" else _unpacked(batch, header.compression)
         found = cast("list[Record]", list(DefaultRecordBatch(cast("bytes", plain))))
@@ -286,7 +292,7 @@ def _open(batch: Buffer, header: BatchHeader) -> list[Record]:
         raise CorruptBatch(f"the records of the batch cannot be read: {error}") from error
     if [record.offset for record in found] != list(range(header.base_offset, header.last_offset + 1)):
         raise CorruptBatch("the offsets of the batch's records are not dense")
-    return found
+    return found, len(plain) - HEADER_SIZE
 
 
 def _padded(batch: Buffer) -> memoryview:

@@ -28,6 +28,7 @@ from ...broker.endpoint import (
     Beat,
     Endpoint,
     Grant,
+    Lease,
     PollReply,
     PollRequest,
     Settle,
@@ -41,7 +42,7 @@ from ...model.parking import Line
 from ..ending import end
 from ..message import Received
 from ..producing.appending import pause
-from .fetching import Fetcher, weight
+from .fetching import Fetcher
 from .hands import HeldDelivery, Window
 from .holding import Holding, OrderedDelivery, OrderedHands
 from .keys import StoredLine
@@ -52,6 +53,7 @@ __all__ = ["OrderedFetcher"]
 
 log = logging.getLogger("postroom.consumer")
 
+_ALL = float("inf")
 _CHECK_SECONDS = 1.0  # so often it is asked whether partitions are to be given up
 _HURRY_MS = 100  # a poll waits no longer while a partition is about to be given up
 _PAUSE_SECONDS = 0.1  # before a log is asked again for what it did not have
@@ -158,7 +160,7 @@ class OrderedFetcher(Fetcher):
             member=self.who.member,
             token=self._partitions.token,
             messages=wanted if room else 0,
-            bytes=max(1, int(self._window.bytes - size)),
+            bytes=self._asked_bytes(size),
             wait_ms=0 if not room else _HURRY_MS if giving_up else wait_ms,
             empty_handed=self.outlet.idle,
             on_delivery=self._on_delivery,
@@ -208,16 +210,27 @@ class OrderedFetcher(Fetcher):
         if grant.lines:
             holding.queue.has_stored(grant.lines)
             self._partitions.freed.set()
-        holding.position = max(holding.position, grant.position)
         missing: list[Run] = []
+        deliver = partial(self._deliver, grant, token, until)
         for lease in grant.leases:
-            missing += self._open(grant, lease, OrderedDelivery(self._settler, grant, lease, token, until))
+            found, cut = self._open(grant, lease, deliver)
+            missing += found
+            if cut <= lease.last:  # the next poll says that this is what it expects, and has it again (I6)
+                holding.position = max(holding.position, cut)
+                return missing
+        holding.position = max(holding.position, grant.position)
         return missing
+
+    def _deliver(self, grant: Grant, token: int, until: float, lease: Lease) -> OrderedDelivery:
+        return OrderedDelivery(self._settler, grant, lease, token, until)
+
+    def _room_left(self) -> float:
+        _, size = self._counted(self.outlet.waiting)
+        return _ALL if self._on_delivery else max(1.0, self._window.bytes - size)
 
     def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
         assert isinstance(delivery, OrderedDelivery)
         holding = self._partitions.holdings[delivery.partition_id]
-        delivery.bytes_each = weight(messages)
         not_before = delivery.not_before if delivery.not_before > self._endpoint.now_ms() else 0
         if self._on_delivery and not_before < FAR:
             delivery.settled_already()
@@ -331,9 +344,10 @@ class OrderedFetcher(Fetcher):
             return True
         self._unparked, missing = [], list[Run]()
         grant = reply.grants[0]
+        self._room = _ALL  # the broker has counted what they unpack to
+        deliver = partial(self._deliver, grant, request.token, holding.until)
         for lease in grant.leases:
-            delivery = OrderedDelivery(self._settler, grant, lease, request.token, holding.until)
-            missing += self._open(grant, lease, delivery)
+            missing += self._open(grant, lease, deliver)[0]
         messages, self._unparked = self._unparked, None
         holding.queue.unparked(stored, messages, grant.position)
         self._look_again()
