@@ -61,7 +61,7 @@ class DeadLetterOffice:
         for box, piece in boxes:
             first = after[1] + 1 if after is not None and piece.partition_id == after[0] else 0
             here = self._letters(box, piece, first, left, size)
-            if here.open:
+            if here.open or after is None:
                 found.append(here)
             left -= sum(last - first + 1 for first, last in here.open)
             size -= sum(len(batch.data) for batch in here.batches)

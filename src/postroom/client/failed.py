@@ -57,7 +57,8 @@ class FailedMessages:
         while True:
             self._guard.check()
             page = await self._explained(topic, self._endpoint.dead_letters(topic, group, limit, after))
-            last = (page[-1].partition_id, page[-1].open[-1][1]) if page and page[-1].open else after
+            ends = [(part.partition_id, part.open[-1][1]) for part in page if part.open]
+            last = ends[-1] if ends else after
             if last == after:  # none came, or all of them again: a broker that does not know about pages
                 return
             after, now_ms = last, self._endpoint.now_ms()
