@@ -392,7 +392,8 @@ class Connection(asyncio.Protocol):
                 self.abort()
             return
         self._ask_due()
-        self.count_unread()
+        if self._session is not None and self._session.share.unread:
+            self.count_unread()
         if self._session is None and (now - self._made_at) * 1000 > limits.unauthenticated_ms:
             self.refuse(ProtocolError(f"no Hello within {limits.unauthenticated_ms} ms"))
         elif not self._writable.is_set() and (now - self._stuck_at) * 1000 > self._patience_ms:
