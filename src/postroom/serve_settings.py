@@ -64,6 +64,15 @@ class ServeSettings:
         DEFAULTS.reply_topics, "count", "Of one principal at once; it makes twice as many a minute."
     )
     max_frame_bytes: int = _setting(16 << 20, "size", "The longest request.")
+    max_answer_bytes: int = _setting(
+        16 << 20, "size", "The longest answer with messages; one batch always fits."
+    )
+    answers_bytes: int = _setting(
+        256 << 20, "size", "Answers that are not read yet, of all clients; half of it of one principal."
+    )
+    slow_reader_ms: int = _setting(
+        10_000, "duration", "Who leaves answers unread for so long is cut off if others need the room."
+    )
     unauthenticated_ms: int = _setting(10_000, "duration", "A connection says within this who it is.")
     idle_ms: int = _setting(
         60_000, "duration", "A connection that is silent for so long is closed; clients are for 10s at most."
@@ -134,6 +143,9 @@ def _contradictions(s: ServeSettings) -> list[tuple[tuple[str, ...], str]]:
     if s.max_frame_bytes < DEFAULTS.max_batch_bytes + _FRAME_ROOM:
         sentence = "max_frame is smaller than a batch may be: make it 9 MB at least"
         found.append((("max_frame_bytes",), sentence))
+    if s.answers_bytes < 4 * s.max_answer_bytes:
+        sentence = "answers has no room for four answers: make it four times max_answer at least"
+        found.append((("answers_bytes", "max_answer_bytes"), sentence))
     if len(s.zone) > 60 or not s.zone.isprintable():
         found.append((("zone",), "zone is a name of 60 printable characters at most, such as eu-1"))
     return found

@@ -142,6 +142,9 @@ def test_the_bounds_of_memory_exist() -> None:
         assert hasattr(DEFAULTS, name)
     each, every = Listening().request_bytes >> 20, Listening().all_request_bytes >> 20
     assert f"| {each} MB each connection, {every} MB all |" in text
+    answers = Listening()
+    parts = (answers.answer_bytes >> 20, answers.all_answer_bytes >> 21, answers.all_answer_bytes >> 20)
+    assert "| {} MB each connection, {} MB each principal, {} MB all (`answers`) |".format(*parts) in text
     assert f"bodies over HTTP | {HttpLimits().all_bodies_bytes >> 20} MB |" in text
     assert f"each partition of such a topic: {DEFAULTS.dedup_ids * 16 // 10**6} MB" in text
 

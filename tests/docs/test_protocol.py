@@ -7,7 +7,7 @@ import re
 from postroom.config import DEFAULTS
 from postroom.model.batch import SEAL
 from postroom.units import format_bytes, format_duration
-from postroom.wire import link
+from postroom.wire import link, session
 from postroom.wire import messages as m
 from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
 from postroom.wire.listening import Listening
@@ -75,7 +75,13 @@ def test_the_limits_are_the_code() -> None:
         f"{limits.requests_at_once:,}",
         f"{limits.polls_at_once:,}",
         format_bytes(limits.request_bytes),
+        f"{format_bytes(limits.one_answer_bytes)} of batches and {session._MOST_MESSAGES:,} messages; one "
+        "batch always",
+        f"{format_bytes(limits.answer_bytes)}; {format_bytes(limits.all_answer_bytes)} of all, half of it "
+        "of one principal",
     ]
+    assert f"waited for, {limits.answer_wait_ms // 1000} s at most" in TEXT
+    assert f"for {limits.slow_reader_ms // 1000} s is cut off" in TEXT
     assert f"nothing for {limits.silent_ms // 1000} s while no request" in TEXT
     assert f"{limits.frame_ms // 1000} s after it began" in TEXT
     assert f"is heard for {link._SILENCE_S:g} s after it" in TEXT

@@ -202,3 +202,24 @@ async def test_a_port_that_is_taken_is_said_so() -> None:
             app = make_app(broker, http._app.state.service.gatekeeper)
             with pytest.raises(UsageError, match="http_port"):
                 await serve_http(app, "127.0.0.1", taken.getsockname()[1])
+
+
+async def test_a_large_answer_waits_for_its_reader_and_counts_while_it_does() -> None:
+    """One message of 4 MB whose JSON is six times as large: most of it stays out of the socket's buffer."""
+    async with served() as (_, wire, http), client(http) as web, postroom.connect(wire.url) as mq:
+        await mq.create_topic("orders", partitions=1)
+        await mq.send("orders", bytes(4_000_000))
+        _, writer = await asyncio.open_connection("127.0.0.1", http.port, limit=1 << 16)
+        writer.write(
+            b"POST /api/v1/topics/orders/groups/slow/poll HTTP/1.1\r\nHost: localhost\r\n"
+            b"Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}"
+        )
+        async with asyncio.timeout(SECONDS):
+            while wire.answers.held < 20_000_000:  # noqa: ASYNC110 - what is looked at has no event
+                await asyncio.sleep(0.01)
+        writer.transport.abort()
+        async with asyncio.timeout(SECONDS):
+            while wire.answers.held:  # noqa: ASYNC110 - what is looked at has no event
+                await asyncio.sleep(0.01)
+        found = await web.post("/api/v1/topics/orders/groups/quick/poll", json={})
+        assert found.json()["messages"][0]["value"] == "\0" * 4_000_000

@@ -105,12 +105,14 @@ def test_every_setting_reaches_the_server() -> None:
 
     settings = ServeSettings(
         host="::1", port=1, zone="z", advertise="a:1", max_connections=2, max_frame_bytes=10 << 20,
-        unauthenticated_ms=3, idle_ms=4,
+        unauthenticated_ms=3, idle_ms=4, max_answer_bytes=5, answers_bytes=400, slow_reader_ms=6,
     )  # fmt: skip
     found = listening(settings)
     assert (found.host, found.port, found.zone, found.advertise) == ("::1", 1, "z", "a:1")
     assert (found.max_connections, found.max_frame_bytes) == (2, 10 << 20)
     assert (found.unauthenticated_ms, found.silent_ms) == (3, 4)
+    assert (found.one_answer_bytes, found.all_answer_bytes, found.slow_reader_ms) == (5, 400, 6)
+    assert found.answer_bytes == 100
 
 
 async def test_the_brokers_limit_is_the_setting() -> None:

@@ -89,7 +89,8 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
         "dev": "1", "migrate": "TRUE", "host": "localhost", "http_host": "::1", "port": "1",
         "http_port": "0", "advertise": "a:1", "zone": "z", "tls_cert": "c", "tls_key": "k",
         "tls_client_ca": "ca", "max_connections": "5", "reply_topics": "7", "max_frame": "1 GB",
-        "unauthenticated": "1.5", "idle": "1h", "grace": "0", "log_format": "json", "log_level": "debug",
+        "max_answer": "1 MB", "answers": "1 GB", "slow_reader": "3s", "unauthenticated": "1.5",
+        "idle": "1h", "grace": "0", "log_format": "json", "log_level": "debug",
     }  # fmt: skip
     found = read_settings({}, {f"POSTROOM_SERVE_{key.upper()}": text for key, text in texts.items()})
     untouched = {f.name for f in fields(found) if getattr(found, f.name) == getattr(ServeSettings(), f.name)}
@@ -164,6 +165,7 @@ def test_what_the_environment_may_not_say(variable: str, text: str, says: str) -
         ({"advertise": "postroom://mq.local:7070"}, "write host:port"),
         ({"advertise": "mq:0"}, "write host:port"),
         ({"max_frame_bytes": 8 << 20}, "make it 9 MB at least"),
+        ({"answers_bytes": 32 << 20}, "make it four times max_answer at least"),
         ({"zone": "z" * 61}, "60 printable characters"),
     ],
 )

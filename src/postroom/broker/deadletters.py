@@ -14,7 +14,7 @@ from ..errors import UsageError
 from ..model.delivery import Ask, Kind, Settlement, Span
 from ..model.names import REDRIVE_GROUP
 from ..model.route import Range
-from ..store.contract import Granted, Group, Store, Topic
+from ..store.contract import Granted, Group, Store, StoredBatch, Topic
 from .catalog import CatalogCache
 from .deliveries import Deliveries, Departure, new_stamp
 from .endpoint import DeadLetters
@@ -23,6 +23,8 @@ from .retries import make_retry_topic
 __all__ = ["DeadLetterOffice"]
 
 _CHUNK = 500  # messages moved in one batch
+_PAGE = 1000  # letters in one answer, and
+_PAGE_BYTES = 4 * 1024 * 1024  # so much of them; one batch always fits
 
 
 Spot = tuple[int, int]
@@ -48,20 +50,44 @@ class DeadLetterOffice:
         self._catalog = catalog
         self._deliveries = deliveries
 
-    def letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
-        return [
-            self._letters(box, piece, limit)
-            for _, box in self._boxes(topic, group)
-            for piece in box.route.partitions
-        ]
+    def letters(self, topic: str, group: str, limit: int, after: Spot | None = None) -> list[DeadLetters]:
+        """A page of them, from the one behind `after` on; none: there are no more."""
+        boxes = [(box, piece) for _, box in self._boxes(topic, group) for piece in box.route.partitions]
+        if after is not None:
+            ids = [piece.partition_id for _, piece in boxes]
+            boxes = boxes[ids.index(after[0]) :] if after[0] in ids else []
+        found: list[DeadLetters] = []
+        left, size = min(limit, _PAGE), _PAGE_BYTES
+        for box, piece in boxes:
+            first = after[1] + 1 if after is not None and piece.partition_id == after[0] else 0
+            here = self._letters(box, piece, first, left, size)
+            if here.open or after is None:
+                found.append(here)
+            left -= sum(last - first + 1 for first, last in here.open)
+            size -= sum(len(batch.data) for batch in here.batches)
+            if left <= 0 or size <= 0:
+                break
+        return found
 
-    def _letters(self, box: Topic, piece: Range, limit: int) -> DeadLetters:
-        spans = self._open(box, piece.partition_id, limit)
-        batches = [b for span in spans for b in self._deliveries.read_span(piece.partition_id, *span)]
-        unique = {b.base_offset: b for b in batches}
-        return DeadLetters(
-            box.name, piece.partition, piece.partition_id, tuple(spans), tuple(unique.values())
-        )
+    def _letters(self, box: Topic, piece: Range, first: int, limit: int, size: int) -> DeadLetters:
+        """From that offset on, as far as its batches fit into so many bytes; one always does."""
+        place, spans, batches = piece.partition_id, list[Span](), dict[int, StoredBatch]()
+        for begin, end in self._open(box, place, first, limit):
+            upto = begin - 1
+            for batch in self._deliveries.walk_span(place, begin, end):
+                if batch.base_offset not in batches:
+                    size -= len(batch.data)
+                    if batches and size < 0:
+                        break
+                    batches[batch.base_offset] = batch
+                upto = min(end, batch.last_offset)
+            else:
+                upto = end
+            if upto >= begin:
+                spans.append((begin, upto))
+            if upto < end:
+                break
+        return DeadLetters(box.name, piece.partition, place, tuple(spans), tuple(batches.values()))
 
     def _boxes(
         self, topic: str, group: str, spots: Sequence[Spot] | None = None
@@ -76,17 +102,19 @@ class DeadLetterOffice:
         found = ((reader, self._catalog.dead_letters(topic, reader.name)) for reader in readers)
         return [(reader, box) for reader, box in found if box is not None]
 
-    def _open(self, letters: Topic, place: int, limit: int) -> list[Span]:
-        """Spans of letters still there, up to `limit` messages."""
+    def _open(self, letters: Topic, place: int, first: int, limit: int) -> list[Span]:
+        """Spans of letters still there from an offset on, up to `limit` messages."""
         reader = self._store.catalog.group(letters.name, REDRIVE_GROUP)
-        backlog = self._store.progress.backlog(reader, [place], open_spans=limit)[0]
+        backlog = self._store.progress.backlog(reader, [place], open_spans=limit, open_from=first)[0]
+        open_ones = (*backlog.open, (backlog.cursor, backlog.end - 1))
         spans: list[Span] = []
         left = limit
-        for first, last in (*backlog.open, (backlog.cursor, backlog.end - 1)):
-            last = min(last, first + left - 1)
-            if first <= last:
-                spans.append((first, last))
-                left -= last - first + 1
+        for begin, end in open_ones if len(backlog.open) < limit else backlog.open:
+            begin = max(begin, first)
+            end = min(end, begin + left - 1)
+            if begin <= end:
+                spans.append((begin, end))
+                left -= end - begin + 1
         return spans
 
     def redrive(self, topic: str, group: str, spots: Sequence[Spot] | None) -> tuple[int, list[Departure]]:

@@ -7,8 +7,9 @@ deliveries: `model.delivery` does.
 
 from __future__ import annotations
 
+import logging
 import secrets
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -32,6 +33,7 @@ from ..model.route import Range
 from ..store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
 from .catalog import CatalogCache, Source
 from .endpoint import Grant, Lease, PollRequest, Settle, Verdict
+from .fitting import fitted
 from .parked import ParkedLines
 from .retries import FarRetries
 from .setting_aside import SettingAside
@@ -56,7 +58,10 @@ __all__ = [
 
 T = TypeVar("T")
 
+_log = logging.getLogger("postroom.broker")
+
 _WHOLE = 2**31  # no limit on bytes
+_WALK_BYTES = 4 * 1024 * 1024
 _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
 
 _KINDS = {
@@ -223,7 +228,7 @@ class Deliveries:
         look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
         waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
         while True:
-            ask = look.ask(cursor)
+            ask = look.ask(cursor, again=has_due(peek, self._store.now_ms()))
             granted = self._store.progress.poll(group, partition_id, ask, log_start=start, waited_ms=waited)
             if not granted.unplaced or look.dead is not None:
                 return granted
@@ -240,35 +245,27 @@ class Deliveries:
             handed.departures.append(Departure(group, piece.partition, piece.partition_id, granted.leaving))
         if not granted.deliveries:
             return
-        leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in granted.deliveries)
-        batches = self.batches_of(piece.partition_id, granted.deliveries, look.batches)
-        grant = Grant(topic.name, piece.partition, piece.partition_id, leases, batches)
+        fits = fitted(self.read, piece.partition_id, granted.deliveries, look.batches, look.most_bytes)
+        leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in fits.deliveries)
+        grant = Grant(topic.name, piece.partition, piece.partition_id, leases, fits.batches)
         handed.grants.append(grant)
         if not granted.again:
             handed.fresh.append(Fresh(group, piece.partition_id, granted.until))
-        look.spend(leases, batches)
+        look.spend(leases, fits.batches)
+        if fits.left:
+            look.full = True
+            self._release(group, piece.partition_id, look.request.token, fits.left)
 
-    def batches_of(
-        self, partition_id: int, deliveries: Sequence[Delivery], read: Sequence[StoredBatch]
-    ) -> tuple[StoredBatch, ...]:
-        """The batches that hold these deliveries: those read already, and the rest from the log."""
-        found = sorted(read, key=_base)
-        wanted: dict[int, StoredBatch] = {}
-        for delivery in deliveries:
-            position = delivery.first
-            while position <= delivery.last:
-                at = bisect_right(found, position, key=_base) - 1
-                if at < 0 or found[at].last_offset < position:
-                    more = self.read(partition_id, position, delivery.last - position + 1, _WHOLE)
-                    if not more:
-                        break
-                    for batch in more:
-                        insort(found, batch, key=_base)
-                    at = bisect_right(found, more[0].base_offset, key=_base) - 1
-                if found[at].base_offset <= delivery.last:
-                    wanted[found[at].base_offset] = found[at]
-                position = found[at].last_offset + 1
-        return tuple(sorted(wanted.values(), key=_base))
+    def _release(self, group: Group, partition_id: int, token: int, left: Sequence[Delivery]) -> None:
+        """There was no room in the answer: anybody's next poll has them, and it was no attempt."""
+        now = self._store.now_ms()
+        released = [Settlement(Kind.RELEASE, d.first, d.last, visible_at=now) for d in left]
+        try:
+            self._store.progress.settle(group, partition_id, token, released)
+        except (GenerationChanged, GateClosed):
+            pass  # the group was reset: nobody holds them
+        except StoreError as error:
+            _log.warning("messages that did not fit into an answer wait for their lease to end: %s", error)
 
     def read(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         cached = self._tail.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
@@ -278,15 +275,17 @@ class Deliveries:
 
     def read_span(self, partition_id: int, first: int, last: int) -> list[StoredBatch]:
         """Every batch with an offset in the span."""
-        found: list[StoredBatch] = []
+        return list(self.walk_span(partition_id, first, last))
+
+    def walk_span(self, partition_id: int, first: int, last: int) -> Iterator[StoredBatch]:
+        """The same, a few megabytes at a time."""
         position = first
         while position <= last:
-            batches = self.read(partition_id, position, last - position + 1, _WHOLE)
+            batches = self.read(partition_id, position, last - position + 1, _WALK_BYTES)
             if not batches:
                 break
-            found.extend(b for b in batches if b.base_offset <= last)
+            yield from (b for b in batches if b.base_offset <= last)
             position = batches[-1].last_offset + 1
-        return found
 
     # ---- settle ----
 
@@ -399,11 +398,21 @@ class Look:
         """The offset up to which the batches that were read go."""
         return max(cursor, self.batches[-1].last_offset + 1) if self.batches else cursor
 
-    def ask(self, cursor: int) -> Ask:
+    @property
+    def most_bytes(self) -> int:
+        """What it may bring of a partition. What is settled as it is handed out cannot be given back."""
+        return _WHOLE if self.request.on_delivery else self.bytes
+
+    def most_messages(self, again: bool) -> int:
+        """Of what comes `again` it is not known how large it is."""
+        few = max(1, self.bytes // DEFAULTS.max_batch_bytes)
+        return min(self.messages, few) if again and self.request.on_delivery else self.messages
+
+    def ask(self, cursor: int, *, again: bool = False) -> Ask:
         return Ask(
             member=self.request.member,
             token=self.request.token,
-            messages=self.messages,
+            messages=self.most_messages(again),
             end=self.reach(cursor),
             empty_handed=self.empty_handed,
             on_delivery=self.request.on_delivery,
@@ -491,10 +500,6 @@ def new_stamp(target: Topic | None) -> Stamp | None:
 def lease_of(delivery: Delivery) -> Lease:
     """What the holder of a partition is told of a delivery (ordered groups)."""
     return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
-
-
-def _base(batch: StoredBatch) -> int:
-    return batch.base_offset
 
 
 def has_new(peek: Peek, bounds: Bounds) -> bool:

@@ -519,8 +519,10 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
 
     # ---- dead letters ----
 
-    async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]:
-        return await self._in_thread(self._letters.letters, topic, group, limit)
+    async def dead_letters(
+        self, topic: str, group: str, limit: int, after: Spot | None = None
+    ) -> list[DeadLetters]:
+        return await self._in_thread(self._letters.letters, topic, group, limit, after)
 
     async def redrive(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         count, departures = await self._in_thread(self._letters.redrive, topic, group, spots)

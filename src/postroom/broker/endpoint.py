@@ -498,7 +498,14 @@ class Endpoint(Protocol):
         """
 
     # dead letters
-    async def dead_letters(self, topic: str, group: str, limit: int) -> list[DeadLetters]: ...
+    async def dead_letters(
+        self, topic: str, group: str, limit: int, after: tuple[int, int] | None = None
+    ) -> list[DeadLetters]:
+        """Dead letters, the oldest first, from the one behind `after` (partition id and offset) on.
+
+        An answer has at most 1,000, and not many megabytes: ask again behind its last, until none comes.
+        """
+
     async def redrive(self, topic: str, group: str, spots: Sequence[tuple[int, int]] | None) -> int:
         """Hand dead letters (by offset in the dead-letter topic; None: all) back to that group alone."""
 

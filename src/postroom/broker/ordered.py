@@ -37,6 +37,7 @@ from .deliveries import (
     new_stamp,
 )
 from .endpoint import Grant, PollRequest
+from .fitting import fitted
 
 __all__ = ["OrderedDeliveries"]
 
@@ -188,7 +189,7 @@ class OrderedDeliveries:
         look.batches = self._deliveries.read(place.id, cursor, look.messages, look.bytes) if fresh else []
         waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
         while True:
-            ask = _ask(look, cursor, expects)
+            ask = _ask(look, cursor, expects, again=peek is not None and peek.lowest < peek.cursor)
             granted = self._store.progress.poll_ordered(
                 place.group, place.id, ask, log_start=start, waited_ms=waited
             )
@@ -212,15 +213,16 @@ class OrderedDeliveries:
             handed.revoked += (place.id,)  # somebody decided about what stopped: its next holder receives all
         if granted.leaving:
             handed.departures.append(Departure(place.group, place.piece.partition, place.id, granted.leaving))
-        leases = tuple(lease_of(d) for d in granted.deliveries)
+        fits = fitted(self._deliveries.read, place.id, granted.deliveries, look.batches, look.most_bytes)
+        leases = tuple(lease_of(d) for d in fits.deliveries)
         following = leases[-1].last + 1 if leases else self._read_so_far(place, granted)
         if leases or position is None or following > position:
-            batches = self._deliveries.batches_of(place.id, granted.deliveries, look.batches)
             number = place.piece.partition
             handed.grants.append(
-                Grant(place.topic.name, number, place.id, leases, batches, following, granted.lines)
+                Grant(place.topic.name, number, place.id, leases, fits.batches, following, granted.lines)
             )
-            look.spend(leases, batches)
+            look.spend(leases, fits.batches)
+        look.full = look.full or bool(fits.left)  # its holder has not received them: they come again (I6)
 
     def _read_so_far(self, place: _Place, granted: Granted) -> int:
         """Where a holder stands that was handed nothing: at the cursor, unless something keeps it back."""
@@ -292,11 +294,11 @@ class OrderedDeliveries:
         return self.joined(topic, group)
 
 
-def _ask(look: Look, cursor: int, expects: int | None) -> OrderedAsk:
+def _ask(look: Look, cursor: int, expects: int | None, *, again: bool) -> OrderedAsk:
     return OrderedAsk(
         member=look.request.member,
         token=look.request.token,
-        messages=look.messages,
+        messages=look.most_messages(again),
         end=look.reach(cursor),
         expects=expects,
         empty_handed=look.empty_handed,

@@ -90,9 +90,10 @@ class ParkedLines:
                 if found.upto >= end or left <= 0 or size <= 0:
                     break
                 before = left
-                for offset in _of_key(batch, request.key, found.upto + 1, end):
+                for offset, unpacked in _of_key(batch, request.key, found.upto + 1, end):
                     _add(found.spans, offset)
                     left -= 1
+                    size -= unpacked  # as the asker will have it
                     if left <= 0:
                         break
                 found.upto = found.spans[-1][1] if left <= 0 else min(end, batch.last_offset)
@@ -102,16 +103,19 @@ class ParkedLines:
         return found
 
 
-def _of_key(batch: StoredBatch, key: bytes | None, first: int, last: int) -> Iterator[int]:
-    """Offsets of the key's messages. Of a batch that cannot be read, one: whoever takes it, gives it up."""
+def _of_key(batch: StoredBatch, key: bytes | None, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Offsets of the key's messages, and the bytes of each.
+
+    Of a batch that cannot be read, one offset: whoever takes it, gives it up.
+    """
     try:
         found = stored_records(batch)
     except CorruptBatch:
-        yield max(first, batch.base_offset)
+        yield max(first, batch.base_offset), 0
         return
     for record in found:
         if first <= record.offset <= last and record.key == key:
-            yield record.offset
+            yield record.offset, len(record.value or b"")
 
 
 def _add(spans: list[Span], offset: int) -> None:

@@ -84,7 +84,7 @@ class StoppedMessages:
         return found
 
     def _opened(self, place: _Place, stopped: Delivery) -> Iterator[StoppedMessage]:
-        for batch in self._deliveries.read_span(place.id, stopped.first, stopped.last):
+        for batch in self._deliveries.walk_span(place.id, stopped.first, stopped.last):
             first, last = max(stopped.first, batch.base_offset), min(stopped.last, batch.last_offset)
             for alone, reason in _each(batch, first, last, stopped.reason):
                 yield StoppedMessage(

@@ -218,6 +218,10 @@ def listening(settings: ServeSettings) -> Listening:
         tls=server_context(settings),
         max_connections=settings.max_connections,
         max_frame_bytes=settings.max_frame_bytes,
+        one_answer_bytes=settings.max_answer_bytes,
+        answer_bytes=settings.answers_bytes // 4,
+        all_answer_bytes=settings.answers_bytes,
+        slow_reader_ms=settings.slow_reader_ms,
         unauthenticated_ms=settings.unauthenticated_ms,
         silent_ms=settings.idle_ms,
     )

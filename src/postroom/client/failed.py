@@ -6,7 +6,8 @@ was named: an id or a key that matches nothing is an error, and nothing is chang
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
+from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
 from ..broker.endpoint import DeadLetters, Endpoint, StoppedMessage
@@ -20,7 +21,7 @@ from .expiry import Expiry
 from .guard import Guard
 from .message import DeadLetter, Received, Stopped
 
-__all__ = ["FailedMessages"]
+__all__ = ["FailedMessages", "longest_first"]
 
 T = TypeVar("T")
 
@@ -42,11 +43,29 @@ class FailedMessages:
 
     async def dead_letters(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
         """Messages the group gave up on, oldest first; without those whose `expires` has passed."""
-        self._guard.check()
         _check_limit(limit)
-        found = await self._explained(topic, self._endpoint.dead_letters(topic, group, limit))
-        now_ms = self._endpoint.now_ms()
-        return [letter for part in found for letter in _letters(part, now_ms)][:limit]
+        found: list[DeadLetter] = []
+        async with aclosing(self._letters(topic, group, limit)) as letters:
+            async for letter in letters:
+                found.append(letter)
+                if len(found) == limit:
+                    break
+        return found
+
+    async def _letters(self, topic: str, group: str, limit: int) -> AsyncGenerator[DeadLetter, None]:
+        """All of them, page by page; one batch is open at a time. `limit`: how many are wanted, about."""
+        after: tuple[int, int] | None = None
+        while True:
+            self._guard.check()
+            page = await self._explained(topic, self._endpoint.dead_letters(topic, group, limit, after))
+            ends = [(part.partition_id, part.open[-1][1]) for part in page if part.open]
+            last = ends[-1] if ends else after
+            if last == after:  # none came, or all of them again: a broker that does not know about pages
+                return
+            after, now_ms = last, self._endpoint.now_ms()
+            for part in page:
+                for letter in _letters(part, now_ms):
+                    yield letter
 
     async def redrive(self, topic: str, group: str, *, ids: Iterable[str] | None = None) -> int:
         """Hand dead letters back to that group alone; returns how many."""
@@ -64,8 +83,12 @@ class FailedMessages:
         if isinstance(ids, str | bytes):
             raise InvalidSetting(f"ids is a list of message ids, such as [{ids!r}]")
         wanted = set(ids)
-        letters = await self.dead_letters(topic, group, limit=_EVERY_LETTER)
-        unknown = wanted - {letter.id for letter in letters}
+        spots: list[tuple[int, int]] = []
+        unknown = set(wanted)
+        async for letter in self._letters(topic, group, _EVERY_LETTER):
+            if letter.id in wanted:
+                spots.append((letter._partition_id, letter._position))
+                unknown.discard(letter.id)
         if unknown:
             named = ", ".join(repr(id) for id in sorted(map(str, unknown))[:5])
             raise CatalogError(
@@ -73,7 +96,7 @@ class FailedMessages:
                 "dead_letters() lists those it has; nothing was changed",
                 ids=sorted(map(str, unknown)),
             )
-        return sorted((letter._partition_id, letter._position) for letter in letters if letter.id in wanted)
+        return sorted(spots)
 
     # ---- what stopped ----
 
@@ -84,7 +107,8 @@ class FailedMessages:
         then `restart_stopped`; or let the key go on without it: `skip_stopped`, `drop_stopped`.
         """
         _check_limit(limit)
-        return await self._stopped(topic, group, limit, behind=True)
+        found = [one async for one in self._stopped(topic, group, limit, behind=True)]
+        return sorted(found, key=longest_first)
 
     async def restart_stopped(
         self,
@@ -131,18 +155,21 @@ class FailedMessages:
         spots = await self._stopped_spots(topic, group, ids, keys)
         return await self._explained(topic, self._endpoint.drop_stopped(topic, group, spots))
 
-    async def _stopped(self, topic: str, group: str, limit: int, *, behind: bool) -> list[Stopped]:
-        self._guard.check()
-        found: list[Stopped] = []
-        after: tuple[int, int] | None = None
-        while len(found) < limit:
-            asked = self._endpoint.stopped(topic, group, limit - len(found), after, behind)
+    async def _stopped(
+        self, topic: str, group: str, limit: int, *, behind: bool
+    ) -> AsyncGenerator[Stopped, None]:
+        """Up to `limit` of them, page by page."""
+        count, after = 0, None
+        while count < limit:
+            self._guard.check()
+            asked = self._endpoint.stopped(topic, group, limit - count, after, behind)
             page = await self._explained(topic, asked)
             if not page:
-                break
-            found += [_stopped_message(one, group) for one in page]
+                return
+            count += len(page)
             after = (page[-1].partition_id, page[-1].offset)
-        return sorted(found, key=lambda one: (one.since, one._partition_id, one._position))
+            for one in page:
+                yield _stopped_message(one, group)
 
     async def _stopped_spots(
         self,
@@ -161,8 +188,12 @@ class FailedMessages:
             if isinstance(given, str | bytes):
                 raise InvalidSetting(f"{name} is a list, such as [{given!r}]")
         what, wanted = ("id", {str(one) for one in ids}) if ids is not None else ("key", _as_keys(keys or ()))
-        stopped = await self._stopped(topic, group, _EVERY_LETTER, behind=False)
-        unknown = wanted - {getattr(one, what) for one in stopped}
+        spots: list[tuple[int, int]] = []
+        unknown = set(wanted)
+        async for one in self._stopped(topic, group, _EVERY_LETTER, behind=False):
+            if (named := getattr(one, what)) in wanted:
+                spots.append((one._partition_id, one._position))
+                unknown.discard(named)
         if unknown:
             names = sorted(one.decode(errors="replace") if isinstance(one, bytes) else one for one in unknown)
             raise CatalogError(
@@ -170,18 +201,17 @@ class FailedMessages:
                 f"{', '.join(map(repr, names[:5]))}: stopped() lists those it has; nothing was changed",
                 **{f"{what}s": names},
             )
-        return sorted((one._partition_id, one._position) for one in stopped if getattr(one, what) in wanted)
+        return sorted(spots)
 
 
-def _letters(part: DeadLetters, now_ms: int) -> list[DeadLetter]:
+def _letters(part: DeadLetters, now_ms: int) -> Iterator[DeadLetter]:
     browsed, expiry = Browsed(part.topic, part.partition, part.partition_id), Expiry(now_ms)
-    found: list[DeadLetter] = []
     for batch in part.batches:
         opened = readable(batch, part.topic, part.partition)
         kept = [r for r in opened if any(first <= r.offset <= last for first, last in part.open)]
         own = {record.offset: dict(record.headers) for record in kept}
-        found += [_letter(message, own[message._position]) for message in unpack(kept, browsed, expiry)]
-    return found
+        for message in unpack(kept, browsed, expiry):
+            yield _letter(message, own[message._position])
 
 
 def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
@@ -230,6 +260,10 @@ def _stopped_message(part: StoppedMessage, group: str) -> Stopped:
         _partition_id=part.partition_id,
         _position=part.offset,
     )
+
+
+def longest_first(one: Stopped) -> tuple[int, int, int]:
+    return (one.since, one._partition_id, one._position)
 
 
 def _as_keys(keys: Iterable[str | bytes]) -> set[str | bytes]:

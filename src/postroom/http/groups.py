@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import aclosing
 from datetime import datetime
 from typing import Annotated
 
@@ -9,12 +10,13 @@ from fastapi import APIRouter, Query
 
 from ..broker.endpoint import GroupInfo, Lag, ResetPlan
 from ..client.consuming.reading import Position
+from ..client.failed import longest_first
 from ..client.message import DeadLetter, Stopped
 from ..model.lanes import LaneInfo, SlowLane
 from .failures import BadRequest
 from .models import AlterGroup, Chosen, ChosenStopped, CreateGroup, Letter, Reset, StoppedShown
 from .service import Who
-from .texts import text_or_base64, texts
+from .texts import ANSWER_BYTES, json_bytes, text_or_base64, texts
 
 __all__ = ["router"]
 
@@ -100,8 +102,17 @@ def _position(value: str | dict[int, int]) -> Position:
 async def dead_letters(
     who: Who, topic: str, group: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> list[Letter]:
-    """Messages that the group gave up on, the oldest first."""
-    return list(map(_letter, await who.mq.dead_letters(topic, group, limit=limit)))
+    """Messages that the group gave up on, the oldest first: no more than fit into an answer of a few MB."""
+    found, room = list[Letter](), ANSWER_BYTES
+    async with aclosing(who.mq._letters(topic, group, limit)) as letters:
+        async for letter in letters:
+            room -= json_bytes(letter.value, letter.key, letter.headers) + len(letter.reason)
+            if found and room < 0:
+                break
+            found.append(_letter(letter))
+            if len(found) == limit:
+                break
+    return found
 
 
 @router.post("/{group}/dead-letters/redrive", tags=["dead letters"])
@@ -129,8 +140,18 @@ def _chosen(wish: Chosen) -> list[str] | None:
 async def stopped(
     who: Who, topic: str, group: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> list[StoppedShown]:
-    """Messages that hold their key in a group with exhausted="stop"; the one that waits longest first."""
-    return list(map(_stopped, await who.mq.stopped(topic, group, limit=limit)))
+    """Messages that hold their key in a group with exhausted="stop"; the one that waits longest first.
+
+    No more than fit into an answer of a few MB.
+    """
+    found, room = list[Stopped](), ANSWER_BYTES
+    async with aclosing(who.mq._stopped(topic, group, limit, behind=True)) as stopped_ones:
+        async for one in stopped_ones:
+            room -= json_bytes(one.value, one.key, one.headers) + len(one.reason)
+            if found and room < 0:
+                break
+            found.append(one)
+    return list(map(_stopped, sorted(found, key=longest_first)))
 
 
 @router.post("/{group}/stopped/restart", tags=["stopped"])

@@ -3,6 +3,8 @@ counted.
 
 Order: the principal first, so that nobody unknown can send a body; then the body, chunk by chunk, within
 limits of its size, of its time and of all bodies together; then the handler, within the time of a request.
+Large answers are written piece by piece, as the client reads, within a time and within the broker's room for
+all answers.
 Whatever goes wrong in there is answered in the one shape of `failures`. What needs no principal is in
 `OPEN`. A body that is too large is answered at once, and the rest of it read and thrown away, up to a limit:
 whoever sends before it reads would find a reset otherwise, and no reason.
@@ -20,6 +22,7 @@ from typing import Any
 from fastapi import Response
 
 from ..errors import AccessError, BrokerUnavailable, PostroomError
+from ..wire.answers import Share, no_room
 from .access import authenticate
 from .browsers import careful
 from .failures import failure, plain_failure
@@ -38,6 +41,8 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 API = "/api/v1"
 
+_PIECE_BYTES = 64 << 10
+
 OPEN = ("/health", "/ready", "/docs", "/openapi.json")
 """What anybody may ask: nothing of it is about the queue."""
 
@@ -52,6 +57,7 @@ class HttpLimits:
     request_s: float = 120.0  # for everything
     drained_bytes: int = 64 << 20  # of a body that was refused, read so that its sender hears why
     drained_s: float = 5.0
+    answer_s: float = 60.0  # of that, for an answer to be read
 
 
 class _Refused(Exception):
@@ -79,9 +85,10 @@ class Door:
             await carefully(message)
 
         carefully = careful(send)
+        share = self._service.answers.share("")
         try:
             async with asyncio.timeout(self._limits.request_s):
-                await self._serve(scope, receive, answer)
+                await self._serve(scope, receive, self._in_pieces(scope, answer), share)
         except Exception as error:
             if status:
                 _log.warning("an answer over HTTP was cut off: %r", error)
@@ -93,10 +100,46 @@ class Door:
             else:
                 await response(scope, receive, answer)
         finally:
+            share.hold(-share.held)
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._service.figures.http.add((method, _route(scope), str(status or "cut off")))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def _in_pieces(self, scope: Scope, send: Send) -> Send:
+        """Send a large body as fast as it is read, and no faster: nobody's memory is to be filled by it.
+
+        Its head waits for it, so that there may still be no room.
+        """
+        head: list[MutableMapping[str, Any]] = []
+
+        async def pieces(message: MutableMapping[str, Any]) -> None:
+            if message["type"] != "http.response.body":
+                head.append(message)
+                return
+            body: bytes = message.get("body", b"")
+            if len(body) > _PIECE_BYTES:
+                self._hold(scope["state"]["share"] if "state" in scope else None, len(body))
+            for one in head:
+                await send(one)
+            head.clear()
+            async with asyncio.timeout(self._limits.answer_s):
+                for at in range(_PIECE_BYTES, len(body), _PIECE_BYTES):
+                    piece = body[at - _PIECE_BYTES : at]
+                    await send({"type": "http.response.body", "body": piece, "more_body": True})
+                rest = body[(max(0, len(body) - 1) // _PIECE_BYTES) * _PIECE_BYTES :]
+                await send({**message, "body": rest})
+
+        return pieces
+
+    @staticmethod
+    def _hold(share: Share | None, size: int) -> None:
+        if share is None:
+            return
+        more = size - share.held
+        if not share.held and not share.fits(size):
+            raise no_room()
+        share.hold(more)
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, share: Share) -> None:
         if scope["path"] in OPEN:
             await self._app(scope, receive, send)
             return
@@ -105,7 +148,9 @@ class Door:
         if len(scope["path"]) + len(scope.get("query_string", b"")) > self._limits.path_bytes:
             sentence = f"a path has at most {self._limits.path_bytes:,} bytes: names are shorter than that"
             raise _Refused(plain_failure(414, "too_large", sentence))
-        scope.setdefault("state", {})["principal"] = await authenticate(scope, self._service.gatekeeper)
+        principal = await authenticate(scope, self._service.gatekeeper)
+        scope.setdefault("state", {})["principal"] = principal
+        scope["state"]["share"], share.principal = share, principal.name
         held = 0
 
         def hold(size: int) -> None:

@@ -127,6 +127,10 @@ class Collector:
         limit = server.listening.max_connections if server is not None else 0
         yield _one("connections", "Connections of clients, without HTTP.", connections)
         yield _one("connections_limit", "Connections that are allowed.", limit)
+        answers = service.answers
+        yield _one("answer_bytes", "Bytes of answers being made, or not read yet.", answers.held)
+        yield _one("answer_bytes_limit", "Bytes of answers that are allowed.", answers.most)
+        yield _one("answers_waiting", "Requests that wait for room for their answer.", answers.waiting)
         held = [((name,), float(name in duties.held)) for name in duties.names]
         yield _gauge("duty_held", "1: this broker does this background work.", ("duty",), held)
         yield _one("stopping", "1: this broker is about to stop.", float(service.stopping))

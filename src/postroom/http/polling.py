@@ -4,7 +4,8 @@ Stateless: what a poll hands out is the member's under the group's lease, and se
 broker. Nobody sends heartbeats for an HTTP client: it settles within the lease, or extends. A client that
 goes away while it waits takes nothing. Must never forget an offset it was given: what holds no message for
 the user (control batches, I18; expired messages) is acked at once, what no batch came for is looked after,
-and a batch that cannot be read is given up.
+a batch that cannot be read is given up, and what does not fit into the answer (`ANSWER_BYTES` of JSON,
+whatever the batches unpack to) is given back: it comes with the next poll, and was no attempt.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import cast
 
 from fastapi import APIRouter, Request
 
@@ -27,11 +29,12 @@ from ..model.batch import stored_records
 from ..model.delivery import Span
 from ..model.settings import GroupWish
 from ..units import Duration, duration_ms
+from ..wire.answers import Share, no_room
 from .failures import BadRequest
 from .handles import Handle, merged, spans_of
 from .models import OutMessage, Poll, Polled, SettleBody, Settled
 from .service import Caller, Who
-from .texts import text_or_base64, texts
+from .texts import ANSWER_BYTES, json_bytes, text_or_base64, texts
 
 __all__ = ["router"]
 
@@ -39,17 +42,32 @@ router = APIRouter(prefix="/topics/{topic}/groups/{group}", tags=["messages"])
 
 _MANY = 500  # handles: to read more of them takes long, and others wait for the loop
 _Place = tuple[str, int, int]  # of a delivery: where it is, and its token
-_POLL_BYTES = 4 << 20  # one message is handed out however large it is (I17)
 
 
 @dataclass(slots=True)
 class _Opened:
-    """What a reply held."""
+    """What a reply held, as far as it fits into an answer."""
 
+    base64: bool = False  # all values are shown so
+    size: int = 0  # of what is shown, as JSON
+    full: bool = False
     messages: list[tuple[Received, Handle]] = field(default_factory=list)
+    left: list[tuple[Handle, Verdict]] = field(default_factory=list)  # to be given back
     empty: list[Handle] = field(default_factory=list)  # offsets that hold nothing for the user
     missing: list[Handle] = field(default_factory=list)  # offsets for which no batch came
     unread: list[tuple[Handle, str]] = field(default_factory=list)  # in batches that cannot be read: why
+
+    def fits(self, message: Received) -> bool:
+        """The first always does (I17)."""
+        size = json_bytes(message.value, message.key, message.headers, always_base64=self.base64)
+        self.full = self.full or (bool(self.messages) and self.size + size > ANSWER_BYTES)
+        self.size += 0 if self.full else size
+        return not self.full
+
+    def give_back(self, grant: Grant, token: int, first: int, last: int) -> None:
+        self.left.append(
+            (Handle(grant.topic, grant.partition_id, token, first), Verdict("release", first, last))
+        )
 
 
 # ---- poll ----
@@ -59,7 +77,8 @@ class _Opened:
 async def poll(who: Who, topic: str, group: str, wish: Poll, request: Request) -> Polled:
     """Take messages; they are yours for `lease_s`. Settle each by its handle. Makes the group if need be."""
     await _join(who, topic, group, wish.member or who.member)
-    return await who.service.waiting(request, _poll(who, topic, group, wish))
+    share = cast(Share, request.scope["state"]["share"])
+    return await who.service.waiting(request, _poll(who, topic, group, wish, share))
 
 
 async def _join(who: Caller, topic: str, group: str, member: str) -> None:
@@ -75,7 +94,7 @@ async def _join(who: Caller, topic: str, group: str, member: str) -> None:
         ) from None
 
 
-async def _poll(who: Caller, topic: str, group: str, wish: Poll) -> Polled:
+async def _poll(who: Caller, topic: str, group: str, wish: Poll, share: Share) -> Polled:
     loop, endpoint = asyncio.get_running_loop(), who.broker.endpoint
     deadline = loop.time() + wish.wait_s
     while True:
@@ -88,20 +107,30 @@ async def _poll(who: Caller, topic: str, group: str, wish: Poll) -> Polled:
                 wish.member or who.member,
                 token,
                 wish.max_messages,
-                _POLL_BYTES,
+                ANSWER_BYTES,
                 wait_ms,
                 empty_handed=True,
             )
         )
-        opened = _open(reply, token, endpoint.now_ms())
+        opened = _open(reply, token, endpoint.now_ms(), base64=wish.base64)
+        room = share.fits(opened.size)
+        if not room:
+            opened.left += [(handle, _release(handle)) for _, handle in opened.messages]
         await _account_for(endpoint, topic, group, opened)
+        if not room:
+            raise no_room()
         if opened.messages or loop.time() >= deadline:
+            share.hold(opened.size)  # until it is sent: `limits`
             shown = [_shown(message, handle, wish.base64) for message, handle in opened.messages]
             return Polled(shown, reply.lease_ms / 1000)
 
 
-def _open(reply: PollReply, token: int, now_ms: int) -> _Opened:
-    opened, expiry = _Opened(), Expiry(now_ms)
+def _release(handle: Handle) -> Verdict:
+    return Verdict("release", handle.offset, handle.offset)
+
+
+def _open(reply: PollReply, token: int, now_ms: int, *, base64: bool = False) -> _Opened:
+    opened, expiry = _Opened(base64), Expiry(now_ms)
     for grant in reply.grants:
         for lease in grant.leases:
             _open_lease(opened, grant, lease, token, expiry)
@@ -112,8 +141,12 @@ def _open_lease(opened: _Opened, grant: Grant, lease: Lease, token: int, expiry:
     delivery = Browsed(grant.topic, grant.partition, grant.partition_id, lease.attempt)
     left = set(range(lease.first, lease.last + 1))
     covered: set[int] = set()
+    end = lease.last  # what is behind it does not fit
     for batch in grant.batches:
         here = left.intersection(range(batch.base_offset, batch.last_offset + 1))
+        if here and opened.full:
+            end = min(end, min(here) - 1)
+            break
         if here:
             covered |= here
             try:
@@ -126,10 +159,15 @@ def _open_lease(opened: _Opened, grant: Grant, lease: Lease, token: int, expiry:
                 continue
             found = unpack([r for r in opened_batch if r.offset in here], delivery, expiry)
             for message in found:
+                if not opened.fits(message):
+                    end = message._position - 1
+                    break
                 handle = Handle(grant.topic, grant.partition_id, token, message._position)
                 opened.messages.append((message, handle))
                 left.discard(message._position)
-    for offset in sorted(left):
+    if end < lease.last:
+        opened.give_back(grant, token, end + 1, lease.last)
+    for offset in sorted(offset for offset in left if offset <= end):
         handle = Handle(grant.topic, grant.partition_id, token, offset)
         (opened.empty if offset in covered else opened.missing).append(handle)
 
@@ -141,6 +179,7 @@ async def _account_for(endpoint: Endpoint, topic: str, group: str, opened: _Open
         (handle, Verdict("dead", handle.offset, handle.offset, reason=f"the batch could not be read: {why}"))
         for handle, why in opened.unread
     ]
+    settling += opened.left
     for handle in opened.missing:
         fetched = await endpoint.fetch(
             handle.topic, handle.partition_id, handle.offset, max_messages=1, max_bytes=1, wait_ms=0

@@ -19,6 +19,8 @@ from ..broker.measured import figures_of, measured
 from ..client.connection import Connection
 from ..errors import BrokerUnavailable
 from ..model.access import ANONYMOUS, Principal
+from ..wire.answers import Answers
+from ..wire.listening import Listening
 from ..wire.server import WireServer
 from .access import Permitted
 
@@ -46,6 +48,11 @@ class Caller(NamedTuple):
         return f"http-{self.principal.name}"
 
 
+def _room() -> Answers:
+    limits = Listening()
+    return Answers(limits.all_answer_bytes, limits.answer_bytes, limits.answer_wait_ms)
+
+
 class Service:
     def __init__(self, broker: Broker, gatekeeper: Gatekeeper, server: WireServer | None) -> None:
         self.broker = measured(broker)
@@ -53,6 +60,7 @@ class Service:
         assert figures is not None, "it was just measured"
         self.figures = figures
         self.gatekeeper, self.server = gatekeeper, server
+        self.answers = _room() if server is None else server.answers  # one budget, with those of the wire
         self.stopping = False
         self._callers: dict[str, Caller] = {}
         self._waiting: set[asyncio.Task[Any]] = set()

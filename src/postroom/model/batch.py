@@ -46,6 +46,7 @@ __all__ = [
     "control_payload",
     "each",
     "is_compressed",
+    "opened",
     "plain_form",
     "read_header",
     "records",
@@ -194,18 +195,23 @@ def stamp(batch: Buffer, producer_id: int, epoch: int, base_sequence: int) -> by
 def records(batch: Buffer) -> list[Record]:
     """The messages of a batch, after every check; none for a control batch (I18)."""
     header = verify(batch)
-    return [] if header.control else _open(batch, header)
+    return [] if header.control else _open(batch, header)[0]
 
 
 def stored_records(batch: Stored) -> list[Record]:
     """The messages of a stored batch, which must be those of its place: the offset has no checksum."""
+    return opened(batch)[0]
+
+
+def opened(batch: Stored) -> tuple[list[Record], int]:
+    """The messages of a stored batch, as `stored_records`, and how many bytes they take unpacked."""
     header = verify(batch.data)
     if header.base_offset != batch.base_offset or header.records != batch.records:
         raise CorruptBatch(
             f"the batch says that it has {header.records} messages from offset {header.base_offset} on; "
             f"it was stored with {batch.records} from {batch.base_offset} on"
         )
-    return [] if header.control else _open(batch.data, header)
+    return ([], 0) if header.control else _open(batch.data, header)
 
 
 def plain_form(batch: Buffer, header: BatchHeader, limit: int | None = None) -> memoryview:
@@ -245,7 +251,7 @@ def control_kind(batch: Buffer) -> int | None:
     header = verify(batch)
     if not header.control:
         return None
-    key = _open(batch, header)[0].key or b""
+    key = _open(batch, header)[0][0].key or b""
     if len(key) != _CONTROL_KEY.size:
         raise CorruptBatch(f"the key of a control batch has {_CONTROL_KEY.size} bytes, not {len(key)}")
     return int(_CONTROL_KEY.unpack(key)[1])
@@ -256,7 +262,7 @@ def control_payload(batch: Buffer) -> bytes:
     header = verify(batch)
     if not header.control:
         raise ValueError("a batch with messages has no control payload")
-    return _open(batch, header)[0].value or b""
+    return _open(batch, header)[0][0].value or b""
 
 
 class BatchBuilder:
@@ -340,15 +346,16 @@ def _sealed(batch: bytearray) -> bytes:
     return bytes(batch)
 
 
-def _open(batch: Buffer, header: BatchHeader) -> list[Record]:
-    """All records at once, so that every error comes from here."""
+def _open(batch: Buffer, header: BatchHeader) -> tuple[list[Record], int]:
+    """All records at once, so that every error comes from here; and their bytes."""
     try:
-        found = cast("list[Record]", list(DefaultRecordBatch(cast("bytes", plain_form(batch, header)))))
+        plain = plain_form(batch, header)
+        found = cast("list[Record]", list(DefaultRecordBatch(cast("bytes", plain))))
     except Exception as error:
         raise CorruptBatch(f"the records of the batch cannot be read: {error}") from error
     if [record.offset for record in found] != list(range(header.base_offset, header.last_offset + 1)):
         raise CorruptBatch("the offsets of the batch's records are not dense")
-    return found
+    return found, len(plain) - HEADER_SIZE
 
 
 def _padded(batch: Buffer) -> memoryview:

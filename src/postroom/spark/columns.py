@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InvalidSetting
-from ..model.batch import Record, read_header, stored_records
+from ..model.batch import Record, opened, read_header
 from ..store.contract import StoredBatch
 from .planning import Span
 
@@ -63,7 +63,7 @@ class Columns:
         self._clear()
 
     def _clear(self) -> None:
-        self.rows = 0
+        self.rows = self.bytes = 0
         self._runs: list[tuple[int, int]] = []  # offsets: the first, and behind the last
         self._keys: list[bytes | None] = []
         self._values: list[bytes | None] = []
@@ -77,7 +77,8 @@ class Columns:
         if header.control or first >= end or (not_before_ms is not None and header.last_ts < not_before_ms):
             return
         if self._opens:
-            found = stored_records(batch)
+            found, size = opened(batch)
+            self.bytes += size
             if end - first < len(found):
                 found = found[first - batch.base_offset : end - batch.base_offset]
             self._take(found)

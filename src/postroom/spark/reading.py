@@ -26,7 +26,8 @@ __all__ = ["Losses", "read_spans", "shown"]
 
 log = logging.getLogger("postroom.spark")
 
-_ROWS = 10_000  # of an Arrow batch, about
+_ROWS = 10_000  # of an Arrow batch, about, and
+_BYTES = 64 << 20  # what its batches unpack to
 _SHOWN = 3
 
 
@@ -78,7 +79,7 @@ def read_spans(
                         columns.add(batch, span, not_before_ms)
                     except CorruptBatch as error:
                         losses.meet_unreadable(span, batch, error)
-                    if columns.rows >= _ROWS:
+                    if columns.rows >= _ROWS or columns.bytes >= _BYTES:
                         yield columns.flush(span)
             if columns.rows:
                 yield columns.flush(span)

@@ -402,8 +402,11 @@ class Progress(Protocol):
     def seize(self, group: Group, partition_id: int, ask: Ask, spans: Sequence[Span]) -> Granted:
         """Take exactly these offsets, as far as they are unsettled and in nobody's hands; flushed."""
 
-    def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
-        """Measures without a scan. `open_spans`: list up to so many unsettled ranges below the cursor.
+    def backlog(
+        self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0, open_from: int = 0
+    ) -> list[Backlog]:
+        """Measures without a scan. `open_spans`: list up to so many unsettled ranges below the cursor, and of
+        these only what ends at the offset `open_from` or behind it.
 
         What lies below the start of the log no longer counts.
         """

@@ -346,10 +346,12 @@ class SqlProgress:
             return None
         return Row.of(row).committed
 
-    def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
-        return [self._backlog(group, partition_id, open_spans) for partition_id in partition_ids]
+    def backlog(
+        self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0, open_from: int = 0
+    ) -> list[Backlog]:
+        return [self._backlog(group, one, (open_spans, open_from)) for one in partition_ids]
 
-    def _backlog(self, group: Group, partition_id: int, open_spans: int) -> Backlog:
+    def _backlog(self, group: Group, partition_id: int, open_spans: tuple[int, int]) -> Backlog:
         key = (group.id, partition_id)
         with reading_log(self._session, partition_id) as tx:
             log_start = log_start_of(tx, partition_id)
@@ -376,7 +378,7 @@ class SqlProgress:
         )
 
     def _looked(
-        self, key: tuple[int, int], since: int, log_start: int, open_spans: int
+        self, key: tuple[int, int], since: int, log_start: int, open_spans: tuple[int, int]
     ) -> tuple[Row | None, _Unsettled]:
         """The row, unless it is of an earlier generation than this, and what is unsettled."""
         with self._session.read(Lane.PROGRESS) as tx:
@@ -470,14 +472,15 @@ def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Sett
 
 
 def _unsettled(
-    tx: Transaction, key: tuple[int, int], row: Row | None, log_start: int, open_spans: int
+    tx: Transaction, key: tuple[int, int], row: Row | None, log_start: int, open_spans: tuple[int, int]
 ) -> _Unsettled:
     """The lowest unsettled offset; how many messages are unsettled, how many of them stopped, and since when
-    at the earliest; and the first rows."""
+    at the earliest; and the first rows: so many, from an offset on."""
     if row is None:
         return None, 0, 0, 0, ()
     found = tx.one(UNSETTLED, log_start, log_start, FAR, FAR, *key, row.lowest, log_start)
     lowest, unsettled, stopped, since = found or (None, 0, 0, 0)
     where = " AND last_offset >= ? ORDER BY first_offset LIMIT ?"
-    rows = tx.all(DELIVERY + where, *key, row.lowest, log_start, open_spans) if open_spans else ()
+    limit, first = open_spans
+    rows = tx.all(DELIVERY + where, *key, row.lowest, max(log_start, first), limit) if limit else ()
     return lowest, int(unsettled or 0), int(stopped or 0), int(since or 0), rows

@@ -69,10 +69,12 @@ class ShardedProgress:
     def held_by(self, group_id: int, token: int) -> set[int]:
         return set().union(*(s.progress.held_by(group_id, token) for s in self._shards.present()))
 
-    def backlog(self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0) -> list[Backlog]:
+    def backlog(
+        self, group: Group, partition_ids: Sequence[int], *, open_spans: int = 0, open_from: int = 0
+    ) -> list[Backlog]:
         found: dict[int, Backlog] = {}
         for shard, ids in self._shards.split(partition_ids).items():
-            measured = shard.progress.backlog(group, ids, open_spans=open_spans)
+            measured = shard.progress.backlog(group, ids, open_spans=open_spans, open_from=open_from)
             found |= {one.partition_id: one for one in measured}
         return [found[partition_id] for partition_id in partition_ids]
 

@@ -3,8 +3,8 @@
     new ──hello──▶ open ──stop or fault──▶ closed
 
 Bounded in everything: time until it is greeted, time for a frame, bytes of frames, requests and bytes under
-way, bytes that wait to be read by the client. What is over a bound waits in the client's socket, or ends the
-connection with a sentence. Must never let one client's fault reach another.
+way, bytes of answers (`answers`: together with all others). What is over a bound waits in the client's socket
+or for its turn, or ends the connection with a sentence. Must never let one client's fault reach another.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
 from ..errors import BrokerUnavailable, PostroomError, ProtocolError, UnknownTopic
+from .answers import no_room
 from .failures import failure_of
 from .frames import ERROR, REPLY, Frame, FrameParser, encode
 from .listening import Listening
@@ -32,12 +33,13 @@ from .messages import (
     Ask,
     Cancel,
     Hello,
+    Operation,
     Welcome,
     decode,
     encode_header,
     operation,
 )
-from .session import Session
+from .session import SMALL, Session
 
 __all__ = ["Connection", "Host"]
 
@@ -133,6 +135,7 @@ class Connection(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._writable.set()
+        self.count_unread()
         self.throttle()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -141,6 +144,7 @@ class Connection(asyncio.Protocol):
             self._looking.cancel()
         self._writable.set()
         self._transport = None
+        self.count_unread()
         for task in self._undone:
             task.cancel()
         self._gone.set()
@@ -227,15 +231,39 @@ class Connection(asyncio.Protocol):
                 raise BrokerUnavailable(_STOPPING)
             await self._writable.wait()  # no more is fetched for a client that does not read
             assert self._session is not None
-            reply = await self._session.call(found, request, frame.body)
-            header, body = found.pack(reply)
-            self._write(frame, header, body)
+            if found.name in SMALL:
+                reply = await self._session.call(found, request, frame.body)
+                header, body = found.pack(reply)
+                self._write(frame, header, body)
+            else:
+                await self._serve_large(self._session, frame, found, request)
         except asyncio.CancelledError:
             self._fail(frame, self._cancelled())
         except UnknownTopic as error:
             self._fail(frame, error if self._session is None else self._session.shown(error))
         except Exception as error:
             self._fail(frame, error)
+
+    async def _serve_large(self, session: Session, frame: Frame, found: Operation, request: Any) -> None:
+        """What is answered may be large: there is room for it first, which is held until it is read."""
+        share, held = session.share, session.expected(found.name, request)
+        await share.room(held)
+        try:
+            if not self._writable.is_set():
+                await self._writable.wait()
+            reply = await session.call(found, request, frame.body)
+            header, body = found.pack(reply)
+            head = encode_header(header)
+            size = len(head) + sum(map(len, body))
+            if size > held and not share.fits(size - held, held) and session.may_drop(found.name, request):
+                await session.give_back(found.name, request, reply)
+                raise no_room()
+            session.granted(found.name, request, reply, size)
+            share.hold(size - held)
+            held = size
+            self._send(frame, head, body)
+        finally:
+            share.hold(-held)
 
     def _cancelled(self) -> BrokerUnavailable:
         return BrokerUnavailable(_STOPPING if self._stopping else "the request was cancelled")
@@ -290,12 +318,23 @@ class Connection(asyncio.Protocol):
     # ---- answers ----
 
     def _write(self, frame: Frame, header: Any, body: Any = ()) -> None:
-        pieces = encode(frame.kind, frame.id, encode_header(header), body, REPLY)
+        self._send(frame, encode_header(header), body)
+
+    def _send(self, frame: Frame, head: bytes, body: Any) -> None:
+        pieces = encode(frame.kind, frame.id, head, body, REPLY)
         self._tasks.pop(frame.id, None)  # whoever has the answer may use the id again
         if self._transport is not None:
             self._transport.writelines(pieces)
+            self.count_unread()
         if self._looking is None:
             self._look_soon()
+
+    def count_unread(self) -> None:
+        """What the client has not read is held; nothing, as a rule."""
+        share = None if self._session is None else self._session.share
+        size = 0 if self._transport is None else self._transport.get_write_buffer_size()
+        if share is not None and (size or share.unread):
+            share.saw_unread(size)
 
     def _fail(self, frame: Frame, error: BaseException) -> None:
         self._tasks.pop(frame.id, None)
@@ -341,6 +380,13 @@ class Connection(asyncio.Protocol):
             self._reading = False
             self._transport.pause_reading()
 
+    @property
+    def _patience_ms(self) -> int:
+        """For so long it may leave its answers unread: not as long if others wait for the room."""
+        limits = self._host.listening
+        wanted = self._session is not None and self._session.share.wanted
+        return min(limits.silent_ms, limits.slow_reader_ms) if wanted else limits.silent_ms
+
     def tick(self, now: float) -> None:
         """Whether its time is up for something; called about once a second."""
         limits = self._host.listening
@@ -349,9 +395,11 @@ class Connection(asyncio.Protocol):
                 self.abort()
             return
         self._ask_due()
+        if self._session is not None and self._session.share.unread:
+            self.count_unread()
         if self._session is None and (now - self._made_at) * 1000 > limits.unauthenticated_ms:
             self.refuse(ProtocolError(f"no Hello within {limits.unauthenticated_ms} ms"))
-        elif not self._writable.is_set() and (now - self._stuck_at) * 1000 > limits.silent_ms:
+        elif not self._writable.is_set() and (now - self._stuck_at) * 1000 > self._patience_ms:
             _log.warning("%s (%s) does not read its answers: closed", self.client, self.peer)
             self.abort()
         elif not self._reading:

@@ -25,6 +25,10 @@ class Listening:
     requests_at_once: int = 512  # of one connection; more of them wait in its socket
     polls_at_once: int = 8192  # the same for those that wait for messages
     request_bytes: int = 64 * 1024 * 1024  # of one connection, under way
-    answer_bytes: int = 256 * 1024 * 1024  # that the polls of one connection may bring together
+    answer_bytes: int = 64 * 1024 * 1024  # of one connection: answers being made, or not read yet
+    one_answer_bytes: int = 16 * 1024 * 1024  # whatever is asked for; one batch always fits
+    all_answer_bytes: int = 256 * 1024 * 1024  # of all connections; of one principal half of it
+    answer_wait_ms: int = 10_000  # for room; then the client is told to ask again
+    slow_reader_ms: int = 10_000  # who has not read its answers for so long is cut off if others need room
     all_request_bytes: int = 256 * 1024 * 1024  # of all connections, under way
     ask_before_ms: int = 3_000  # before a lease ends its holder is asked (R19)

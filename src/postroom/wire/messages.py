@@ -353,6 +353,7 @@ class Letters(Request):
     topic: TopicName
     group: GroupName
     limit: Count
+    after: tuple[PartitionId, Position] | None = None
 
 
 class Spots(Request):

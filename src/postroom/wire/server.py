@@ -18,6 +18,7 @@ from ..broker.embedded import Broker
 from ..broker.gatekeeper import Gatekeeper
 from ..errors import BrokerUnavailable, PostroomError
 from .accepting import Acceptor, listen
+from .answers import Answers
 from .connection import Connection
 from .listening import Listening
 from .messages import BrokerInfo, BrokerList, Hello, Welcome
@@ -39,6 +40,7 @@ class WireServer:
         self.connections: set[Connection] = set()
         self.begun_bytes = 0  # of frames that are not whole
         self.held_bytes = 0  # of requests under way
+        self.answers = Answers(listening.all_answer_bytes, listening.answer_bytes, listening.answer_wait_ms)
         self._brokers: tuple[BrokerInfo, ...] = ()
         self._queue = ""
         self._server: Acceptor | None = None
@@ -163,9 +165,8 @@ class WireServer:
             peer_is_loopback=connection.is_loopback,
             certificate_name=connection.certificate_name,
         )
-        session = Session(
-            self.broker, self._gatekeeper, principal, connection.client, self.listening.answer_bytes
-        )
+        share = self.answers.share(principal.name)
+        session = Session(self.broker, self._gatekeeper, principal, connection.client, share, self.listening)
         return session, Welcome(
             version, self.id, principal.name, self.broker.now_ms(), self.listening.max_frame_bytes,
             self._brokers, "postroom", self._queue,

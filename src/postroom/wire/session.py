@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ..broker.deliveries import released
 from ..broker.embedded import Broker
 from ..broker.endpoint import Beat, Held, Settle, Verdict
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
@@ -21,11 +22,13 @@ from ..model.admission import walk, walk_all
 from ..model.names import check_member, reply_topic
 from . import messages as m
 from . import staging
+from .answers import Share
 from .asking import Holdings, answered
+from .listening import Listening
 from .messages import Answer, Ask, Operation, Request
 from .overlaps import refuse_overlaps
 
-__all__ = ["Session"]
+__all__ = ["SMALL", "Session"]
 
 _log = logging.getLogger("postroom.wire")
 
@@ -36,18 +39,41 @@ _OWNED = frozenset({"append", "stage", "staged_marks", "decide_staged", "publish
 
 _AT_ONCE_S = 0.001  # for looking into a batch on the loop; the rest is done in a thread
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
+_LISTED_BYTES = 1024 * 1024  # a list is expected to be no longer, unless the last one was
+_MOST_MESSAGES = 20_000  # of one answer, whatever is asked for
+
+SMALL = frozenset({
+    "append", "settle", "beat", "hand_over", "unsubscribe", "cancel",
+    "stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged",
+    "delete_topic", "purge", "route_change", "delete_group", "set_rate", "open_replies", "close_replies",
+    "redrive", "discard", "restart_stopped", "skip_stopped", "drop_stopped",
+})  # fmt: skip
+"""Operations whose answer is no larger than their request, or nearly nothing: no room is looked for."""
+
+_READS = frozenset({
+    "fetch", "resolve", "topics", "topic", "route", "route_history", "shards", "groups", "lag", "lanes",
+    "dead_letters", "stopped", "rates",
+})  # fmt: skip
 
 
 class Session:
-    """`answer_bytes`: what its polls that wait may bring together, so that it need not be kept for long."""
+    """`share`: what it holds of the broker's room for answers."""
 
     def __init__(
-        self, broker: Broker, gatekeeper: Gatekeeper, principal: Principal, client: str, answer_bytes: int
+        self,
+        broker: Broker,
+        gatekeeper: Gatekeeper,
+        principal: Principal,
+        client: str,
+        share: Share,
+        limits: Listening,
     ) -> None:
         self._broker, self._gatekeeper, self._principal = broker, gatekeeper, principal
-        self._client = client
+        self._client, self.share = client, share
         self._holdings = Holdings()
-        self._answer_bytes = answer_bytes  # of these, those that nobody waits for
+        self._one_bytes = limits.one_answer_bytes
+        self._polls_bytes = limits.answer_bytes  # that polls may bring together, without those that wait
+        self._usual: dict[str, int] = {}  # how long lists were
         self._careful = False  # it sent a batch that was refused
 
     @property
@@ -76,8 +102,6 @@ class Session:
         if operation.name == "settle":
             self._holdings.settled(named["parts"])
         reply = await self._asked(operation.name, named)
-        if operation.name == "poll":
-            self._holdings.granted(named["request"], reply, self._now_ms())
         return reply
 
     def shown(self, error: UnknownTopic) -> UnknownTopic:
@@ -86,19 +110,56 @@ class Session:
 
     async def _asked(self, name: str, named: dict[str, Any]) -> Any:
         verb = getattr(self._broker, name)
-        if name not in ("poll", "fetch"):
-            return await verb(**named)
-        wanted: int = named["request"].bytes if name == "poll" else named["max_bytes"]
-        share = min(wanted, max(self._answer_bytes, _LEAST_BYTES))
         if name == "poll":
-            named["request"] = replace(named["request"], bytes=share)
+            asked = named["request"]
+            share = self._polled(asked.bytes)
+            messages = min(asked.messages, _MOST_MESSAGES)
+            if (share, messages) != (asked.bytes, asked.messages):
+                named["request"] = replace(asked, bytes=share, messages=messages)
+        elif name == "fetch":
+            share = named["max_bytes"] = self._polled(named["max_bytes"])
+            named["max_messages"] = min(named["max_messages"], _MOST_MESSAGES)
         else:
-            named["max_bytes"] = share
-        self._answer_bytes -= share
+            return await verb(**named)
+        self._polls_bytes -= share
         try:
             return await verb(**named)
         finally:
-            self._answer_bytes += share
+            self._polls_bytes += share
+
+    def _polled(self, wanted: int) -> int:
+        """What a poll may bring: less if many others wait."""
+        return min(wanted, self._one_bytes, max(self._polls_bytes, _LEAST_BYTES))
+
+    # ---- room for answers ----
+
+    def expected(self, name: str, request: Any) -> int:
+        """For how much there must be room first. Who waits for messages holds nothing meanwhile."""
+        if name == "poll" or (name == "fetch" and request.wait_ms):
+            return 0
+        if name == "fetch":
+            wanted: int = request.max_bytes
+            return max(0, min(wanted, self._one_bytes))
+        return self._usual.get(name, _LISTED_BYTES)
+
+    def may_drop(self, name: str, request: Any) -> bool:
+        """Whether an answer for which there is no room may be thrown away: it can be asked for again."""
+        if name in ("poll", "unpark"):
+            return not request.request.on_delivery  # else it is settled, and would be lost
+        return name in _READS
+
+    def granted(self, name: str, request: Any, reply: Any, size: int) -> None:
+        """It is about to be sent."""
+        if name == "poll":
+            self._holdings.granted(request.request, reply, self._now_ms())
+        elif name != "fetch":
+            self._usual[name] = max(_LISTED_BYTES, size, self._usual.get(name, 0) * 7 // 8)
+
+    async def give_back(self, name: str, request: Any, reply: Any) -> None:
+        """What a poll was given whose answer is thrown away; a holder of partitions asks for it again."""
+        if name == "poll" and reply.grants and all(grant.position < 0 for grant in reply.grants):
+            asked = request.request
+            await self._broker.settle(asked.topic, asked.group, released(asked, reply.grants))
 
     async def _admit(self, request: Request, body: bytes) -> None:
         """Refuse batches that could not be read, or hold more than they may: a token is not trust."""

@@ -5,6 +5,10 @@ be settled alone (I14), and not while the broker waits for empty hands. One requ
 it failed, the very same one is repeated, so that what a lost reply held is not forgotten (I6). Empty hands
 always ask for at least one message, however large (I17).
 
+The window is about memory, and a poll's bytes are those on the wire, where batches are compressed. So batches
+are opened one by one until the window is full of what they unpack to; the rest of the answer is released,
+which is no attempt, and the next polls ask for as much less.
+
 Must never forget an offset it was given: what has no message in it (control batches, I18; expired messages)
 is acked at once; what no batch came for is acked only if the log no longer has it, and else released; of a
 batch that cannot be read, the group gives up (`unreadable`).
@@ -18,12 +22,14 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TypeAlias
+from functools import partial
+from itertools import chain
+from typing import NamedTuple
 
 from ...broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
 from ...config import DEFAULTS
 from ...errors import CorruptBatch, PostroomError
-from ...model.batch import Record, stored_records
+from ...model.batch import Record, opened
 from ...store.contract import StoredBatch
 from ..codec import unpack
 from ..expiry import Expiry
@@ -34,15 +40,22 @@ from .lanes import Lanes
 from .settling import Run, Settler, runs_of
 from .unreadable import give_up, told_of, without
 
-__all__ = ["Chunk", "Fetcher", "Opened", "Window", "weight"]
+__all__ = ["ALL", "Chunk", "Fetcher", "Opened", "Window"]
 
 log = logging.getLogger("postroom.consumer")
 
-_OVERHEAD_BYTES = 64  # what a message costs besides its value
+_OVERHEAD_BYTES = 64  # what a message costs besides its bytes
+ALL = float("inf")
 _FOREVER = float("inf")
 
-Opened: TypeAlias = tuple[HeldDelivery, list[Received], list[Run]]
-"""A lease, its messages, and offsets of it that no batch has."""
+
+class Opened(NamedTuple):
+    """What of a lease there was room for."""
+
+    delivery: HeldDelivery | None  # None: for nothing
+    messages: list[Received]
+    missing: list[Run]  # offsets that no batch has
+    cut: int  # the first offset for which there was no room, or the one behind the lease
 
 
 class Chunk:
@@ -78,7 +91,9 @@ class Fetcher:
     ) -> None:
         self._endpoint, self.who, self._hands, self._settler = endpoint, who, hands, settler
         self._window, self._on_delivery, self._lease_changed = window, on_delivery, lease_changed
-        self._opened: dict[int, tuple[int, list[Record]]] = {}  # a batch that leases cut, by partition id
+        self._opened: dict[int, tuple[int, list[Record], int]] = {}  # a batch that leases cut, by partition
+        self._room = ALL  # bytes that may still be opened of an answer
+        self._ratio = 1.0  # what batches unpack to, of late
         self._drain_until = 0.0  # by the loop's clock: ask nothing before, unless nothing is held
         self._buffered = 0
         self._chunks: deque[Chunk] = deque()
@@ -134,7 +149,7 @@ class Fetcher:
             member=self.who.member,
             token=secrets.randbits(63) | 1,
             messages=self._wanted if self._on_delivery else max(1, window.messages - hands.messages),
-            bytes=max(1, int(window.bytes - hands.bytes)),
+            bytes=self._asked_bytes(hands.bytes),
             wait_ms=min(
                 DEFAULTS.poll_wait_ms, self._settler.lease_ms // 2
             ),  # the lease counts from now (I16)
@@ -142,6 +157,10 @@ class Fetcher:
             on_delivery=self._on_delivery,
         )
         return self.lanes.asks(request)
+
+    def _asked_bytes(self, held: float) -> int:
+        """On the wire: batches unpack to more than that."""
+        return max(1, int((self._window.bytes - held) / self._ratio))
 
     async def _ask(self, request: PollRequest) -> PollReply | None:
         """None: it is better to ask for something else now."""
@@ -185,6 +204,7 @@ class Fetcher:
             self._sift()
         until = _FOREVER if self._on_delivery else sent_ms + reply.lease_ms
         missing: list[Run] = []
+        self._room = self._room_left()
         for grant in reply.grants:
             try:
                 missing += self._receive(grant, token, until)
@@ -199,12 +219,13 @@ class Fetcher:
 
     def _receive(self, grant: Grant, token: int, until: float) -> list[Run]:
         """What was granted of a partition; returns offsets that no batch has. All of it, or CorruptBatch."""
-        return self._keep_all(
-            [
-                self._open(grant, lease, HeldDelivery(self._settler, grant, lease, token, until))
-                for lease in grant.leases
-            ]
-        )
+        deliver = partial(self._deliver, grant, token, until)
+        opened = self._open_all(grant, deliver)
+        missing = self._keep_all(opened)
+        for lease, one in zip(grant.leases, opened, strict=True):
+            if one.cut <= lease.last:
+                self._release(deliver(replace(lease, first=one.cut, alone=False)))
+        return missing
 
     async def _receive_readable(self, grant: Grant, token: int, until: float) -> list[Run]:
         """The same of a grant with a batch that cannot be read, once the group is done with that."""
@@ -227,10 +248,24 @@ class Fetcher:
 
     def _keep_all(self, opened: Iterable[Opened]) -> list[Run]:
         missing: list[Run] = []
-        for delivery, messages, gone in opened:
-            self._keep(delivery, messages, gone)
-            missing += gone
+        for one in opened:
+            if one.delivery is not None:
+                self._keep(one.delivery, one.messages, one.missing)
+                missing += one.missing
         return missing
+
+    def _deliver(self, grant: Grant, token: int, until: float, lease: Lease) -> HeldDelivery:
+        return HeldDelivery(self._settler, grant, lease, token, until)
+
+    def _room_left(self) -> float:
+        """What may be opened. What is settled on delivery cannot be given back: it was asked for."""
+        return ALL if self._on_delivery else max(1.0, self._window.bytes - self._hands.bytes)
+
+    def _release(self, delivery: HeldDelivery) -> None:
+        """There is no room for it once it is opened: whoever has room may have it."""
+        log.debug("%d messages of topic %r are released: the window is full", delivery.open, delivery.topic)
+        self._hands.take(delivery)
+        self._settler.submit([(delivery, 0, delivery.open)], "release")
 
     def _look_again(self) -> None:
         """Whether there is something to take may have changed."""
@@ -239,26 +274,45 @@ class Fetcher:
         else:
             self.arrived.clear()
 
-    def _open(self, grant: Grant, lease: Lease, delivery: HeldDelivery) -> Opened:
-        """Messages of a lease, and offsets that no batch has."""
-        messages: list[Received] = []
-        position, self.expiry.now_ms = lease.first, self._endpoint.now_ms()
-        missing: list[Run] = []
+    def _open_all(self, grant: Grant, deliver: Callable[[Lease], HeldDelivery]) -> list[Opened]:
+        """The leases of a grant, as far as there is room for their messages; all of them, or CorruptBatch."""
+        room = self._room
+        try:
+            return [self._open(grant, lease, deliver) for lease in grant.leases]
+        except CorruptBatch:
+            self._room = room
+            raise
+
+    def _open(self, grant: Grant, lease: Lease, deliver: Callable[[Lease], HeldDelivery]) -> Opened:
+        parts: list[list[Record]] = []
+        gaps: list[tuple[int, int]] = []
+        position, end, size = lease.first, lease.last, 0.0
         for batch in grant.batches:
             if batch.last_offset < position or batch.base_offset > lease.last:
                 continue
+            if self._room <= 0:
+                end = max(position, batch.base_offset) - 1
+                break
             if batch.base_offset > position:
-                missing.append((delivery, position - lease.first, batch.base_offset - lease.first))
-            found = self._records(grant.partition_id, batch, position, lease.last)
-            shown = unpack(found, delivery, self.expiry)
-            messages = messages + shown if messages else shown
+                gaps.append((position, batch.base_offset))
+            found, unpacked = self._records(grant.partition_id, batch, position, lease.last)
+            self._room -= unpacked
+            size += unpacked
+            parts.append(found)
             position = min(batch.last_offset, lease.last) + 1
-        if position <= lease.last:
-            missing.append((delivery, position - lease.first, len(delivery.state)))
-        return delivery, messages, missing
+        if position <= end:
+            gaps.append((position, end + 1))
+        if end < lease.first:
+            return Opened(None, [], [], end + 1)
+        delivery = deliver(lease if end == lease.last else replace(lease, last=end))
+        self.expiry.now_ms = self._endpoint.now_ms()
+        shown = [unpack(part, delivery, self.expiry) for part in parts]
+        messages = shown[0] if len(shown) == 1 else list(chain.from_iterable(shown))
+        missing = [(delivery, start - lease.first, stop - lease.first) for start, stop in gaps]
+        delivery.bytes_each = size / (end - lease.first + 1) + _OVERHEAD_BYTES
+        return Opened(delivery, messages, missing, end + 1)
 
     def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
-        delivery.bytes_each = weight(messages)
         if self._on_delivery:
             delivery.settled_already()
             self._buffered += len(messages)
@@ -278,20 +332,36 @@ class Fetcher:
         self._chunks = deque(chunk for chunk in self._chunks if chunk.messages)
         self._look_again()
 
-    def _records(self, partition_id: int, batch: StoredBatch, first: int, last: int) -> list[Record]:
-        """The records of a batch from `first` to `last`. A batch that is cut is opened once."""
+    def _records(
+        self, partition_id: int, batch: StoredBatch, first: int, last: int
+    ) -> tuple[list[Record], float]:
+        """Records of a batch from `first` to `last`, and their bytes. A batch that is cut is opened once."""
         base = batch.base_offset
         kept = self._opened.get(partition_id)
-        opened = kept[1] if kept is not None and kept[0] == base else stored_records(batch)
-        if not opened:
-            return opened
-        if batch.last_offset > last:
-            self._opened[partition_id] = (base, opened)
-        elif kept is not None and kept[0] == base:
+        if kept is not None and kept[0] == base:
             del self._opened[partition_id]
+            _, found, size = kept
+        else:
+            found, size = opened(batch)
+            self._saw_ratio(size / len(batch.data))
+        if not found:
+            return found, 0
+        if batch.last_offset > last:
+            self._remember(partition_id, base, found, size)
         if base >= first and batch.last_offset <= last:
-            return opened
-        return opened[max(0, first - base) : last - base + 1]
+            return found, size
+        some = found[max(0, first - base) : last - base + 1]
+        return some, size * len(some) / len(found)
+
+    def _saw_ratio(self, ratio: float) -> None:
+        """Follow what batches unpack to; at once if it is much more than it was."""
+        self._ratio = max(1.0, 0.9 * self._ratio + 0.1 * ratio, ratio / 4)
+
+    def _remember(self, partition_id: int, base: int, found: list[Record], size: int) -> None:
+        """The rest of the batch may come next; what is remembered is no more than a window."""
+        self._opened[partition_id] = (base, found, size)
+        while len(self._opened) > 1 and sum(one[2] for one in self._opened.values()) > self._window.bytes:
+            del self._opened[next(iter(self._opened))]
 
     def _ack_empty(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
         """Offsets without a message for the user: nothing to handle, so they are done with."""
@@ -389,8 +459,3 @@ class Fetcher:
         self._chunks.clear()
         self.arrived.clear()
         return count
-
-
-def weight(messages: list[Received]) -> float:
-    """Bytes that a message of these takes, on average."""
-    return sum([len(message.value) for message in messages]) / max(1, len(messages)) + _OVERHEAD_BYTES

@@ -28,6 +28,7 @@ from ...broker.endpoint import (
     Beat,
     Endpoint,
     Grant,
+    Lease,
     PollReply,
     PollRequest,
     Settle,
@@ -41,7 +42,7 @@ from ...model.parking import Line
 from ..ending import end
 from ..message import Received
 from ..producing.appending import pause
-from .fetching import Fetcher, Opened, weight
+from .fetching import ALL, Fetcher, Opened
 from .hands import OPEN, HeldDelivery, Window
 from .holding import Holding, OrderedDelivery, OrderedHands
 from .keys import StoredLine
@@ -159,7 +160,7 @@ class OrderedFetcher(Fetcher):
             member=self.who.member,
             token=self._partitions.token,
             messages=wanted if room else 0,
-            bytes=max(1, int(self._window.bytes - size)),
+            bytes=self._asked_bytes(size),
             wait_ms=0 if not room else _HURRY_MS if giving_up else wait_ms,
             empty_handed=self.outlet.idle,
             on_delivery=self._on_delivery,
@@ -203,16 +204,17 @@ class OrderedFetcher(Fetcher):
         asked = self._asked.get(grant.partition_id)
         if asked is not None and self._partitions.holdings.get(grant.partition_id) is not asked:
             return []  # lost meanwhile; this goes on from its middle, the next poll asks for all (I5, I6)
-        opened = [
-            self._open(grant, lease, OrderedDelivery(self._settler, grant, lease, token, until))
-            for lease in grant.leases
-        ]
+        opened = self._open_all(grant, partial(self._deliver, grant, token, until))
         holding = self._partitions.hold(grant)
         holding.until, holding.give_up_at = until, None
         self._strangers.discard(grant.partition_id)
         if grant.lines:
             holding.queue.has_stored(grant.lines)
             self._partitions.freed.set()
+        for at, lease in enumerate(grant.leases):
+            if opened[at].cut <= lease.last:  # the next poll says that it expects this, and has it again (I6)
+                holding.position = max(holding.position, opened[at].cut)
+                return self._keep_all(opened[: at + 1])
         holding.position = max(holding.position, grant.position)
         return self._keep_all(opened)
 
@@ -221,10 +223,16 @@ class OrderedFetcher(Fetcher):
         self._revoke(rest.partition_id, self._settler.lease_ms)
         return None
 
+    def _deliver(self, grant: Grant, token: int, until: float, lease: Lease) -> OrderedDelivery:
+        return OrderedDelivery(self._settler, grant, lease, token, until)
+
+    def _room_left(self) -> float:
+        _, size = self._counted(self.outlet.waiting)
+        return ALL if self._on_delivery else max(1.0, self._window.bytes - size)
+
     def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
         assert isinstance(delivery, OrderedDelivery)
         holding = self._partitions.holdings[delivery.partition_id]
-        delivery.bytes_each = weight(messages)
         not_before = delivery.not_before if delivery.not_before > self._endpoint.now_ms() else 0
         if self._on_delivery and not_before < FAR:
             delivery.settled_already()
@@ -353,11 +361,8 @@ class OrderedFetcher(Fetcher):
         return grant.position > request.first
 
     def _open_unparked(self, grant: Grant, holding: Holding) -> list[Opened]:
-        token, until = self._partitions.token, holding.until
-        return [
-            self._open(grant, lease, OrderedDelivery(self._settler, grant, lease, token, until))
-            for lease in grant.leases
-        ]
+        self._room = ALL  # the broker has counted what they unpack to
+        return self._open_all(grant, partial(self._deliver, grant, self._partitions.token, holding.until))
 
     # ---- giving up ----
 

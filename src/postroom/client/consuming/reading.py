@@ -1,8 +1,9 @@
 """Reading without a group: browse what a topic keeps, and settle nothing.
 
 Decides from which offset to which each partition is read: one after another up to an end that is fixed when
-reading begins, or, when following, all at once as messages arrive. Must never change anything in the store.
-A batch that cannot be read is skipped, and the log says where it is.
+reading begins, or, when following, all at once as messages arrive. Batches wait as they are stored, and one
+is open at a time; one that cannot be read is skipped, and the log says where it is. Must never change
+anything in the store.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from ...broker.endpoint import Endpoint
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, PostroomError, UsageError
 from ...model.route import Range, Route
 from ...model.settings import Start
+from ...store.contract import StoredBatch
 from ...units import moment_ms
 from ..codec import unpack
 from ..ending import end
@@ -81,6 +83,15 @@ class Browsed:
         raise UsageError("this message was read, not delivered: it has no lease; use a consumer")
 
 
+class _Stored(NamedTuple):
+    """A batch of a partition, not opened yet, and which of its offsets are wanted."""
+
+    at: Browsed
+    batch: StoredBatch
+    first: int
+    end: int | None
+
+
 class Reading:
     """What one `read` call iterates over."""
 
@@ -114,11 +125,19 @@ class Reading:
         chunks = self._following(starts) if self._follow else self._bounded(starts)
         async with aclosing(chunks):
             async for chunk in chunks:
-                for message in chunk:
+                for message in self._opened(chunk):
                     yield message
                     self._guard.check()
 
-    async def _bounded(self, starts: dict[int, int]) -> AsyncGenerator[list[Received], None]:
+    def _opened(self, found: _Stored) -> list[Received]:
+        kept = [
+            r
+            for r in readable(found.batch, found.at.topic, found.at.partition)
+            if r.offset >= found.first and (found.end is None or r.offset < found.end)
+        ]
+        return unpack(kept, found.at, None if self._expired else Expiry(self._endpoint.now_ms()))
+
+    async def _bounded(self, starts: dict[int, int]) -> AsyncGenerator[_Stored, None]:
         """One partition after the other, predecessors first: so each key is in order (R27)."""
         ends = await self._ends()
         for piece in (self._only,) if self._only else self._route.partitions:
@@ -138,16 +157,16 @@ class Reading:
             asked = {pid: end for pid, end in asked.items() if pid in named}
         return {pid: min(end, asked.get(pid, end)) for pid, end in now.items()}
 
-    async def _following(self, starts: dict[int, int]) -> AsyncGenerator[list[Received], None]:
+    async def _following(self, starts: dict[int, int]) -> AsyncGenerator[_Stored, None]:
         """All partitions at once, in order of arrival; successors once what they follow is read (R27)."""
-        queue: asyncio.Queue[list[Received] | Exception] = asyncio.Queue(_QUEUED_CHUNKS)
+        queue: asyncio.Queue[_Stored | Exception | None] = asyncio.Queue(_QUEUED_CHUNKS)
         pumps: dict[int, asyncio.Task[None]] = {}
 
         async def pump(piece: Range) -> None:
             try:
                 async for chunk in self._partition(piece, starts.get(piece.partition_id, 0), None):
                     await queue.put(chunk)
-                await queue.put([])  # it was sealed
+                await queue.put(None)  # it was sealed
             except Exception as error:
                 await queue.put(error)
 
@@ -164,7 +183,7 @@ class Reading:
                 found = await queue.get()
                 if isinstance(found, Exception):
                     raise found
-                if found:
+                if found is not None:
                     yield found
                 elif self._only:
                     return
@@ -182,10 +201,8 @@ class Reading:
             if not any(pumps[r.partition_id].done() for r in self._route.ranges if r.partition_id in pumps):
                 return
 
-    async def _partition(
-        self, piece: Range, offset: int, end: int | None
-    ) -> AsyncGenerator[list[Received], None]:
-        """Chunks of one partition from `offset` up to `end` (excluded); None: for ever, or until its seal."""
+    async def _partition(self, piece: Range, offset: int, end: int | None) -> AsyncGenerator[_Stored, None]:
+        """Batches of a partition from `offset` up to `end` (excluded); None: for ever, or until its seal."""
         browsed = Browsed(self._route.topic, piece.partition, piece.partition_id)
         tries = 0
         while end is None or offset < end:
@@ -208,9 +225,5 @@ class Reading:
             if not fetched.batches and (end is not None or fetched.sealed):
                 return  # dropped by retention meanwhile, or read to its end
             for batch in fetched.batches:
-                opened = readable(batch, browsed.topic, browsed.partition)
-                found = [r for r in opened if r.offset >= offset and (end is None or r.offset < end)]
-                offset = max(offset, batch.last_offset + 1)
-                shown = unpack(found, browsed, None if self._expired else Expiry(self._endpoint.now_ms()))
-                if shown:
-                    yield shown
+                first, offset = offset, max(offset, batch.last_offset + 1)
+                yield _Stored(browsed, batch, first, end)

@@ -65,6 +65,10 @@ class MeasureContract(StoreHarness):
             (9, [(0, 1), (4, 4), (6, 6), (7, 7)]),
         ):
             assert list(store.progress.backlog(group, [place], open_spans=limit)[0].open) == expected
+        for first, expected in ((1, [(0, 1), (4, 4)]), (2, [(4, 4), (6, 6)]), (7, [(7, 7)]), (8, [])):
+            found = store.progress.backlog(group, [place], open_spans=2, open_from=first)[0]
+            assert list(found.open) == expected
+            assert found.unsettled == 5
 
     def test_nobody_is_behind_at_the_end(
         self, store: Store, place: int, group: Group, clock: MovableClock
