@@ -2,15 +2,45 @@
 
 Nothing in `model/` reads a clock. Stores and brokers are given one: the system's, or one that a test
 moves. Whoever waits until a moment subscribes, so that moving a manual clock wakes it.
+
+A queue in a file or in memory goes by a `SteadyClock`: it begins at the wall clock's time and runs with the
+machine's steady clock, so that a step of the wall clock moves no lease (I26). It follows such a step slowly,
+by a quarter of the time that passes, so it never jumps and is not wrong for ever. `Pace` says where it is;
+processes that share a file share a pace. A step that would take too long is taken at once: that is a machine
+which had no idea of the time before.
+
+The steady clock counts the time that a machine was suspended. Its holders were suspended too, but due moments
+and the rest of the world were not: leases end during a suspension as they do while a process is stopped.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Clock", "ManualClock", "SystemClock"]
+__all__ = [
+    "FURTHEST_MS",
+    "STEP_MS",
+    "CautiousTime",
+    "Clock",
+    "ManualClock",
+    "Pace",
+    "SteadyClock",
+    "SystemClock",
+    "is_real",
+    "steady_ms",
+    "steady_s",
+    "wall_ms",
+]
+
+_FOLLOWS = 4  # a step is caught up with by one part in so many of the time that passes
+FURTHEST_MS = 2 * 3_600_000  # a step by more is taken at once
+STEP_MS = 1_000  # by less is no step
+_BELIEVED_MS = 60_000  # a time that is ahead by less is not doubted
+_LOOK_MS = 200  # how often the wall clock is looked at
 
 
 class Clock(Protocol):
@@ -21,12 +51,151 @@ class Clock(Protocol):
         """Call `moved` whenever time jumps; returns the call that ends the subscription."""
 
 
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+if hasattr(time, "CLOCK_BOOTTIME"):
+
+    def steady_ns() -> int:
+        """A clock that never steps, the same for all processes of the machine."""
+        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+else:
+    steady_ns = time.monotonic_ns
+
+
+def steady_ms() -> int:
+    return steady_ns() // 1_000_000
+
+
+def steady_s() -> float:
+    return steady_ns() / 1e9
+
+
 class SystemClock:
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return wall_ms()
 
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Where a steady clock's time is: at `queue_ms` when the machine's was `steady_ms`, and on its way to the
+    wall clock, which is `ahead_ms` ahead of the machine's."""
+
+    steady_ms: int
+    queue_ms: int
+    ahead_ms: int
+
+    def at(self, steady_ms: int) -> int:
+        """
+        >>> Pace(0, 1_000, 61_000).at(40_000)  # set on by a minute: after 40 s, 50 have passed
+        51000
+        """
+        ran = max(0, steady_ms - self.steady_ms)
+        behind, most = self.steady_ms + self.ahead_ms - self.queue_ms, ran // _FOLLOWS
+        return self.queue_ms + ran + max(-most, min(behind, most))
+
+    def behind_ms(self, steady_ms: int) -> int:
+        """How far the wall clock, as it was last seen, is ahead of it."""
+        return steady_ms + self.ahead_ms - self.at(steady_ms)
+
+    def after_step(self, steady_ms: int, wall_ms: int) -> Pace:
+        """The wall clock was set: from here on it is on its way there, or there at once if that is far."""
+        now = self.at(steady_ms)
+        return Pace(steady_ms, now if abs(wall_ms - now) <= FURTHEST_MS else wall_ms, wall_ms - steady_ms)
+
+
+class SteadyClock:
+    """A clock that does not step. `on_step` is called by whoever reads the time after the wall clock was set:
+    it must not wait, and sees to it that a new pace is adopted."""
+
+    def __init__(self, wall: Callable[[], int] = wall_ms, steady: Callable[[], int] = steady_ms) -> None:
+        self.wall, self.steady = wall, steady
+        now = steady()
+        self.pace = Pace(now, wall(), 0)
+        self.stepped_ms = 0  # when its time was set by more than it follows slowly; 0: never
+        self.adopt(Pace(now, self.pace.queue_ms, self.pace.queue_ms - now))
+        self.on_step: Callable[[], None] = self.follow
+
+    def now_ms(self) -> int:
+        now = self.steady()
+        if now >= self._look_at:
+            self._look(now)
+        return now + self._ahead_ms if now >= self._there_at else self.pace.at(now)
+
+    def _look(self, now: int) -> None:
+        self._look_at = now + _LOOK_MS
+        if self.step_ms():
+            self.on_step()
+
+    def step_ms(self, pace: Pace | None = None) -> int:
+        """By how much the wall clock was set since it was last looked at, or since that pace; 0: it was not.
+
+        Two clocks cannot be read at once: only what lies outside of both readings is a step.
+        """
+        ahead = (pace or self.pace).ahead_ms
+        before = self.steady()
+        wall = self.wall()
+        least, most = wall - self.steady() - ahead, wall - before - ahead
+        return least if least > STEP_MS else most if most < -STEP_MS else 0
+
+    def follow(self) -> None:
+        """Go by the wall clock as it is now."""
+        now = self.steady()
+        self.adopt(self.pace.after_step(now, self.wall()))
+
+    def adopt(self, pace: Pace) -> None:
+        if abs(pace.at(pace.steady_ms) - self.pace.at(pace.steady_ms)) > FURTHEST_MS // 2:
+            self.stepped_ms = pace.queue_ms
+        behind = abs(pace.behind_ms(pace.steady_ms))
+        self._there_at, self._ahead_ms = pace.steady_ms + _FOLLOWS * behind, pace.ahead_ms  # the usual case
+        self.pace, self._look_at = pace, pace.steady_ms + _LOOK_MS
+
+    def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+
+class CautiousTime:
+    """Another's time, for what must not be done because that one's clock was set: deletions by age, or the
+    end of a handling. To be read now and then.
+
+    It is the same as long as that goes on as a steady clock does. Where it is ahead by more than that, it is
+    followed by a quarter of the time that passes. One that was set back is taken at once.
+    """
+
+    def __init__(
+        self,
+        now_ms: Callable[[], int],
+        steady: Callable[[], int] = steady_ms,
+        doubted: Callable[[int], None] | None = None,
+    ) -> None:
+        """`doubted` is told by how much that time is ahead, when it begins to be."""
+        self._now_ms, self._steady, self._doubted = now_ms, steady, doubted
+        self._lock = threading.Lock()
+        self._last: tuple[int, int] | None = None  # the steady clock's, and ours then
+        self._ahead = False
+
+    def now_ms(self) -> int:
+        with self._lock:
+            steady, now = self._steady(), self._now_ms()
+            if self._last is not None:
+                ran = max(0, steady - self._last[0])
+                ahead_ms = now - self._last[1] - ran
+                if ahead_ms > _BELIEVED_MS and not self._ahead and self._doubted is not None:
+                    self._doubted(ahead_ms)
+                self._ahead = ahead_ms > _BELIEVED_MS
+                now = min(now, self._last[1] + ran + ran // _FOLLOWS) if self._ahead else now
+            self._last = (steady, now)
+            return now
+
+
+def is_real(clock: Clock) -> bool:
+    """Whether nobody moves it on purpose, as tests do."""
+    return isinstance(clock, SystemClock | SteadyClock)
 
 
 class ManualClock:

@@ -76,6 +76,7 @@ class Limits:
     # requests (R38)
     reply_kept_ms: int = 60_000  # a reply that its requester has not read is dropped after so long
     reply_idle_ms: int = 120_000  # the reply topic of a requester not heard of for so long is deleted
+    reply_topics: int = 200  # a principal has so many at once, and makes twice as many a minute
 
     # recurring schedules
     every_late_ms: int = 60_000  # a tick that nobody ran for so long was missed

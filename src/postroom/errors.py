@@ -21,6 +21,7 @@ PostroomError                     code, retriable, and a sentence that says what
 │   ├── RouteConflict             another change of the route is under way, or came first (retriable)
 │   ├── StagingConflict           a job's batch comes back with other rows than were published
 │   ├── GroupLive                 the group has live members; force, or stop them
+│   ├── LimitReached              a principal has as many of them as it may have (retriable)
 │   └── ShardUnknown              live brokers or programs were not given a shard's address; names them
 ├── AppendError                   a batch was not stored
 │   ├── CorruptBatch              checksum or framing is wrong
@@ -82,6 +83,7 @@ __all__ = [
     "InvalidSetting",
     "InvalidURL",
     "LeaseLost",
+    "LimitReached",
     "MessageTooLarge",
     "NoReply",
     "NotAuthenticated",
@@ -222,6 +224,11 @@ class StagingConflict(CatalogError):
 
 class GroupLive(CatalogError):
     code = "group_live"
+
+
+class LimitReached(CatalogError):
+    code = "limit_reached"
+    retriable = True
 
 
 class ShardUnknown(CatalogError):

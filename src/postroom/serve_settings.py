@@ -60,6 +60,9 @@ class ServeSettings:
 
     # limits
     max_connections: int = _setting(10_000, "count", "Connections at once.")
+    reply_topics: int = _setting(
+        DEFAULTS.reply_topics, "count", "Of one principal at once; it makes twice as many a minute."
+    )
     max_frame_bytes: int = _setting(16 << 20, "size", "The longest request.")
     unauthenticated_ms: int = _setting(10_000, "duration", "A connection says within this who it is.")
     idle_ms: int = _setting(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import postroom
 from postroom import App, Connection, InvalidName, InvalidSetting, StoreBusy, UsageError
 from postroom.client.app.every import prepare
 from postroom.client.app.ticking import Ticker
@@ -389,3 +390,26 @@ def test_mistakes_are_told_when_it_is_registered() -> None:
     with pytest.raises(UsageError, match="two schedules 'run'"):
         app.every("20m")(run)
     assert [s.name for s in app.schedules] == ["run"] and len(app.subscriptions) == 1
+
+
+# ---- a clock that was set ----
+
+
+async def test_a_clock_that_was_set_on_has_missed_nothing() -> None:
+    """Of a schedule that runs what it missed: an hour on the clock is not an hour that passed (I26)."""
+    async with postroom.connect("memory://") as mq:
+        app, sent = App(mq), list[str]()
+
+        @app.every("1s", missed="all")
+        async def often() -> None: ...
+
+        endpoint: Any = mq._endpoint
+        await prepare(mq, app.schedules)
+        ticker = Ticker(mq, app.schedules[0])
+        await ticker.step()
+        honest = endpoint.store.now_ms
+        endpoint.store.now_ms = lambda: honest() + 3_600_000
+        for _ in range(3):
+            await ticker.step()
+        sent += [m.id or "" async for m in mq.read("every.often")]
+        assert len(sent) < 60

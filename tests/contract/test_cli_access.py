@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from postroom.model.access import hash_of, is_token
+from postroom.model.staging import Wish
 from postroom.store import open_sqlite
 from tests.contract.cli_runner import Cli
 
@@ -54,6 +55,25 @@ def test_who_there_is(cli: Cli) -> None:
 def _made(cli: Cli) -> str:
     cli.ok("topic", "create", "orders")
     return cli.url
+
+
+def test_a_query_is_given_to_another_principal(cli: Cli) -> None:
+    _made(cli)
+    for name in ("shop", "shop-2"):
+        cli.ok("access", "add", name, "--allow", "send:orders")
+    assert "look at the name" in cli("access", "give-query", "hourly", "shop-2").err
+    store = open_sqlite(cli.folder / "queue.db")
+    try:
+        store.staging.decide("hourly", 0, Wish(), 7, owner="shop")
+        assert "there is no principal 'shop-3'" in cli("access", "give-query", "hourly", "shop-3").err
+        assert store.staging.known("hourly").owner == "shop"
+        said = cli.ok("access", "give-query", "hourly", "shop-2").out
+        assert said == "query hourly belongs to principal shop-2\n"
+        assert store.staging.known("hourly").owner == "shop-2"
+        answer = cli.ok("access", "give-query", "hourly", "shop", "--json").json
+        assert answer == {"query": "hourly", "principal": "shop"}
+    finally:
+        store.close()
 
 
 def test_one_with_a_certificate_has_no_token(cli: Cli) -> None:

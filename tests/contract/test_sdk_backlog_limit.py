@@ -12,6 +12,7 @@ import postroom
 from postroom import BacklogFull, Connection, Message
 from postroom.clock import ManualClock
 from postroom.errors import StoreUnavailable
+from postroom.model.batch import BatchBuilder
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
 
@@ -158,6 +159,20 @@ async def test_dead_letters_and_redrive_are_exempt(mq: Connection) -> None:
         with pytest.raises(BacklogFull):
             await send(mq, 1)
         assert await mq.redrive("orders", "billing") == 2
+
+
+async def test_a_due_moment_that_is_past_is_no_way_around_the_limit(mq: Connection) -> None:
+    """Nor one that comes before the backlog is looked at again."""
+    await mq.create_topic("orders", partitions=1, max_backlog=3)
+    await send(mq, 3)
+    partition_id = (await mq.route("orders")).ranges[0].partition_id
+    now_ms = mq._endpoint.now_ms()
+    builder = BatchBuilder()
+    builder.append(1, None, b"late", [])
+    for due_at in (1, now_ms - 1, now_ms, now_ms + 5):
+        with pytest.raises(BacklogFull):
+            await mq._endpoint.append("orders", partition_id, builder.build(), due_at=due_at)
+    await mq._endpoint.append("orders", partition_id, builder.build(), due_at=now_ms + 60_000)
 
 
 async def test_delayed_messages_count_once_they_are_due(mq: Connection, clock: ManualClock) -> None:

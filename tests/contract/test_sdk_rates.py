@@ -110,6 +110,19 @@ async def test_a_producer_is_slowed_by_its_name(mq: Connection, clock: ManualClo
 
 
 @in_memory
+async def test_what_a_producer_stages_counts_towards_its_rate(mq: Connection, clock: ManualClock) -> None:
+    await mq.create_topic("orders", partitions=1)
+    await mq.limit_rate(producer=mq.client_id, messages_per_s=1)
+    await send(mq, 10)
+    segment = mq.staging("job").segment()
+    await segment.add("orders", [Message(b"1")])
+    task = asyncio.ensure_future(segment.close())
+    await waiting(mq, f"producer:{mq.client_id}")
+    await passed([task], clock, 8.8, 0)
+    await passed([task], clock, 0.3, 1)
+
+
+@in_memory
 async def test_a_producer_and_a_topic_both_count(mq: Connection, clock: ManualClock) -> None:
     await mq.create_topic("orders", partitions=1)
     await mq.limit_rate(topic="orders", messages_per_s=1)

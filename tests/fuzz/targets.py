@@ -9,10 +9,13 @@ from collections.abc import Callable
 from typing import Any
 
 from postroom.errors import PostroomError, ProtocolError
-from postroom.model.batch import BatchBuilder, records, verify
+from postroom.model.admission import admit
+from postroom.model.batch import BatchBuilder, records, stamp, verify
 from postroom.wire import messages as m
 from postroom.wire.failures import raised
 from postroom.wire.frames import PREFIX_BYTES, FrameParser, encode
+
+from .served import SERVED_SEEDS, http_bodies, http_bytes, sessions
 
 __all__ = ["SEEDS", "TARGETS", "everything"]
 
@@ -84,10 +87,16 @@ def batches(data: bytes) -> None:
             read(data)
         except PostroomError:
             pass
+    try:
+        admit(data)
+    except PostroomError:
+        return
+    assert records(stamp(data, 7, 0, 0)), "what is admitted can be read, once its checksum is right"
 
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
-    one.__name__: one for one in (frames, requests, replies, others, batches)
+    one.__name__: one
+    for one in (frames, requests, replies, others, batches, sessions, http_bodies, http_bytes)
 }
 
 
@@ -127,5 +136,6 @@ SEEDS: dict[str, list[bytes]] = {
     ],
     "others": [b"\0" + _HELLO, b"\5" + m.encode_header(m.Failure("unknown_topic", "no", False, {"a": 1}))],
     "batches": [_batch(name) for name in ("none", "gzip", "snappy", "lz4", "zstd")],
+    **SERVED_SEEDS,
 }  # fmt: skip
 SEEDS["everything"] = [bytes([place]) + seed for place, name in enumerate(TARGETS) for seed in SEEDS[name]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -248,3 +249,27 @@ def test_no_password_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
     answer = cli("serve", "--http-port", "0", "--port", "0", *words)
     assert answer.code in (1, 2) and answer.err.count("\n") == 1
     assert "hunter2" not in answer.out + answer.err
+
+
+def test_a_limit_of_files_is_raised_or_fewer_connections_are_taken(served: Served) -> None:
+    """Strangers take what is allowed, and whoever comes then is told so; nobody is reset without a word."""
+
+    def few() -> None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
+
+    process = served.begin("--dev", preexec_fn=few)
+    assert process.stderr is not None
+    lines = [json.loads(next(line for line in process.stderr if line.startswith(b"{"))) for _ in range(2)]
+    assert lines[1]["message"] == "serving", lines
+    assert lines[0]["level"] == "warning" and "may open 256 files" in lines[0]["message"]
+    assert "LimitNOFILE" in lines[0]["message"]
+    port = int(lines[1]["url"].rpartition(":")[2])
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
+    try:
+        strangers[-1].settimeout(SECONDS)
+        said = strangers[-1].recv(10_000)
+        assert b"max_connections" in said
+    finally:
+        for one in strangers:
+            one.close()
+    assert "Traceback" not in served.end(process).err

@@ -7,11 +7,13 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from postroom.clock import SystemClock
-from postroom.errors import SchemaMismatch, StoreError
+from postroom.errors import PermissionDenied, SchemaMismatch, StoreError
 from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.staging import Known, Wish
 from postroom.store import open_sqlite, schema
 from postroom.store.contract import Bounds
 from postroom.store.schema import MIGRATIONS, VERSION, migrate, version_of
@@ -136,6 +138,24 @@ def test_a_store_of_version_1_becomes_this_one_and_keeps_what_is_there(tmp_path:
     assert versions(path) == dict.fromkeys(Lane, VERSION)
     open_sqlite(tmp_path / "new.db").close()
     assert shape(path) == shape(tmp_path / "new.db")
+
+
+def test_a_query_from_before_there_were_owners_is_whoever_uses_it_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """I23: a stream that runs through the upgrade goes on; then it is its own."""
+    build(tmp_path / "store.db", 7, monkeypatch)
+    with closing(sqlite3.connect(tmp_path / "store.db")) as connection, connection:
+        row = ("q", 3, msgspec.msgpack.encode({"s": 5}), 1)
+        connection.execute("INSERT INTO postroom_queries VALUES (?, ?, ?, ?)", row)
+    with closing(open_sqlite(tmp_path / "store.db")) as store:
+        assert store.staging.known("q") == Known(3, {"s": 5})
+        assert store.staging.drop("q", 4) == 0  # as the duty does that drops what is old
+        assert store.staging.known("q").owner is None
+        assert store.staging.decide("q", 4, Wish(), 7, owner="shop").batch == 4
+        with pytest.raises(PermissionDenied):
+            store.staging.decide("q", 5, Wish(), 7, owner="evil")
+        assert store.staging.known("q").owner == "shop"
 
 
 def test_a_new_store_has_this_version_in_all_files(tmp_path: Path) -> None:

@@ -92,6 +92,13 @@ async def test_permissions_are_those_of_the_wire(guarded: Stage) -> None:
     await guarded.call("POST", f"{API}/topics/orders/groups/g/settle", 200, **settling, who="billing")
 
 
+async def test_settling_nothing_needs_the_permission_too(guarded: Stage) -> None:
+    empty = {"json": {}}
+    await guarded.error("POST", f"{API}/topics/orders/groups/g/settle", 403, **empty, who="shop")
+    await guarded.error("POST", f"{API}/topics/secrets/groups/g/settle", 403, **empty, who="billing")
+    await guarded.call("POST", f"{API}/topics/orders/groups/g/settle", 200, **empty, who="billing")
+
+
 async def test_only_visible_topics_are_listed_or_suggested(guarded: Stage) -> None:
     shown = await guarded.get("/topics", who="shop")
     assert [topic["name"] for topic in shown] == ["orders"]
@@ -106,8 +113,37 @@ async def test_whether_a_topic_exists_is_not_told_to_those_without_permission(gu
     assert there["message"].replace("secrets", "nothing") == not_there["message"]
 
 
-async def test_metrics_are_for_any_principal(guarded: Stage) -> None:
-    assert "postroom_build_info" in (await guarded.call("GET", "/metrics", who="nobody")).text
+async def test_metrics_show_names_to_those_who_may_see_them(guarded: Stage) -> None:
+    guarded.add("prometheus", "consume:_metrics")
+    one = {"messages": [{"value": "x"}]}
+    for topic in ("orders", "secrets", "secrets"):
+        await guarded.call("POST", f"{API}/topics/{topic}/messages", 202, json=one, who="admin")
+    for topic in ("orders", "secrets"):
+        await guarded.post(f"/topics/{topic}/groups/{topic}-group/poll", {}, who="admin")
+    limit = {"producer": "shop", "messages_per_s": 5}
+    await guarded.call("PUT", f"{API}/rates", json=limit, who="admin")
+    published = "postroom_messages_published_total"
+    for who, shown, hidden in (
+        ("admin", ("orders", "secrets", "orders-group", "secrets-group", 'producer="shop"'), ()),
+        ("prometheus", ("orders", "secrets", "orders-group", "secrets-group", 'producer="shop"'), ()),
+        ("billing", ("orders", "orders-group"), ("secrets", 'producer="shop"')),
+        ("nobody", (), ("orders", "secrets", 'producer="shop"')),
+    ):
+        guarded.app.state.metrics.sampler.last.taken_at = None
+        text = (await guarded.call("GET", "/metrics", who=who)).text
+        assert "postroom_build_info" in text
+        assert all(name in text for name in shown), who
+        assert not any(name in text for name in hidden), who
+        total = sum(
+            float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"{published}{{")
+        )
+        assert total == 3, who
+        lags = [line for line in text.splitlines() if line.startswith("postroom_group_lag_messages{")]
+        assert sum(float(line.split()[-1]) for line in lags) == 3 and len(lags) == max(1, len(shown) and 2)
+
+
+async def test_nobody_can_have_a_topic_of_the_name_that_stands_for_all_names(guarded: Stage) -> None:
+    assert (await guarded.error("POST", f"{API}/topics", 400, json={"name": "_metrics"}, who="admin"))["code"]
 
 
 async def test_a_removed_principal_is_out(guarded: Stage) -> None:
@@ -156,7 +192,13 @@ async def test_dev_is_not_for_pages_of_other_sites() -> None:
         for headers, status in (
             ({"Host": "127.0.0.1:7071"}, 200),
             ({"Host": "[::1]:7071"}, 200),
-            ({"Host": "localhost", "Origin": "http://localhost:7071"}, 200),
+            ({"Host": "localhost:7071", "Origin": "http://localhost:7071"}, 200),
+            (
+                {"Host": "localhost:7071", "Origin": "http://localhost:9999"},
+                403,
+            ),  # another port: another site
+            ({"Host": "localhost:7071", "Sec-Fetch-Site": "same-site"}, 403),
+            ({"Host": "localhost:7071", "Sec-Fetch-Site": "same-origin"}, 200),
             ({"Host": "evil.example:7071"}, 403),  # a name that was pointed at this machine
             ({"Host": "localhost", "Origin": "https://evil.example"}, 403),
             ({"Host": "localhost", "Origin": "null"}, 403),

@@ -30,7 +30,7 @@ def test_every_error_has_a_status_that_fits_its_part_of_the_tree(kind: type[erro
     status = status_of(kind("no"))
     for above, allowed in (
         (errors.UsageError, {400, 413, 500, 503}),
-        (errors.CatalogError, {404, 409}),
+        (errors.CatalogError, {404, 409, 429}),
         (errors.AppendError, {400, 409, 429, 504}),
         (errors.DeliveryError, {409}),
         (errors.AccessError, {401, 403}),

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from postroom.errors import StoreUnavailable
+from postroom.errors import StoreFull, StoreUnavailable
 from postroom.http import health
 from postroom.http.health import Readiness
-from tests.unit.http_client import staged
+from postroom.store.session import Lane
+from tests.unit.http_client import Stage, staged
 
 
 async def test_health_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,15 +36,61 @@ async def test_ready_while_the_store_answers() -> None:
 async def test_not_ready_while_the_store_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged() as stage:
 
-        def away() -> Any:
+        def away(*args: Any) -> Any:
             raise StoreUnavailable("password=hunter2 cannot be reached")
 
-        monkeypatch.setattr(stage.broker.store.brokers, "live", away)
+        monkeypatch.setattr(stage.broker.store.duties, "acquire", away)
         error = await stage.error("GET", "/ready", 503)
         assert error["retriable"] is True and "store_unavailable" in error["message"]
         assert "hunter2" not in str(error)
         monkeypatch.undo()
-        assert (await stage.client.get("/ready")).status_code == 200
+        await until_ready(stage)
+
+
+async def until_ready(stage: Stage) -> None:
+    async with asyncio.timeout(20):
+        while (await stage.client.get("/ready")).status_code != 200:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
+
+
+async def test_not_ready_while_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk, or one that became read-only, can be read; and it says why."""
+    async with staged() as stage:
+
+        def full(*args: Any) -> Any:
+            raise StoreFull("no space left for /secret/path")
+
+        monkeypatch.setattr(stage.broker.store.duties, "acquire", full)
+        error = await stage.error("GET", "/ready", 503)
+        assert "no space left" in error["message"] and "/secret" not in str(error)
+        monkeypatch.undo()
+        await until_ready(stage)
+
+
+async def test_not_ready_while_messages_find_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of some bytes may still find room where a message does not."""
+    async with staged() as stage:
+        monkeypatch.setattr(health, "_REMEMBER_S", 0)
+        await stage.post("/topics", {"name": "orders"}, 201)
+
+        async def full(*args: Any, **named: Any) -> Any:
+            raise StoreFull("no space left")
+
+        monkeypatch.setattr(stage.broker, "append", full)
+        await stage.client.post("/api/v1/topics/orders/messages", content=b"x", params={"timeout": 0.2})
+        error = await stage.error("GET", "/ready", 503)
+        assert "no space left" in error["message"]
+        monkeypatch.undo()
+        await stage.call("POST", "/api/v1/topics/orders/messages", 202, content=b"x")
+        await until_ready(stage)
+
+
+async def test_a_probe_writes_one_row_and_no_more_for_each_broker() -> None:
+    async with staged() as stage:
+        for readiness in (Readiness(stage.service), Readiness(stage.service)):
+            assert await readiness.why_not() is None
+        with stage.broker.store.session.read(Lane.LOG) as tx:  # type: ignore[attr-defined]
+            assert tx.all("SELECT name FROM postroom_duties WHERE name LIKE 'ready%'") == [("ready",)]
 
 
 async def test_not_ready_while_the_store_hangs_and_one_question_for_all(
@@ -52,12 +99,12 @@ async def test_not_ready_while_the_store_hangs_and_one_question_for_all(
     async with staged() as stage:
         asked, go_on = [], threading.Event()
 
-        def hangs() -> Any:
+        def hangs(*args: Any) -> Any:
             asked.append(True)
             go_on.wait(20)
-            return []
+            return True
 
-        monkeypatch.setattr(stage.broker.store.brokers, "live", hangs)
+        monkeypatch.setattr(stage.broker.store.duties, "acquire", hangs)
         readiness = Readiness(stage.service, answer_s=0.1)
         for _ in range(3):
             errors = await asyncio.gather(*(readiness.why_not() for _ in range(5)))
@@ -73,7 +120,7 @@ async def test_not_ready_while_the_store_hangs_and_one_question_for_all(
 async def test_an_answer_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     async with staged() as stage:
         asked = []
-        monkeypatch.setattr(stage.broker.store.brokers, "live", lambda: asked.append(True) or [])
+        monkeypatch.setattr(stage.broker.store.duties, "acquire", lambda *args: asked.append(True) or True)
         readiness = Readiness(stage.service)
         for _ in range(5):
             assert await readiness.why_not() is None

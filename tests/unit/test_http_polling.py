@@ -12,6 +12,7 @@ import pytest
 from postroom.broker.endpoint import Verdict
 from postroom.clock import ManualClock
 from postroom.http.handles import Handle, merged, spans_of
+from tests.damage import garbage
 from tests.unit.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"
@@ -305,3 +306,19 @@ def test_neighbours_are_settled_together() -> None:
     mixed = [Verdict("ack", 1, 1), Verdict("retry", 2, 2), Verdict("retry", 3, 3, 5)]
     assert merged(mixed) == tuple(mixed)
     assert spans_of([2, 1, 7]) == ((1, 2), (7, 7))
+
+
+async def test_a_batch_that_cannot_be_read_is_given_up(stage: Stage) -> None:
+    """Not a 400, as if the poller were wrong: the messages around it come, its bytes are a dead letter."""
+    await send(stage, "a")
+    place = (await stage.broker.route("orders")).ranges[0].partition_id
+    await stage.broker.append("orders", place, garbage())
+    await send(stage, "b")
+    found = await poll(stage)
+    assert [message["value"] for message in found] == ["a", "b"]
+    await stage.post(f"{GROUP}/settle", {"acks": [message["handle"] for message in found]})
+    assert await unsettled(stage) == (0, 0)
+    (letter,) = await stage.get(f"{GROUP}/dead-letters")
+    assert letter["offset"] == 1 and "cannot be read" in letter["reason"]
+    exposed = await stage.client.get("/metrics")
+    assert 'postroom_unreadable_batches_total{found_by="delivery",topic="orders"} 1.0' in exposed.text

@@ -180,3 +180,12 @@ async def test_concurrent_requests_share_batches(stage: Stage) -> None:
     assert offsets == list(range(50))
     batches = dict(stage.service.figures.batches.items())[("one",)]
     assert batches < 25
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity"])
+async def test_what_is_no_json_is_not_stored_as_json(stage: Stage, number: str) -> None:
+    body = f'{{"messages": [{{"value": "ok"}}, {{"value": {{"json": {{"n": [{number}]}}}}}}]}}'
+    headers = {"Content-Type": "application/json"}
+    error = await stage.error("POST", PATH, 400, content=body.encode(), headers=headers)
+    assert error["code"] == "invalid_request" and "messages.1" in error["message"]
+    assert await messages(stage) == []

@@ -111,3 +111,13 @@ def test_every_setting_reaches_the_server() -> None:
     assert (found.host, found.port, found.zone, found.advertise) == ("::1", 1, "z", "a:1")
     assert (found.max_connections, found.max_frame_bytes) == (2, 10 << 20)
     assert (found.unauthenticated_ms, found.silent_ms) == (3, 4)
+
+
+async def test_the_brokers_limit_is_the_setting() -> None:
+    from postroom.cli.serve import _open
+
+    broker = await _open(ServeSettings(url="memory://limited", reply_topics=7, http_port=0))
+    try:
+        assert broker._limits.reply_topics == 7
+    finally:
+        await broker.close()

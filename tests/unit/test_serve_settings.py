@@ -88,8 +88,8 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
     texts = {
         "dev": "1", "migrate": "TRUE", "host": "localhost", "http_host": "::1", "port": "1",
         "http_port": "0", "advertise": "a:1", "zone": "z", "tls_cert": "c", "tls_key": "k",
-        "tls_client_ca": "ca", "max_connections": "5", "max_frame": "1 GB", "unauthenticated": "1.5",
-        "idle": "1h", "grace": "0", "log_format": "json", "log_level": "debug",
+        "tls_client_ca": "ca", "max_connections": "5", "reply_topics": "7", "max_frame": "1 GB",
+        "unauthenticated": "1.5", "idle": "1h", "grace": "0", "log_format": "json", "log_level": "debug",
     }  # fmt: skip
     found = read_settings({}, {f"POSTROOM_SERVE_{key.upper()}": text for key, text in texts.items()})
     untouched = {f.name for f in fields(found) if getattr(found, f.name) == getattr(ServeSettings(), f.name)}

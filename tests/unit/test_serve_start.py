@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from postroom.cli.serve import show_first_token, start_http
+from postroom.cli import serve
+from postroom.cli.serve import make_http, show_first_token
+from postroom.errors import UsageError
 from postroom.model.access import ALL, Principal, hash_of
 from postroom.serve_settings import ServeSettings
 from postroom.store import open_memory
 from postroom.store.contract import Store
+from postroom.wire.server import WireServer
 
 URL = "postroom://here:7070"
 
@@ -55,7 +58,7 @@ async def test_another_broker_was_started_in_the_same_moment(capsys: pytest.Capt
     store.close()
 
 
-async def test_without_the_extra_there_is_no_http(
+def test_without_the_extra_there_is_no_http(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -63,8 +66,30 @@ async def test_without_the_extra_there_is_no_http(
         monkeypatch.delitem(sys.modules, name)
     caplog.set_level("INFO", "postroom")
     nothing: Any = None
-    assert await start_http(nothing, nothing, ServeSettings()) is None
+    assert make_http(nothing, nothing, ServeSettings()) is None
     assert "pip install '.[server]'" in caplog.text
     caplog.clear()
-    assert await start_http(nothing, nothing, ServeSettings(http_port=0)) is None
+    assert make_http(nothing, nothing, ServeSettings(http_port=0)) is None
     assert caplog.text == ""
+
+
+async def test_nobody_can_come_before_everything_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first greeting is answered at once: what takes long was done before the port listens."""
+    settings = ServeSettings(url="memory://", dev=True, port=0)
+    order: list[str] = []
+    made = serve.make_http
+
+    def noted(*args: Any) -> Any:
+        order.append("http")
+        return made(*args)
+
+    async def start(self: WireServer) -> None:
+        order.append("listen")
+        assert "fastapi" in sys.modules and "uvicorn" in sys.modules
+        raise UsageError("far enough")
+
+    monkeypatch.setattr(serve, "make_http", noted)
+    monkeypatch.setattr(WireServer, "start", start)
+    with pytest.raises(UsageError, match="far enough"):
+        await serve._serve(settings, serve.listening(settings), lambda: settings, as_json=False)
+    assert order == ["http", "listen"]

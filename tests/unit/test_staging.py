@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.errors import CorruptBatch, InvalidSetting, StagingConflict
+from postroom.errors import CorruptBatch, InvalidSetting, PermissionDenied, StagingConflict
 from postroom.model.batch import BatchBuilder
 from postroom.model.staging import (
     Decision,
@@ -15,6 +15,7 @@ from postroom.model.staging import (
     Wish,
     check_name,
     marks_after,
+    owner_after,
     revision_for,
     split_batches,
 )
@@ -79,6 +80,40 @@ def test_whatever_ranges_come_back_every_row_is_decided_once(turns: list[tuple[i
         ends.append(last + 1)
     assert rows == list(range(len(rows)))
     assert len(rows) == known.marks.get("s", -1) + 1
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Wish((), 5),
+        Wish((), 5, {"s": (0, 4)}),
+        Wish((("a", 1),), 2, {"s": (0, 0), "t": (0, 9)}),  # a last row that nobody has staged
+        Wish((("a", 1),), 1, {"s": (5, 4)}),
+        Wish((("a", 1),), 1, {"s": (-3, 4)}),
+    ],
+)
+def test_rows_that_nobody_has_staged_are_not_decided(wish: Wish) -> None:
+    with pytest.raises(StagingConflict):
+        revision_for(NONE, None, 0, wish)
+    with pytest.raises(StagingConflict):
+        revision_for(Known(5), decision(3, {"s": (7, 9)}), 5, wish)
+
+
+def test_a_wider_range_without_its_rows_is_refused() -> None:
+    known, before = Known(5, {"s": 2}), decision(3, {"s": (0, 2)})
+    with pytest.raises(StagingConflict, match="stage every row above the marks"):
+        revision_for(known, before, 5, Wish((), 5, {"s": (0, 4)}, {"s": 2}))
+    assert revision_for(known, before, 5, Wish((), 2, {"s": (0, 1)}, {"s": 2})) is None
+
+
+def test_whose_a_query_is() -> None:
+    """I23: the first's; whoever has the database may go on with any, and begins its own."""
+    assert owner_after("q", None, "shop") == owner_after("q", "shop", "shop") == "shop"
+    assert owner_after("q", None, "") == owner_after("q", "", "") == ""
+    assert owner_after("q", "shop", "") == "shop"
+    for owner in ("", "shop", "EVIL"):
+        with pytest.raises(PermissionDenied, match="give-query 'q' evil"):
+            owner_after("q", owner, "evil")
 
 
 def test_batches_one_after_the_other() -> None:

@@ -5,18 +5,24 @@ A topic goes with its groups and their own topics. Decides nothing about groups:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ..config import DEFAULTS
 from ..errors import TopicExists, UnknownPartition
+from ..model.access import Principal, beginnings, visible
 from ..model.names import base_of, check_topic, is_internal, owner
 from ..model.route import Route
 from ..model.settings import Start, TopicSettings
 from ..store.contract import Backlog, Group, Peek, Store, Topic
 from .catalog import CatalogCache
+from .duties import ids_from
 from .endpoint import Lag, PartitionLag, TopicInfo
 
 __all__ = ["Admin"]
+
+_SWEEP_S = 0.5  # how long a purge deletes by itself
 
 
 class Admin:
@@ -36,29 +42,40 @@ class Admin:
         self._catalog.forget()
         return self.topic(name)
 
-    def topics(self) -> list[TopicInfo]:
-        delayed = self._store.schedule.delayed()
-        return [self._topic_info(topic, delayed) for topic in self._store.catalog.topics()]
+    def topics(self, viewer: Principal | None = None) -> list[TopicInfo]:
+        """Those that the viewer is shown are found by their names, and only these are loaded and counted."""
+        catalog = self._store.catalog
+        if viewer is None:
+            return self._infos(catalog.topics())
+        names = visible(viewer, catalog.names(beginnings(viewer)))
+        return self._infos(catalog.topics(names)) if names else []
 
     def topic(self, name: str) -> TopicInfo:
-        return self._topic_info(self._store.catalog.topic(name), self._store.schedule.delayed())
+        return self._infos([self._store.catalog.topic(name)])[0]
 
-    def _topic_info(self, topic: Topic, delayed: Mapping[int, int]) -> TopicInfo:
-        bounds = self._store.log.bounds(self._store.present(r.partition_id for r in topic.route.partitions))
-        return TopicInfo(
-            name=topic.name,
-            partitions=len(topic.route.ranges),
-            settings=topic.settings,
-            created_at=topic.created_at,
-            messages=sum(b.messages for b in bounds.values()),
-            groups=tuple(
-                g.name
-                for g in self._store.catalog.groups(topic.name)
-                if not g.name.startswith("_") and base_of(g.name) is None
-            ),
-            internal=is_internal(topic.name),
-            delayed=delayed.get(topic.id, 0),
-        )
+    def _infos(self, topics: Sequence[Topic]) -> list[TopicInfo]:
+        """A few reads for all of them."""
+        delayed = self._store.schedule.delayed()
+        edges = self._store.log.edges([r.partition_id for topic in topics for r in topic.route.partitions])
+        groups: dict[int, list[str]] = {}
+        for group in self._store.catalog.groups_of([topic.id for topic in topics]):
+            if not group.name.startswith("_") and base_of(group.name) is None:
+                groups.setdefault(group.topic_id, []).append(group.name)
+        return [
+            TopicInfo(
+                name=topic.name,
+                partitions=len(topic.route.ranges),
+                settings=topic.settings,
+                created_at=topic.created_at,
+                messages=sum(
+                    edges[r.partition_id].messages for r in topic.route.partitions if r.partition_id in edges
+                ),
+                groups=tuple(groups.get(topic.id, ())),
+                internal=is_internal(topic.name),
+                delayed=delayed.get(topic.id, 0),
+            )
+            for topic in topics
+        ]
 
     def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
         self._store.catalog.alter_topic(name, settings)
@@ -67,11 +84,11 @@ class Admin:
 
     def delete_topic(self, name: str) -> None:
         """The topic, its groups, and the groups' own topics."""
-        topics = {t.name: t for t in self._store.catalog.topics()}
-        if name not in topics:
-            self._store.catalog.topic(name)  # raises, and says what is near
-        own = [t for t in topics if (of := owner(t)) is not None and of[0] == name]
-        for doomed in (name, *own):
+        found = self._store.catalog.topic(name)  # raises, and says what is near, if there is none
+        near = self._store.catalog.names([f"{name}."])
+        own = self._store.catalog.topics([t for t in near if (of := owner(t)) is not None and of[0] == name])
+        topics = {topic.name: topic for topic in (found, *own)}
+        for doomed in topics:
             groups = self._store.catalog.groups(doomed)
             self._store.schedule.purge(topics[doomed].id)  # in slices, before the catalog is locked
             self._store.catalog.delete_topic(doomed)
@@ -86,7 +103,19 @@ class Admin:
         before = self._store.log.bounds(r.partition_id for r in topic.route.partitions)
         for partition_id, edges in before.items():
             self._store.log.trim(partition_id, edges.end)
+        self._make_room(topic, before)
         return delayed + sum(edges.messages for edges in before.values())
+
+    def _make_room(self, topic: Topic, partition_ids: Iterable[int]) -> None:
+        """Delete what was purged, for a moment: a full disk waits for it. The rest is left to retention."""
+        until = time.monotonic() + _SWEEP_S
+        for partition_id in self._store.present(partition_ids):
+            while time.monotonic() < until and self._store.log.sweep(
+                partition_id,
+                rows=DEFAULTS.retention_slice_rows,
+                appended_before=ids_from(self._store.now_ms(), topic),
+            ):
+                pass
 
     def resolve(self, topic: str, start: Start) -> dict[int, int]:
         ranges = self._catalog.topic(topic).route.partitions

@@ -4,7 +4,8 @@ The backlog of a topic is what its slowest group has not settled; without groups
 measured at most every `backlog_look_ms`, and only while somebody sends to a topic that has a limit; in
 between, what this process has let through is added to it. So the limit is not exact: a batch that begins
 below it is stored whole, and other processes are seen at the next look. Must never be asked about internal
-appends (I17); delayed messages are let in by the schedule when they are due, and count from then on.
+appends (I17); delayed messages are let in by the schedule when they are due, and count from then on. What is
+due before the next look is not delayed: else a due moment of now were a way around the limit.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from typing import Any
 
 from ..config import Limits
 from ..errors import BacklogFull
+from ..model.cache import make_room
 from ..model.settings import TopicSettings
 from ..store.contract import Store, Topic
 from ..units import format_bytes
 from .catalog import readers
 
 __all__ = ["BacklogGate", "Measured"]
+
+_MOST = 10_000  # topics whose backlog is remembered
 
 
 @dataclass(slots=True)
@@ -45,7 +49,7 @@ class BacklogGate:
 
     def __init__(self, store: Store, limits: Limits, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self._store = store
-        self._look_s = limits.backlog_look_ms / 1000
+        self._look_ms, self._look_s = limits.backlog_look_ms, limits.backlog_look_ms / 1000
         self._in_thread = in_thread
         self._measured: dict[int, Measured] = {}  # by topic id
         self._looking: dict[int, asyncio.Future[Measured]] = {}
@@ -53,6 +57,10 @@ class BacklogGate:
     @staticmethod
     def limits(settings: TopicSettings) -> bool:
         return settings.max_backlog > 0 or settings.max_backlog_bytes > 0
+
+    def is_now(self, due_at: int) -> bool:
+        """Whether what is due then counts already."""
+        return not due_at or due_at <= self._store.now_ms() + self._look_ms
 
     async def pass_through(self, topic: Topic, messages: int, size: int) -> Measured:
         """Count a batch that is about to be stored; BacklogFull if there is no room for any."""
@@ -85,6 +93,7 @@ class BacklogGate:
         if not done.cancelled() and done.exception() is None:
             found = done.result()
             found.until = asyncio.get_running_loop().time() + self._look_s
+            make_room(self._measured, _MOST)
             self._measured[topic_id] = found
 
     # ---- in a worker thread ----

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 from ..errors import GroupExists, StoreUnavailable, TopicExists, UnknownGroup, UnknownTopic
+from ..model.cache import make_room
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, retry_topic, slow_topic
 from ..model.settings import GroupSettings, TopicSettings
 from ..store.contract import Catalog, Group, Topic
@@ -21,6 +22,7 @@ __all__ = ["CatalogCache", "Source", "is_base", "readers"]
 T = TypeVar("T")
 
 _FRESH_S = 1.0
+_MOST = 20_000  # things that are remembered: names that clients make up must not fill the memory
 
 Source = tuple[Topic, Group]
 """A topic and the group that reads it."""
@@ -128,7 +130,10 @@ class CatalogCache:
         if self._last is None:
             return self._read(key, read)
         try:
-            value = self._last[key] = self._read(key, read)
+            value = self._read(key, read)
+            if key not in self._last:
+                make_room(self._last, _MOST)
+            self._last[key] = value
         except StoreUnavailable:
             if key not in self._last:
                 raise
@@ -145,6 +150,7 @@ class CatalogCache:
         value = read()
         with self._lock:
             if read_at == (self._version, self._forgotten):
+                make_room(self._known, _MOST)
                 self._known[key] = value
         return value
 

@@ -8,20 +8,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
+from ..clock import CautiousTime, Clock, is_real
 from ..config import Limits
-from ..errors import PostroomError, UnknownGroup, UnknownPartition, UnknownTopic
+from ..errors import PostroomError, StoreFull, UnknownGroup, UnknownPartition, UnknownTopic
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
 from ..store.contract import Group, Store, Topic
 from .catalog import readers
 from .groups import TOUCH_MS
+from .listing import Listed, Listing
 
-__all__ = ["DropLogs", "Duty", "DutyRunner", "ExpireGroups", "ForgetProducers", "Retention"]
+__all__ = [
+    "DropLogs",
+    "Duty",
+    "DutyRunner",
+    "ExpireGroups",
+    "ForgetProducers",
+    "Retention",
+    "cautious_time",
+    "ids_from",
+]
 
 _log = logging.getLogger("postroom.broker")
 
+_VOLATILE_MS = 60_000  # how often a volatile log is looked at that a crash may have emptied
+_DEAD_MS = 60_000  # a member that died is remembered for so long
+_NEVER = 2**62
 _SLICES = 200  # at most so many slices of deletes per run, so that no run holds its lease for long
 
 
@@ -33,35 +48,94 @@ class Duty(Protocol):
         """Do what is due now. May be cut at any point and run again by anybody."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Visit:
+    """How a topic was found when retention last went through it."""
+
+    found: object
+    due: int  # there may be more to drop then, even if it is found the same
+
+
 class Retention:
-    """Drop what is older or larger than the topic allows and no group needs (R44)."""
+    """Drop what is older or larger than the topic allows and no group needs (R44).
+
+    A topic is looked at when something in it has moved (its ends, what its groups have settled, its settings)
+    or comes of age; the others cost nothing but their share of two reads.
+    """
 
     name: str = "retention"
     every_s: float = 10
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(
+        self,
+        store: Store,
+        limits: Limits,
+        listing: Listing | None = None,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """`now_ms`: the time to delete by, if not the store's (`cautious_time`)."""
         self._store = store
         self._limits = limits
+        self._listing = listing or Listing(store.catalog)
+        self._now_ms = now_ms or store.now_ms
+        self._visits: dict[int, _Visit] = {}  # by topic id
 
     def run_once(self) -> None:
-        for topic in self._store.catalog.topics():
+        listed = self._listing.look()
+        places = self._places(listed)
+        self._visits = {topic_id: visit for topic_id, visit in self._visits.items() if topic_id in places}
+        now = self._now_ms()
+        for topic_id, (topic, seen) in places.items():
+            groups, last = listed.groups.get(topic_id, []), self._visits.get(topic_id)
+            found = (seen, topic.settings, tuple((group.id, group.generation) for group in groups))
+            if last is not None and last.found == found and now < last.due:
+                continue
             try:
-                self._drop(topic)
+                self._visits[topic_id] = _Visit(found, self._drop(topic, groups))
             except (UnknownTopic, UnknownPartition):
                 pass  # it was deleted meanwhile
 
-    def _drop(self, topic: Topic) -> None:
-        groups = readers(self._store.catalog.groups(topic.name))
+    def _places(self, listed: Listed) -> dict[int, tuple[Topic, dict[int, object]]]:
+        """By topic, what its partitions hold and how far its groups are; not of topics never used."""
+        places: dict[int, tuple[Topic, dict[int, object]]] = {}
+        edges = self._store.log.edges()
+        marks = self._store.usage.marks() if edges else {}
+        for partition_id, bounds in edges.items():
+            topic = listed.by_partition.get(partition_id)
+            if topic is not None:
+                _, seen = places.setdefault(topic.id, (topic, {}))
+                seen[partition_id] = (bounds, marks.get(partition_id))
+        return places
+
+    def _drop(self, topic: Topic, all_groups: Sequence[Group]) -> int:
+        """Returns when there may be more to drop, if nothing happens until then."""
+        groups, due = readers(all_groups), _NEVER
         places = self._store.present(piece.partition_id for piece in topic.route.partitions)
         committed = self._store.usage.committed(groups, places)
         for partition_id in places:
             if topic.settings.volatile:
                 self._store.log.skip_lost(partition_id)
+                due = min(due, self._now_ms() + _VOLATILE_MS)
             needed = min((committed[group.id][partition_id] for group in groups), default=None)
-            self._trim(topic, partition_id, needed)
-            sweep(self._store, partition_id, self._limits, self._ids_from(topic))
+            limit = self._trim(topic, partition_id, needed)
+            swept = sweep(self._store, partition_id, self._limits, ids_from(self._now_ms(), topic))
+            due = min(due, self._next(topic, partition_id, limit) if swept else 0)
         for partition_id in self._store.present(piece.partition_id for piece in topic.route.sealed):
             self._remove(partition_id)
+        return due
+
+    def _next(self, topic: Topic, partition_id: int, limit: int) -> int:
+        """When the first batch above the limit comes of age, or the ids of one below the start do."""
+        due, settings = _NEVER, topic.settings
+        if settings.retention_ms:
+            due = min(due, self._age(partition_id, limit, settings.retention_ms))
+        if settings.dedup_ms:
+            due = min(due, self._age(partition_id, 0, settings.dedup_ms))
+        return due
+
+    def _age(self, partition_id: int, offset: int, ms: int) -> int:
+        found = self._store.log.read(partition_id, offset, max_messages=1, max_bytes=1)
+        return found[0].appended_at + ms if found else _NEVER
 
     def _remove(self, partition_id: int) -> None:
         """A sealed partition whose last batch is gone goes as a whole (R26)."""
@@ -70,15 +144,13 @@ class Retention:
         if empty and not self._store.log.read(partition_id, 0, max_messages=1, max_bytes=1):
             self._store.routes.remove(partition_id)
 
-    def _ids_from(self, topic: Topic) -> int | None:
-        """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
-        window_ms = topic.settings.dedup_ms
-        return self._store.now_ms() - window_ms if window_ms else None
+    def _trim(self, topic: Topic, partition_id: int, needed: int | None) -> int:
+        """`needed` is the lowest offset that a group has not settled; None: there is no group.
 
-    def _trim(self, topic: Topic, partition_id: int, needed: int | None) -> None:
-        """`needed` is the lowest offset that a group has not settled; None: there is no group."""
+        Returns where the log would start if only age and size decided.
+        """
         settings = topic.settings
-        before = self._store.now_ms() - settings.retention_ms if settings.retention_ms else 0
+        before = self._now_ms() - settings.retention_ms if settings.retention_ms else 0
         keep_bytes = settings.retention_bytes
         if keep_bytes and (newer := topic.route.descendants(partition_id)):  # what follows it counts too
             present = self._store.present(newer)
@@ -90,29 +162,47 @@ class Retention:
             start = max(start, needed)
         if start > self._store.log.bounds([partition_id])[partition_id].start:
             self._store.log.trim(partition_id, start)
+        return limit
 
 
 class ExpireGroups:
-    """Forget groups that nobody has used for as long as they say (R44), and members without a name (R11)."""
+    """Forget groups that nobody has used for as long as they say (R44), and members without a name (R11).
+
+    Members that died in groups that nobody joins any more are forgotten too.
+    """
 
     name: str = "expire-groups"
     every_s: float = 30
 
-    def __init__(self, store: Store, forget: Callable[[Group], None]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        forget: Callable[[Group], None],
+        listing: Listing | None = None,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
         self._store = store
         self._forget = forget
+        self._listing = listing or Listing(store.catalog)
+        self._now_ms = now_ms or store.now_ms
         self._told: set[int] = set()  # groups that are kept for their dead letters
 
     def run_once(self) -> None:
-        for topic in self._store.catalog.topics():
+        listed = self._listing.look()
+        if self._told:
+            self._told &= {group.id for groups in listed.groups.values() for group in groups}
+        expiring = [some for some in listed.groups.values() if any(g.settings.expires_ms for g in some)]
+        seen = self._store.usage.seen() if expiring else {}
+        for groups in expiring:
             try:
-                self._expire(self._store.catalog.groups(topic.name))
+                self._expire(groups, seen)
             except UnknownTopic:
                 pass  # it was deleted meanwhile
+        self._store.progress.forget_dead(self._store.now_ms() - _DEAD_MS)
 
-    def _expire(self, groups: Sequence[Group]) -> None:
+    def _expire(self, groups: Sequence[Group], seen: Mapping[int, int]) -> None:
         """A broadcast group waits until those of its members are gone."""
-        seen, now = self._store.usage.seen(), self._store.now_ms()
+        now = self._now_ms()
         with_members = {base_of(group.name) for group in groups}
         bases = {group.name: group for group in groups if group.name in with_members}
         for group in groups:
@@ -159,9 +249,12 @@ class DropLogs:
 
     def run_once(self) -> None:
         for partition_id in self._store.catalog.dropped():
-            self._store.log.trim(partition_id, 2**62)
-            if sweep(self._store, partition_id, self._limits):
-                self._store.catalog.drop_log(partition_id)
+            try:
+                self._store.log.trim(partition_id, 2**62)
+                if sweep(self._store, partition_id, self._limits):
+                    self._store.catalog.drop_log(partition_id)
+            except UnknownPartition:
+                pass  # another did, on a disk too full for leases
 
 
 class ForgetProducers:
@@ -170,12 +263,35 @@ class ForgetProducers:
     name: str = "forget-producers"
     every_s: float = 3600
 
-    def __init__(self, store: Store, limits: Limits) -> None:
+    def __init__(self, store: Store, limits: Limits, now_ms: Callable[[], int] | None = None) -> None:
         self._store = store
         self._limits = limits
+        self._now_ms = now_ms or store.now_ms
 
     def run_once(self) -> None:
-        self._store.log.forget_producers(self._store.now_ms() - self._limits.producer_memory_ms)
+        self._store.log.forget_producers(self._now_ms() - self._limits.producer_memory_ms)
+
+
+def cautious_time(store: Store, clock: Clock) -> Callable[[], int]:
+    """The time to delete by: a clock that was just set does not decide about anybody's messages (I26).
+
+    Whoever set it by mistake has time to see it.
+    """
+
+    def doubted(ahead_ms: int) -> None:
+        _log.warning(
+            "the queue's clock went on by %.0f s that did not pass: what is too old by it is deleted later; "
+            "set the clock right if it is wrong",
+            ahead_ms / 1000,
+        )
+
+    return CautiousTime(store.now_ms, doubted=doubted).now_ms if is_real(clock) else store.now_ms
+
+
+def ids_from(now_ms: int, topic: Topic) -> int | None:
+    """What was stored since then stays, even if nobody can read it: its ids are remembered (R32)."""
+    window_ms = topic.settings.dedup_ms
+    return now_ms - window_ms if window_ms else None
 
 
 def sweep(store: Store, partition_id: int, limits: Limits, appended_before: int | None = None) -> bool:
@@ -195,7 +311,10 @@ class DutyRunner:
         holder: str,
         limits: Limits,
         in_thread: Callable[..., Awaitable[object]],
+        look: Callable[[], object] | None = None,
     ) -> None:
+        """`look` is called whenever something is due, whoever has the leases."""
+        self._look = look
         self._store = store
         self._duties = duties
         self._holder = holder
@@ -229,7 +348,9 @@ class DutyRunner:
     def run_once(self, duty: Duty) -> bool:
         """Run a duty if its lease can be had; True if it ran."""
         try:
-            if not self._store.duties.acquire(duty.name, self._holder, self._limits.duty_lease_ms):
+            if self._look is not None:
+                self._look()
+            if not self._may_run(duty):
                 self.held.discard(duty.name)
                 return False
             self.held.add(duty.name)
@@ -241,6 +362,14 @@ class DutyRunner:
             _log.exception("duty %s failed in an unexpected way; the others go on", duty.name)
             return False
         return True
+
+    def _may_run(self, duty: Duty) -> bool:
+        try:
+            return self._store.duties.acquire(duty.name, self._holder, self._limits.duty_lease_ms)
+        except StoreFull:
+            if isinstance(duty, Retention | DropLogs):  # they make room, and several may do so at once
+                return True
+            raise
 
     async def close(self) -> None:
         """Let a duty that runs now finish (its thread cannot be cancelled), then give the leases back."""

@@ -19,10 +19,13 @@ from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import PartitionSealed, PostroomError, UsageError
+from ..model.access import Principal
 from ..model.batch import verify
+from ..model.cache import make_room
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
 from ..model.flow import Rate
+from ..model.identity import producer_of
 from ..model.route import Change, Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_store
@@ -32,10 +35,11 @@ from .admin import Admin
 from .backlog import BacklogGate
 from .beating import Beating
 from .catalog import CatalogCache
+from .checking import CheckBatches
 from .deadletters import DeadLetterOffice
 from .deliveries import Deliveries
 from .draining import Drain
-from .duties import DropLogs, Duty, DutyRunner, ExpireGroups, ForgetProducers, Retention
+from .duties import DropLogs, Duty, DutyRunner, ExpireGroups, ForgetProducers, Retention, cautious_time
 from .endpoint import (
     Beat,
     DeadLetters,
@@ -59,6 +63,7 @@ from .gatekeeper import InThread
 from .groups import Groups
 from .helping import RouteHelp
 from .lanes import Lanes, LaneVerbs
+from .listing import Listing
 from .looks import Looks
 from .mover import Mover
 from .ordered import OrderedDeliveries
@@ -73,7 +78,9 @@ from .setting_aside import leads_to_lane
 from .shardwork import ShardWork, nothing_stored
 from .staging import StagingVerbs, StagingWork
 from .stopped import Spot, StoppedMessages
+from .strays import CutStrays
 from .tail import TailCache
+from .unreadable import letter_box
 from .waiters import Waiters, wait
 from .workers import Workers
 
@@ -81,8 +88,10 @@ __all__ = ["Broker", "open_endpoint"]
 
 _log = logging.getLogger("postroom.broker")
 
+_MOST_ENDS = 50_000  # partitions whose ends are remembered; whoever waits for another is woken once more
 _JUST_MS = 100  # equal moments may stand for two releases
 _HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
+_AT_ONCE_BYTES = 16 * 1024  # of a batch that is opened here; larger ones are opened in a thread
 _SOON_MS = 10_000  # what is due later is found by the next poll, and who waits in line looks then
 
 
@@ -132,13 +141,16 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
         self._waiters = Waiters()
+        self.listing = Listing(store.catalog)
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._work = ShardWork(
             store, limits, holder, self._tail, self._in_thread,
             appended=self._appended, due_moved=self._due_moved, told=self._news,
+            awaited=self._waiters.awaited,
         )  # fmt: skip
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._mover.to_lane = partial(leads_to_lane, self._catalog)
+        self._mover.letter_box = partial(letter_box, self._catalog)
         self._lanes = Lanes(store, self._catalog, self._in_thread)
         self._backlog = BacklogGate(store, limits, self._in_thread)
         self._quotas = Quotas(store, self._catalog, self._in_thread)
@@ -153,14 +165,26 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._waiters.on_first, self._waiters.on_none = self._work.resume, self._work.pause
         store.on_return(self._shard_returned)
         self._unsubscribe = clock.subscribe(self._clock_moved)
-        duties: list[Duty] = [kind(store, limits) for kind in (Retention, DropLogs, ForgetProducers)]
-        duties += [ExpireGroups(store, self._groups.forget), FinishChanges(store, self._routes)]
+        cautious = cautious_time(store, clock)
+        duties: list[Duty] = [
+            DropLogs(store, limits),
+            ForgetProducers(store, limits, cautious),
+            CutStrays(store),
+        ]
+        duties += [
+            Retention(store, limits, self.listing, cautious),
+            ExpireGroups(store, self._groups.forget, self.listing, cautious),
+            FinishChanges(store, self._routes, self.listing),
+        ]
         self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
         duties += [
             FinishDecisions(store, publisher, limits),
-            ForgetReplies(store, limits, self._replies.drop),
+            ForgetReplies(store, limits, self._replies.drop, self.listing),
         ]
-        self.duties = DutyRunner(store, duties, holder, limits, self._in_thread)
+        self._check = CheckBatches(store)
+        duties.append(self._check)
+        self.duties = DutyRunner(store, duties, holder, limits, self._in_thread, cautious)
+        self._identity_key: bytes | None = None
         self._holders_timer: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -173,6 +197,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         """Count commits and dead letters there, from now on."""
         self._work.watch(figures)
         self._mover.died = figures.died
+        self._mover.met_unreadable = partial(figures.found_unreadable, found_by="delivery")
+        self._check.found = partial(figures.found_unreadable, found_by="check")
 
     def now_ms(self) -> int:
         return self.store.now_ms()
@@ -209,6 +235,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             self._loop.call_soon_threadsafe(self._waiters.notify_all)
 
     def _appended(self, ends: dict[int, int]) -> None:
+        make_room(self._ends, _MOST_ENDS)
         for partition_id, end in ends.items():
             self._ends[partition_id] = max(end, self._ends.get(partition_id, 0))
             self._waiters.notify(("partition", partition_id))
@@ -228,6 +255,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             if not shard and self._catalog.saw_version(news.catalog_version):
                 self._quotas.look_again()
                 self._waiters.notify_all()
+            make_room(self._ends, _MOST_ENDS)
             for partition_id, end in news.ends.items():
                 if end > self._ends.get(partition_id, 0):
                     self._ends[partition_id] = end
@@ -264,8 +292,9 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     ) -> TopicInfo:
         return await self._in_thread(self._admin.create_topic, name, settings, partitions, exist_ok)
 
-    async def topics(self) -> list[TopicInfo]:
-        return await self._in_thread(self._admin.topics)
+    async def topics(self, viewer: Principal | None = None) -> list[TopicInfo]:
+        """All of them, or what a list shows to that principal: no other is loaded."""
+        return await self._in_thread(self._admin.topics, viewer)
 
     async def topic(self, name: str) -> TopicInfo:
         return await self._in_thread(self._admin.topic, name)
@@ -348,25 +377,31 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         ids: bytes = b"",
         producer: str = "",
         drawn: Drawn | None = None,
+        owner: str = "",
     ) -> Appended:
+        """`owner`: the principal whose producer this is; "" is somebody in this process (I23)."""
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
+        producer_id = header.producer_id
         with nothing_stored():
+            if owner and producer_id >= 0:
+                producer_id = producer_of(await self.identity_key(), owner, producer_id)
             known = await self._topic(topic)
-            limited = not due_at and self._backlog.limits(known.settings)
+            limited = self._backlog.limits(known.settings) and self._backlog.is_now(due_at)
             counted = (
                 await self._backlog.pass_through(known, header.records, header.size) if limited else None
             )
             passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
-            ids = digests_of(batch)
+            small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
+            ids = digests_of(batch) if small else await self._in_thread(digests_of, batch)
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
         try:
-            line = (known.id, header.producer_id)
-            return await self._work.append(Append(partition_id, batch, due_at, ids, window_ms, drawn), line)
+            stored = Append(partition_id, batch, due_at, ids, window_ms, drawn, producer_id)
+            return await self._work.append(stored, (known.id, producer_id))
         except PostroomError as error:
             self._quotas.put_back(passed)
             if counted is not None:
@@ -375,6 +410,12 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
                 self._route_changed()
                 await self._help.met_seal(topic, partition_id, error)
             raise
+
+    async def identity_key(self) -> bytes:
+        """What ids of principals' producers are told apart by; asked of the store once."""
+        if self._identity_key is None:
+            self._identity_key = await self._in_thread(self.store.access.key)
+        return self._identity_key
 
     async def cancel(self, topic: str, id: str) -> bool:
         topic_id = (await self._topic(topic)).id

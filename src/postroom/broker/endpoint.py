@@ -540,10 +540,13 @@ class Endpoint(Protocol):
         number: int,
         partition_ids: Sequence[int],
         data: bytes,
+        producer: str = "",
     ) -> None:
         """Keep batches, invisible, for a batch of a query; `data` has one for each of these partitions.
 
-        They are numbered from `number` on within the segment: repeated, nothing is stored twice.
+        They are numbered from `number` on within the segment: repeated, nothing is stored twice. Waits as an
+        append does for limits on the topic or the `producer`. PermissionDenied, here and below, if the query
+        is another principal's.
         """
 
     async def staged_marks(self, topics: Sequence[str], query: str) -> dict[str, int]:
@@ -561,7 +564,7 @@ class Endpoint(Protocol):
     async def drop_staged(
         self, topics: Sequence[str], query: str, batch: int, segments: Sequence[str] | None
     ) -> int:
-        """Drop these segments (None: all), but for what was decided. How many messages."""
+        """Drop these segments (None: all) of these topics, but for what was decided. How many messages."""
 
     # replies (R38)
     async def open_replies(self, client: str) -> ReplyTopic:

@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..errors import PostroomError, StoreError
+from ..errors import PostroomError, StoreError, StoreFull
 from ..model.names import base_of, base_topic
 
 __all__ = ["BOUNDS_S", "OTHER", "Figures", "Labels", "Spread", "Tally", "group_label", "topic_label"]
@@ -80,6 +80,8 @@ class Figures:
     published_bytes: Tally = field(default_factory=Tally)
     duplicates: Tally = field(default_factory=Tally)  # messages that were there already
 
+    unreadable: Tally = field(default_factory=Tally)  # batches, and by who found them
+
     # by topic and group
     delivered: Tally = field(default_factory=Tally)  # messages
     redelivered: Tally = field(default_factory=Tally)  # messages, of those
@@ -100,13 +102,19 @@ class Figures:
     commit_bytes: Tally = field(default_factory=Tally)
     queued: dict[str, Callable[[], int]] = field(default_factory=dict)  # bytes that wait for the writer
 
+    full_at: float = float("-inf")  # when an append found no space, if none was stored since; monotonic
+
     def committed(self, shard: str, batches: int, size: int, seconds: float) -> None:
+        self.full_at = float("-inf")
         self.commit_seconds.add((shard or "first",), seconds)
         self.commit_batches.add((shard or "first",), batches)
         self.commit_bytes.add((shard or "first",), size)
 
     def died(self, topic: str, group: str, messages: int) -> None:
         self.dead.add((topic_label(topic), group_label(group)), messages)
+
+    def found_unreadable(self, topic: str, found_by: str) -> None:
+        self.unreadable.add((topic_label(topic), found_by))
 
     def ended(self, operation: str, seconds: float, error: BaseException | None = None) -> None:
         """A request; cancelled ones and faults of ours have outcomes of their own."""
@@ -115,6 +123,8 @@ class Figures:
             outcome = error.code
             if isinstance(error, StoreError):
                 self.store_errors.add((error.code,))
+                if isinstance(error, StoreFull) and operation == "append":
+                    self.full_at = time.monotonic()
         elif error is not None:
             outcome = "unexpected" if isinstance(error, Exception) else "cancelled"
         self.requests.add((operation, outcome))

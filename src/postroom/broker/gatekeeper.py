@@ -25,11 +25,21 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..clock import Clock
-from ..errors import NotAuthenticated, PermissionDenied, StoreError, StoreUnavailable, UnknownPartition
+from ..errors import (
+    NotAuthenticated,
+    PermissionDenied,
+    StoreError,
+    StoreUnavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
 from ..model.bounds import shortened
+from ..model.cache import make_room
+from ..model.names import unknown_topic
 from ..store.contract import Store
 from .looks import Looks
+from .refusals import Refusals
 
 __all__ = ["ACTIONS", "REMEMBER_MS", "Gatekeeper", "InThread", "new_token"]
 
@@ -40,6 +50,7 @@ log = logging.getLogger("postroom.access")
 REMEMBER_MS = 2_000
 """A token that was removed, rotated or lost a permission is used no longer than this."""
 
+_MOST = 10_000  # principals, and partitions, that are remembered
 _WRONG_PER_S = 10  # wrong tokens a second that are answered at once
 _SLOW_S = 1.0  # how long the answer to any further one takes
 _NAMED = 120  # characters of a topic that a refusal repeats: all that a topic's name may have
@@ -138,6 +149,7 @@ class Gatekeeper:
         self._wrong: deque[int] = deque(maxlen=_WRONG_PER_S)
         self._looks = Looks(in_thread)
         self._topics: dict[int, str] = {}  # of partitions; their ids are never used again
+        self.refusals = Refusals()  # what is logged about them, by whoever uses this gatekeeper
 
     # ---- who ----
 
@@ -219,6 +231,7 @@ class Gatekeeper:
             return None
         if kind == "name":
             found = replace(found, secret_hash="")  # that is not what it came with
+        make_room(self._known, _MOST)
         self._known[key] = _Known(found, now)
         return found
 
@@ -228,7 +241,8 @@ class Gatekeeper:
         many = len(self._wrong) == _WRONG_PER_S and 0 <= now - self._wrong[0] < 1000
         self._wrong.append(now)
         if many:
-            log.warning("more than %d wrong tokens in a second: they are answered slowly", _WRONG_PER_S)
+            said = "more than %d wrong tokens in a second: they are answered slowly"
+            self.refusals.say("wrong token", log, said, _WRONG_PER_S)
             await self._sleep(_SLOW_S)
 
     # ---- what ----
@@ -266,6 +280,12 @@ class Gatekeeper:
                 except StoreUnavailable:
                     return
 
+    def shown(self, principal: Principal, error: UnknownTopic) -> UnknownTopic:
+        """The same without the names of topics that the principal is not shown."""
+        close = error.details.get("close") or ()
+        allowed = visible(principal, close)
+        return error if len(allowed) == len(close) else unknown_topic(str(error.details["topic"]), allowed)
+
     async def check_partition(self, topic: str, partition_id: int) -> None:
         """UnknownPartition if it is not a partition of that topic: permissions are about topics."""
         known = {partition_id} if self._topics.get(partition_id) == topic else None
@@ -273,6 +293,7 @@ class Gatekeeper:
             raise UnknownPartition(
                 f"that is not a partition of topic {shortened(topic)}: fetch the route again", topic=topic
             )
+        make_room(self._topics, _MOST)
         self._topics[partition_id] = topic
 
     def _partitions(self, topic: str) -> set[int]:

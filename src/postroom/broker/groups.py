@@ -15,6 +15,7 @@ from dataclasses import fields, replace
 
 from ..config import Limits
 from ..errors import GroupExists, GroupLive, StoreBusy, StoreUnavailable, UnknownGroup, UnknownTopic
+from ..model.cache import make_room
 from ..model.names import (
     base_of,
     check_broadcast,
@@ -41,6 +42,7 @@ _log = logging.getLogger("postroom.broker")
 TOUCH_MS = 60_000
 """While a group is used, that is written down no more often than this."""
 
+_MOST_TOUCHED = 20_000  # groups of which is known when that was written down; else it is once more
 _TRIES = 5  # a group that is retired again and again while somebody joins it
 
 
@@ -155,6 +157,7 @@ class Groups:
             self._touch(group)
 
     def _touch(self, group: Group) -> bool:
+        make_room(self._touched, _MOST_TOUCHED)
         self._touched[group.id] = self._store.now_ms()
         return self._store.usage.touch(group.id)
 
@@ -269,14 +272,13 @@ class Groups:
     def _infos(self, groups: Iterable[Group]) -> list[GroupInfo]:
         """A broadcast group shows the members of all, and is as idle as the one that was used last."""
         groups = list(groups)
-        seen, now = self._store.usage.seen(), self._store.now_ms()
+        ids = [group.id for group in groups]
+        seen, now = self._store.usage.seen(ids), self._store.now_ms()
+        live = self._store.progress.members_of(ids)
         members: dict[str, list[MemberInfo]] = {}
         used: dict[str, int] = {}
         for group in groups:
-            found = [
-                MemberInfo(m.name, m.client, m.joined_at, m.until)
-                for m in self._store.progress.members(group.id)
-            ]
+            found = [MemberInfo(m.name, m.client, m.joined_at, m.until) for m in live.get(group.id, ())]
             for name in {group.name, base_of(group.name) or group.name}:
                 members.setdefault(name, []).extend(found)
                 used[name] = max(used.get(name, 0), seen.get(group.id, group.created_at))

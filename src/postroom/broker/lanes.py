@@ -18,6 +18,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..errors import PostroomError
+from ..model.cache import make_room
 from ..model.lanes import (
     LaneInfo,
     LaneState,
@@ -39,6 +40,7 @@ _log = logging.getLogger("postroom.broker")
 
 _FRESH_S = 0.25  # the store is asked no more often
 _MOST_KEPT = 10_000  # sources of a group that are counted here, in one bucket; further ones are not
+_MOST_GROUPS = 10_000  # that are watched here
 _LONGEST = 120  # of a source's name, as the store keeps it
 
 
@@ -123,6 +125,7 @@ class Lanes:
     def _of(self, group: Group) -> _Watched:
         found = self._groups.get(group.id)
         if found is None:
+            make_room(self._groups, _MOST_GROUPS)
             found = self._groups.setdefault(group.id, _Watched())
         return found
 

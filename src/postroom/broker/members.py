@@ -18,6 +18,7 @@ from ..store.contract import Group, Store
 
 __all__ = ["Members"]
 
+_FEW = 1000
 _TOGETHER = 500  # renewed in one transaction
 _NEVER = -(2**62)
 
@@ -47,12 +48,16 @@ class Members:
         self._store, self._limits, self._used = store, limits, used
         self._lock = threading.Lock()
         self._known: dict[_Who, _Known] = {}
+        self._crowded = _FEW  # so many are known: time to forget those that are silent
 
     def enter(self, group: Group, member: str, client: str) -> None:
         """Or renew it, now."""
         now = self._store.now_ms()
         self._store.progress.join(group.id, member, client, self._ttl_ms(group))
         with self._lock:
+            if len(self._known) >= self._crowded:  # members that died here, and nobody beats any more
+                self._forget_silent(now)
+                self._crowded = max(_FEW, 2 * len(self._known))
             self._known[group.id, member] = _Known(group, now, now)
         self._used(group)
 
@@ -88,6 +93,11 @@ class Members:
             elif known.is_older(now, 2 * self._ttl_ms(known.group)):
                 del self._known[who]  # nobody has heard of it for long
         return due
+
+    def _forget_silent(self, now: int) -> None:
+        for who, known in list(self._known.items()):
+            if known.is_older(now, 2 * self._ttl_ms(known.group)):
+                del self._known[who]
 
     def _renew(self, due: dict[_Who, int], now: int) -> set[_Who]:
         """Returns who is not there any more."""

@@ -6,6 +6,8 @@ The two are not one transaction. The delivery was stamped, durably, with the ide
 delivery whose mover went away does the same again: the append recognises a repeat by its sequence. A target
 that was sealed meanwhile, without the message, is replaced by its successor: the delivery is stamped again.
 
+A batch that cannot be read becomes one dead letter, wherever its messages were to go: see `unreadable`.
+
 What is set aside together has one identity, one append and one settling: whoever resumes finds all of it, or
 nothing. If its target was sealed, each delivery is stamped anew and goes by itself.
 """
@@ -17,10 +19,12 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal
 
-from ..errors import PartitionSealed, PostroomError, UnknownFate
-from ..model.batch import BatchBuilder, Record, records
+from ..errors import CorruptBatch, PartitionSealed, PostroomError, UnknownFate
+from ..model.batch import BatchBuilder, Record, stored_records
 from ..model.delivery import Delivery, Kind, Settlement, Stamp
 from ..store.contract import Append, Appended, Group, Store, StoredBatch
+from . import unreadable
+from .unreadable import Letter
 
 __all__ = ["Mover", "attempts_used"]
 
@@ -49,6 +53,8 @@ class Mover:
         self._in_thread = in_thread
         self.died: Callable[[str, str, int], None] = lambda topic, group, messages: None  # is told
         self.to_lane: Callable[[Group, int], bool] = lambda group, partition_id: False  # blocking
+        self.letter_box: Callable[[Group], int] | None = None  # where its dead letters go; blocking
+        self.met_unreadable: Callable[[str], None] = lambda topic: None  # is told
 
     async def move(
         self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
@@ -79,7 +85,7 @@ class Mover:
     ) -> int:
         assert delivery.stamp is not None, "only stamped deliveries are moved"
         place = (group, partition, partition_id)
-        builder: BatchBuilder = await self._in_thread(self._built, place, [delivery], fate)
+        builder = await self._readable(place, [delivery], fate)
         while builder.count:
             stamp = delivery.stamp
             batch_bytes = builder.build(stamp.producer_id, 0, 0)
@@ -107,7 +113,7 @@ class Mover:
         if not together:
             return 0  # somebody else was faster
         place = (group, partition, partition_id)
-        builder: BatchBuilder = await self._in_thread(self._built, place, together, "lane")
+        builder = await self._readable(place, together, "lane")
         try:
             if builder.count:
                 await self._append(Append(together[0].stamp.partition_id, builder.build(token, 0, 0)))
@@ -121,18 +127,61 @@ class Mover:
         await self._in_thread(self._store.progress.settle, group, partition_id, token, acks)
         return builder.count
 
-    def _built(self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate) -> BatchBuilder:
-        """Their messages, as they are stored where they go."""
+    async def _readable(
+        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+    ) -> BatchBuilder:
+        """Their messages, as they are stored where they go; what cannot be read is a dead letter by then."""
+        builder: BatchBuilder
+        letters: list[Letter]
+        builder, letters = await self._in_thread(self._built, place, leaving, fate)
+        for letter in letters:
+            await self._keep(place, leaving[0], letter)
+        return builder
+
+    def _built(
+        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+    ) -> tuple[BatchBuilder, list[Letter]]:
         group, partition, partition_id = place
-        now, builder = self._store.now_ms(), BatchBuilder(max_bytes=_WHOLE)
+        where = (group.topic, partition, partition_id)
+        now, builder, letters = self._store.now_ms(), BatchBuilder(max_bytes=_WHOLE), list[Letter]()
         for delivery in leaving:
             for batch in self._read(partition_id, delivery.first, delivery.last):
-                for record in records(batch.data):
-                    if delivery.first <= record.offset <= delivery.last:
-                        headers = _origin(record, group.topic, partition, partition_id)
-                        headers += _told(record, delivery, now, fate)
-                        builder.append(record.timestamp, record.key, record.value, headers)
-        return builder
+                try:
+                    found = stored_records(batch)
+                except CorruptBatch as error:
+                    letters.append(unreadable.letter_of(batch, error, where, delivery.spent, now))
+                    continue
+                for record in found:
+                    if not delivery.first <= record.offset <= delivery.last:
+                        continue
+                    if fate == "back" and unreadable.is_letter(record):
+                        letters.append(unreadable.again(record))
+                        continue
+                    headers = _origin(record, group.topic, partition, partition_id)
+                    headers += _told(record, delivery, now, fate)
+                    builder.append(record.timestamp, record.key, record.value, headers)
+        return builder, letters
+
+    async def _keep(self, place: tuple[Group, int, int], delivery: Delivery, letter: Letter) -> None:
+        group, _, partition_id = place
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        box = delivery.stamp.partition_id
+        if self.letter_box is not None:
+            box = await self._in_thread(self.letter_box, group)
+        identity = letter.identity(group, partition_id)
+        try:
+            appended = await self._append(Append(box, letter.build(identity)))
+        except UnknownFate:
+            return  # this identity is known: it was stored
+        if letter.said and not appended.duplicate:
+            _log.error(
+                "%s cannot be read: the batch is now a dead letter of group %r, and the group goes on; check "
+                "the disk and the backups, and run `postroom doctor --deep`",
+                letter.said,
+                group.name,
+            )
+            self.died(group.topic, group.name, 1)
+            self.met_unreadable(group.topic)
 
     def _restamp(self, group: Group, partition_id: int, delivery: Delivery) -> Delivery | None:
         assert delivery.stamp is not None, "only stamped deliveries are moved"
@@ -176,7 +225,12 @@ def _used(record: Record, delivery: Delivery) -> Headers:
 
 def attempts_used(record: Record) -> tuple[int, int]:
     """Attempts, and failures among them that count, before a message came here by a far retry."""
-    own = {name: value for name, value in record.headers if name in _USED and value and value.isdigit()}
+    own = {name: value for name, value in record.headers if name in _USED and _is_number(value)}
     if _USED[1] not in own:
         return 0, 0
     return int(own.get(_USED[0]) or 0), int(own[_USED[1]] or 0)
+
+
+def _is_number(value: bytes | None) -> bool:
+    """Of a size that int takes, too: whoever sends may write what it likes there."""
+    return value is not None and len(value) <= 9 and value.isdigit()

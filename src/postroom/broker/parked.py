@@ -7,10 +7,11 @@ Blocking code, run in worker threads. Decides nothing about deliveries: the stor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ..model.batch import records
+from ..errors import CorruptBatch
+from ..model.batch import stored_records
 from ..model.delivery import NOBODY, Span
 from ..store.contract import Group, Store, StoredBatch
 from .catalog import CatalogCache
@@ -89,17 +90,28 @@ class ParkedLines:
                 if found.upto >= end or left <= 0 or size <= 0:
                     break
                 before = left
-                for record in records(batch.data):
-                    if found.upto < record.offset <= end and record.key == request.key:
-                        _add(found.spans, record.offset)
-                        left -= 1
-                        if left <= 0:
-                            break
+                for offset in _of_key(batch, request.key, found.upto + 1, end):
+                    _add(found.spans, offset)
+                    left -= 1
+                    if left <= 0:
+                        break
                 found.upto = found.spans[-1][1] if left <= 0 else min(end, batch.last_offset)
                 if left < before:
                     found.batches.append(batch)
                     size -= len(batch.data)
         return found
+
+
+def _of_key(batch: StoredBatch, key: bytes | None, first: int, last: int) -> Iterator[int]:
+    """Offsets of the key's messages. Of a batch that cannot be read, one: whoever takes it, gives it up."""
+    try:
+        found = stored_records(batch)
+    except CorruptBatch:
+        yield max(first, batch.base_offset)
+        return
+    for record in found:
+        if first <= record.offset <= last and record.key == key:
+            yield record.offset
 
 
 def _add(spans: list[Span], offset: int) -> None:

@@ -92,6 +92,7 @@ class Publisher:
         wish: staging.Wish,
         topics: Collection[int] | None = None,
         more: Callable[[], bool] = _always,
+        owner: str = "",
     ) -> Decision:
         """What the batch consists of; what was decided before it is published first.
 
@@ -99,7 +100,7 @@ class Publisher:
         """
         while True:
             try:
-                return self._store.staging.decide(query, batch, wish, secrets.randbits(62), topics)
+                return self._store.staging.decide(query, batch, wish, secrets.randbits(62), topics, owner)
             except StagingConflict as error:
                 before = error.details.get("unfinished")
                 if before is None:

@@ -16,9 +16,11 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
-from ..model.batch import records
+from ..errors import CorruptBatch
+from ..model.batch import stored_records
 from ..model.delivery import Delivery, Settlement, Stamp
 from ..model.names import retry_topic
 from ..model.settings import Mode, Start
@@ -77,8 +79,10 @@ class FarRetries:
         found = [replace(retry, first=a, last=z) for a, z in uncovered((retry.first, retry.last), mine)]
         for delivery in mine:
             first, last = max(delivery.first, retry.first), min(delivery.last, retry.last)
-            batches = self._read(partition_id, first, last)
-            used = {r.offset: attempts_used(r)[1] for batch in batches for r in records(batch.data)}
+            used: dict[int, int] = {}
+            for batch in self._read(partition_id, first, last):
+                with suppress(CorruptBatch):  # then it is not known; whoever moves it says so
+                    used |= {record.offset: attempts_used(record)[1] for record in stored_records(batch)}
             found += (
                 replace(retry, first=offset, last=offset, used=used.get(offset, 0))
                 for offset in range(first, last + 1)

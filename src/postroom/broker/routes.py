@@ -35,6 +35,7 @@ from ..model.names import is_internal
 from ..model.route import Change, Draft, Route
 from ..store.contract import Store
 from .catalog import CatalogCache
+from .listing import Listing
 from .presence import refuse_unknown, unaware
 
 __all__ = ["FinishChanges", "RouteChanges"]
@@ -221,20 +222,23 @@ class FinishChanges:
     name: str = "routes"
     every_s: float = 5
 
-    def __init__(self, store: Store, changes: RouteChanges) -> None:
+    def __init__(self, store: Store, changes: RouteChanges, listing: Listing | None = None) -> None:
         self._store = store
         self._changes = changes
+        self._listing = listing or Listing(store.catalog)
 
     def run_once(self) -> None:
         left = {change.topic for change in self._store.routes.changes()}
-        for topic in self._store.catalog.topics():
+        sealed = self._store.log.edges(sealed=True)
+        if sealed:  # most of them have successors
+            topics = self._listing.look().topics
+            left |= {t.name for t in topics if any(r.partition_id in sealed for r in t.route.ranges)}
+        for topic in sorted(left):
             try:
-                ids = self._store.present(piece.partition_id for piece in topic.route.ranges)
-                if topic.name in left or any(b.sealed for b in self._store.log.bounds(ids).values()):
-                    self._changes.help(topic.name)
+                self._changes.help(topic)
             except (UnknownTopic, UnknownPartition):
                 pass  # it was deleted meanwhile
             except StoreUnavailable as error:
                 if "shard" not in error.details:
                     raise
-                _log.warning("the route of topic %r waits: %s", topic.name, error)
+                _log.warning("the route of topic %r waits: %s", topic, error)

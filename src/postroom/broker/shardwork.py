@@ -19,7 +19,7 @@ from .figures import Figures
 from .schedule import ScheduleMover
 from .schedule_thread import ScheduleThread
 from .tail import TailCache
-from .waiters import WatcherThread
+from .waiters import Awaited, WatcherThread
 from .writer import LineKey, Writer
 
 __all__ = ["ShardWork", "nothing_stored"]
@@ -42,11 +42,12 @@ class ShardWork:
         appended: Callable[[dict[int, int]], None],
         due_moved: Callable[[Sequence[tuple[int, StoredBatch]]], None],
         told: Told,
+        awaited: Awaited,
     ) -> None:
         self._store = store
         self._in_thread = in_thread
         self._limits, self._holder, self._tail = limits, holder, tail
-        self._appended, self._due_moved, self._told = appended, due_moved, told
+        self._appended, self._due_moved, self._told, self._awaited = appended, due_moved, told, awaited
         self._writers: dict[str, Writer] = {}
         self._watchers: list[WatcherThread] = []
         self._schedules: list[ScheduleThread] = []
@@ -58,6 +59,7 @@ class ShardWork:
     def _begin(self, name: str, part: Store) -> None:
         writer = self._writers[name] = Writer(part.log, self._tail, self._limits, self._appended)
         watcher = WatcherThread(part, self._limits.watch_interval_ms, partial(self._told, name))
+        watcher.awaited = self._awaited
         watching = partial(_watch_schedule, watcher)
         mover = ScheduleMover(part, self._limits, self._holder, self._due_moved, watching, name)
         schedule = ScheduleThread(mover, part.now_ms)

@@ -10,11 +10,19 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
-from ..errors import InvalidSetting, PermissionDenied, PostroomError, UnknownPartition, UsageError
+from ..errors import (
+    InvalidSetting,
+    PermissionDenied,
+    PostroomError,
+    UnknownPartition,
+    UnknownTopic,
+    UsageError,
+)
 from ..model.batch import read_header
-from ..model.staging import Decision, Place, Wish, check_name, split_batches
+from ..model.staging import Decision, Known, Place, Wish, check_name, owner_after, split_batches
 from ..store.contract import Staged, Store, Topic
 from .backlog import BacklogGate
 from .catalog import CatalogCache
@@ -50,20 +58,24 @@ class StagingWork:
         self._closed = True
         await asyncio.to_thread(self._threads.shutdown)
 
-    async def stage(self, topic: str, rows: Sequence[Staged], place: tuple[str, int, str, int]) -> None:
-        """As an append: a limit on the topic's backlog or rate is kept here, and not when it is published."""
+    async def stage(
+        self, topic: str, rows: Sequence[Staged], place: tuple[str, int, str, int], producer: str, owner: str
+    ) -> None:
+        """As an append: limits on the backlog and the rates are kept here, and not when it is published."""
         headers = [read_header(row.batch) for row in rows]
         if any(header.control for header in headers):
             raise UsageError("control batches are Postroom's own; stage messages")
         messages, size = sum(h.records for h in headers), sum(h.size for h in headers)
         known = await self.run(self._catalog.topic, topic)
-        if self._backlog.limits(known.settings):
-            await self._backlog.pass_through(known, messages, size)
-        passed = await self._quotas.pass_through(topic, "", messages, size)
+        limited = self._backlog.limits(known.settings)
+        counted = await self._backlog.pass_through(known, messages, size) if limited else None
+        passed = await self._quotas.pass_through(topic, producer, messages, size)
         try:
-            await self.run(self._store.staging.put, *place, rows)
+            await self.run(self._store.staging.put, *place, rows, owner)
         except PostroomError:
             self._quotas.put_back(passed)
+            if counted is not None:
+                counted.put_back(messages, size)
             raise
 
     # ---- in a thread ----
@@ -83,13 +95,20 @@ class StagingWork:
             f"that is not a partition of topic {topic!r}: fetch the route again", topic=topic
         )
 
-    def decide(self, topics: Sequence[str], query: str, batch: int, wish: Wish) -> Decided:
+    def known(self, query: str, owner: str) -> Known:
+        """How far the query is; PermissionDenied if it is another's."""
+        known = self._store.staging.known(query)
+        owner_after(query, known.owner, owner)
+        return known
+
+    def decide(self, topics: Sequence[str], query: str, batch: int, wish: Wish, owner: str) -> Decided:
         ids = {self._catalog.topic(name).id for name in topics}
-        decision = self._publisher.decide(query, batch, wish, ids, self._for_a_while())
+        decision = self._publisher.decide(query, batch, wish, ids, self._for_a_while(), owner)
         self._check(decision, topics)
         return Decided(decision.revision, decision.segments, decision.published_at > 0)
 
-    def publish(self, topics: Sequence[str], query: str, batch: int) -> Published:
+    def publish(self, topics: Sequence[str], query: str, batch: int, owner: str) -> Published:
+        self.known(query, owner)
         recorded = self._store.staging.decision(query, batch)
         if recorded is not None:
             self._check(recorded, topics)
@@ -97,6 +116,16 @@ class StagingWork:
         places = self._shown(done.progress.places.values())
         messages = sum(place.messages for place in places)
         return Published(done.published_at > 0, messages, done.progress.dropped, places)
+
+    def drop(
+        self, topics: Sequence[str], query: str, batch: int, segments: Sequence[str] | None, owner: str
+    ) -> int:
+        """Rows of these topics alone; without any, of all."""
+        named = set()
+        for name in topics:
+            with suppress(UnknownTopic):  # it was deleted: what was staged for it ages out
+                named.add(self._catalog.topic(name).id)
+        return self._store.staging.drop(query, batch, segments, named if topics else None, owner)
 
     def _for_a_while(self) -> Callable[[], bool]:
         until = time.monotonic() + _SLICE_S
@@ -124,7 +153,7 @@ class StagingWork:
 
 
 class StagingVerbs:
-    """The part of the broker that is about staging."""
+    """The part of the broker that is about staging. `owner`: the principal that asks; "": somebody inside."""
 
     _staging: StagingWork
     store: Store
@@ -138,26 +167,33 @@ class StagingVerbs:
         number: int,
         partition_ids: Sequence[int],
         data: bytes,
+        producer: str = "",
+        owner: str = "",
     ) -> None:
         place = (*_batch_of(query, batch), check_name(segment, "segment"), number)
         if not 0 <= number < 2**31 - len(partition_ids):
             raise InvalidSetting(f"number={number}: batches of a segment are counted from 0")
         rows = await self._staging.run(self._staging.rows, topic, partition_ids, data)
-        await self._staging.stage(topic, rows, place)
+        await self._staging.stage(topic, rows, place, producer, owner)
 
-    async def staged_marks(self, topics: Sequence[str], query: str) -> dict[str, int]:
-        return dict((await self._staging.run(self.store.staging.known, query)).marks)
+    async def staged_marks(self, topics: Sequence[str], query: str, owner: str = "") -> dict[str, int]:
+        known = await self._staging.run(self._staging.known, check_name(query, "query"), owner)
+        return dict(known.marks)
 
-    async def decide_staged(self, topics: Sequence[str], query: str, batch: int, wish: Wish) -> Decided:
-        return await self._staging.run(self._staging.decide, topics, *_batch_of(query, batch), wish)
+    async def decide_staged(
+        self, topics: Sequence[str], query: str, batch: int, wish: Wish, owner: str = ""
+    ) -> Decided:
+        return await self._staging.run(self._staging.decide, topics, *_batch_of(query, batch), wish, owner)
 
-    async def publish_staged(self, topics: Sequence[str], query: str, batch: int) -> Published:
-        return await self._staging.run(self._staging.publish, topics, *_batch_of(query, batch))
+    async def publish_staged(
+        self, topics: Sequence[str], query: str, batch: int, owner: str = ""
+    ) -> Published:
+        return await self._staging.run(self._staging.publish, topics, *_batch_of(query, batch), owner)
 
     async def drop_staged(
-        self, topics: Sequence[str], query: str, batch: int, segments: Sequence[str] | None
+        self, topics: Sequence[str], query: str, batch: int, segments: Sequence[str] | None, owner: str = ""
     ) -> int:
-        return await self._staging.run(self.store.staging.drop, *_batch_of(query, batch), segments)
+        return await self._staging.run(self._staging.drop, topics, *_batch_of(query, batch), segments, owner)
 
 
 def _batch_of(query: str, batch: int) -> tuple[str, int]:

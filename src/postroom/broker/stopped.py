@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ..errors import GateClosed, GenerationChanged, UnknownPartition
-from ..model.batch import BatchBuilder, Record, records, with_base_offset
+from ..errors import CorruptBatch, GateClosed, GenerationChanged, UnknownPartition
+from ..model.batch import BatchBuilder, Record, records, stored_records, with_base_offset
 from ..model.delivery import Delivery, Span
 from ..model.route import Range
 from ..store.contract import Group, Store, StoredBatch, Topic
@@ -85,12 +85,12 @@ class StoppedMessages:
 
     def _opened(self, place: _Place, stopped: Delivery) -> Iterator[StoppedMessage]:
         for batch in self._deliveries.read_span(place.id, stopped.first, stopped.last):
-            for record in records(batch.data):
-                if stopped.first <= record.offset <= stopped.last:
-                    yield StoppedMessage(
-                        place.topic.name, place.piece.partition, place.id, stopped.spent, stopped.reason,
-                        stopped.failing_since, _alone(record, batch),
-                    )  # fmt: skip
+            first, last = max(stopped.first, batch.base_offset), min(stopped.last, batch.last_offset)
+            for alone, reason in _each(batch, first, last, stopped.reason):
+                yield StoppedMessage(
+                    place.topic.name, place.piece.partition, place.id, stopped.spent, reason,
+                    stopped.failing_since, alone,
+                )  # fmt: skip
 
     # ---- what waits behind ----
 
@@ -128,7 +128,7 @@ class StoppedMessages:
             if not batches:
                 break
             for batch in batches:
-                for record in records(batch.data):
+                for record in _readable(batch):
                     for index in by_key.get(record.key, ()):
                         counts[index] += record.offset > starts[index]
             position = batches[-1].last_offset + 1
@@ -189,6 +189,33 @@ class StoppedMessages:
             for piece in source.route.partitions
         ]
         return sorted(places, key=lambda place: place.id)
+
+
+def _each(batch: StoredBatch, first: int, last: int, reason: str) -> Iterator[tuple[StoredBatch, str]]:
+    """The messages between two offsets, and why they stopped. One that cannot be read is shown empty."""
+    try:
+        found = stored_records(batch)
+    except CorruptBatch as error:
+        for offset in range(first, last + 1):
+            yield _empty(batch, offset), f"{reason} (its batch cannot be read: {error})"
+        return
+    for record in found:
+        if first <= record.offset <= last:
+            yield _alone(record, batch), reason
+
+
+def _empty(batch: StoredBatch, offset: int) -> StoredBatch:
+    builder = BatchBuilder()
+    builder.append(batch.appended_at, None, b"", [])
+    return StoredBatch(offset, 1, batch.appended_at, with_base_offset(builder.build(), offset))
+
+
+def _readable(batch: StoredBatch) -> list[Record]:
+    """What can be counted of it."""
+    try:
+        return stored_records(batch)
+    except CorruptBatch:
+        return []
 
 
 def _alone(record: Record, batch: StoredBatch) -> StoredBatch:

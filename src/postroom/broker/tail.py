@@ -37,7 +37,8 @@ class TailCache:
             while self._bytes > self._max_bytes:
                 oldest, freed = self._order.popleft()
                 self._bytes -= freed
-                self._tails[oldest].pop()
+                if not self._tails[oldest].pop():
+                    del self._tails[oldest]
 
     def forget(self, partition_ids: Iterable[int]) -> None:
         with self._lock:
@@ -68,12 +69,14 @@ class _Tail:
         self._batches.append(batch)
         return True
 
-    def pop(self) -> None:
+    def pop(self) -> bool:
+        """Drop the oldest; False: that was the last one."""
         self._batches[self._head] = None
         self._head += 1
         if self._head * 2 > len(self._bases):
             del self._bases[: self._head], self._batches[: self._head]
             self._head = 0
+        return bool(self._bases)
 
     def read(self, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         found: list[StoredBatch] = []

@@ -11,10 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 
+from ..model.cache import make_room
 from ..model.route import Range, Route
 from ..store.contract import Bounds, Group, Peek, Progress
 
 __all__ = ["Unread"]
+
+_MOST = 20_000  # groups of which is known what they have drained; the store knows of all
 
 
 class Unread:
@@ -67,5 +70,6 @@ class Unread:
         generation, drained = self._drained.get(group.id, (-1, set()))
         if generation != group.generation:
             drained = set()
+            make_room(self._drained, _MOST)
             self._drained[group.id] = (group.generation, drained)
         return drained

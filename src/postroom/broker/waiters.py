@@ -10,19 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from ..errors import PostroomError
 from ..store.contract import News, Store
 
-__all__ = ["Key", "Listener", "Waiters", "WatcherThread", "wait"]
+__all__ = ["Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
 
 Key = tuple[str, int]
 """("partition", id) or ("group", id)."""
 
+Awaited = Callable[[str], Sequence[int] | None]
+"""The ids of a kind of key that somebody waits for; None: all of them."""
+
 _AFTER_FAILURE_S = 0.2
+_MOST_NAMED = 2000
 _LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
 
 _log = logging.getLogger("postroom.broker")
@@ -85,6 +90,15 @@ class Waiters:
             for event in self._events.get(key, ()):
                 event.set()
 
+    def awaited(self, kind: str) -> list[int] | None:
+        """Partitions, or groups, that somebody listens to; None: so many that all may be read. Any thread."""
+        try:
+            keys = list(self._events)
+        except RuntimeError:  # the event loop has put something there just now
+            return None
+        found = [id for one, id in keys if one == kind]
+        return found if len(found) <= _MOST_NAMED else None
+
     def notify_all(self) -> None:
         for listener in {listener for listeners in self._events.values() for listener in listeners}:
             listener.set()
@@ -111,6 +125,7 @@ class WatcherThread:
         self._store = store
         self._interval_s = interval_ms / 1000
         self.on_due: Callable[[int], None] = lambda due_at: None  # in this thread: the next delayed message
+        self.awaited: Awaited = lambda kind: None  # whose news are read
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
         self._loop = asyncio.get_running_loop()
         self._failing = False
@@ -151,7 +166,8 @@ class WatcherThread:
         except PostroomError as error:
             return self._failed(error)
         try:
-            while not self._stopping.wait(self._interval_s) and self._wanted.wait(_LINGER_S):
+            while not self._stopping.is_set() and self._wanted.wait(_LINGER_S):
+                time.sleep(self._interval_s)  # half of what it costs to wait for an event, 200 times a second
                 if not self._stopping.is_set():
                     self._look(watcher.changed)
         finally:
@@ -170,8 +186,9 @@ class WatcherThread:
                 log = progress = True
             if not log and not progress:
                 return
-            news = self._store.log.news() if log else None
-            dues = self._store.progress.dues() if progress else None
+            # asked for after `changed`: who began to listen later looks later, and sees what was committed
+            news = self._store.log.news(self.awaited("partition")) if log else None
+            dues = self._store.progress.dues(self.awaited("group")) if progress else None
             if news is not None and news.next_due is not None:
                 self.on_due(news.next_due)
         except PostroomError as error:

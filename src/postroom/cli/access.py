@@ -19,7 +19,7 @@ from .frame import Run, command, family
 
 if TYPE_CHECKING:
     from ..model.access import Principal
-    from ..store.contract import Access
+    from ..store.contract import Access, Store
 
 __all__ = ["app"]
 
@@ -123,6 +123,25 @@ def remove(run: Run, name: Name, yes: Yes = False) -> None:
         typer.echo(f"removed principal {name} ({_SOON})")
 
 
+@command(app, "give-query")
+def give_query(
+    run: Run,
+    query: Annotated[
+        str, typer.Argument(metavar="QUERY", help="The name under which a job stages.", show_default=False)
+    ],
+    name: Name,
+) -> None:
+    """Give what a job stages and publishes to another principal, which goes on with it."""
+    with _opened(run) as store:
+        _find(store.access, name)
+        if not store.staging.give(query, name):
+            raise UsageError(f"nobody has staged or decided anything as {query[:120]!r}: look at the name")
+    if run.json:
+        show.json_line({"query": query, "principal": name})
+    else:
+        typer.echo(f"query {query} belongs to principal {name}")
+
+
 def _permit(run: Run, name: str, granted: Sequence[str], revoked: Sequence[str]) -> None:
     from ..model.access import parse_permissions
 
@@ -141,7 +160,13 @@ def _permit(run: Run, name: str, granted: Sequence[str], revoked: Sequence[str])
 
 @contextmanager
 def _access(run: Run, *, create: bool = False) -> Iterator[Access]:
-    """Of the queue's first database, where principals are kept."""
+    with _opened(run, create=create) as store:
+        yield store.access
+
+
+@contextmanager
+def _opened(run: Run, *, create: bool = False) -> Iterator[Store]:
+    """The queue's first database, where principals are kept."""
     from ..store import open_store
 
     address = run.address
@@ -153,7 +178,7 @@ def _access(run: Run, *, create: bool = False) -> Iterator[Access]:
         run.refuse_missing(shards=False)
     store = open_store(address)
     try:
-        yield store.access
+        yield store
     finally:
         store.close()
 

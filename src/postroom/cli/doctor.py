@@ -32,11 +32,12 @@ async def doctor(
         list[str] | None, typer.Option(metavar="URL", help="A database of yours with an outbox; repeatable.")
     ] = None,
     table: Annotated[str, typer.Option("--outbox-table", help="The name of its table.")] = "postroom_outbox",
+    deep: Annotated[bool, typer.Option("--deep", help="Read every stored batch, not only a sample.")] = False,
 ) -> None:
     """Check the file, the database servers or the brokers, and the groups. Exit code 1 if something fails."""
     found = await _brokers(run) if run.address.kind == "postroom" else _examine(run)
     if not any(finding.state == "fail" for finding in found):
-        found += await _groups(run)
+        found += await _inside(run, deep)
         found += _outboxes(run, outbox or [], table)
     failed = any(finding.state == "fail" for finding in found)
     if run.json:
@@ -64,17 +65,24 @@ async def _brokers(run: Run) -> list[Finding]:
     return await check_brokers(run.address)
 
 
-async def _groups(run: Run) -> list[Finding]:
+async def _inside(run: Run, deep: bool) -> list[Finding]:
+    """What is seen through a connection: groups, and what is stored."""
+    from .checks.batches import check_batches
     from .checks.finding import Finding
     from .checks.groups import check_groups
 
     if run.address.kind == "memory":
         return []
+    found: list[Finding] = []
     try:
         async with run.connect() as mq:
-            return await check_groups(mq)
+            found += await check_groups(mq)
+            with _progress(run) as begin:
+                found += await check_batches(mq, begin, deep=deep)
     except PostroomError as error:
-        return [Finding("groups", "fail", f"could not be checked: {error}")]
+        name = "batches" if found else "groups"
+        found.append(Finding(name, "fail", f"could not be checked: {error}"))
+    return found
 
 
 def _outboxes(run: Run, urls: list[str], table: str) -> list[Finding]:

@@ -313,11 +313,12 @@ def hotspots(
 def _write_plan(found: Hotspots, path: Path) -> Path | None:
     """None: there is nothing to do."""
     from ..model.split_plan_file import plan_to_text
+    from ..store.private import write_private
 
     if not found.plan.steps:
         return None
     try:
-        path.write_text(plan_to_text(found.plan), encoding="utf-8")
+        write_private(path, plan_to_text(found.plan))
     except OSError as error:
         raise InvalidSetting(f"the plan {path} cannot be written: {error.strerror}") from None
     return path

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import fields as fields_of
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -30,6 +31,8 @@ from .frame import Run, command
 if TYPE_CHECKING:
     import asyncio
 
+    from fastapi import FastAPI
+
     from ..broker.embedded import Broker
     from ..broker.gatekeeper import Gatekeeper
     from ..http.server import HttpServer
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from ..wire.server import WireServer
     from .serve_shards import NewShards
 
-__all__ = ["listening", "register", "say_serving", "show_first_token", "start_http"]
+__all__ = ["listening", "make_http", "register", "say_serving", "show_first_token", "start_http"]
 
 log = logging.getLogger("postroom.serve")
 
@@ -139,19 +142,23 @@ async def _serve(
     from ..broker.gatekeeper import Gatekeeper
     from ..clock import SystemClock
     from ..wire.server import WireServer
+    from .serve_limits import fit
     from .serve_logging import fields
     from .serve_shards import NewShards
 
     told = asyncio.Event()
     _on_signals(lambda: _tell(told))
+    listening, connections = fit(settings, listening)
     broker = await _open(settings)
     try:
         gatekeeper = Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=settings.dev)
         server = WireServer(broker, listening, gatekeeper)
+        app = make_http(server, gatekeeper, settings)  # before anybody can come: it takes half a second
         await server.start()
         http: HttpServer | None = None
         try:
-            http = await start_http(server, gatekeeper, settings)
+            http = await start_http(app, server, settings, connections)
+            await server.enter_again()
             _on_hangup(NewShards(broker, settings.shards, read))
             say_serving(settings, server.url, http)
             if not settings.dev:
@@ -172,20 +179,31 @@ async def _serve(
     log.info("stopped", extra=fields(took_ms=round((time.monotonic() - began) * 1000)))
 
 
-async def start_http(
-    server: WireServer, gatekeeper: Gatekeeper, settings: ServeSettings
-) -> HttpServer | None:
-    """None: it is switched off, or not installed."""
+def make_http(server: WireServer, gatekeeper: Gatekeeper, settings: ServeSettings) -> FastAPI | None:
+    """What is served over HTTP. None: it is switched off, or not installed."""
     if not settings.http_port:
         return None
     try:
+        import postroom.http.server  # noqa: F401
+
         from ..http.app import make_app
-        from ..http.server import serve_http
     except UsageError as missing:
         log.info("no HTTP: %s; http_port = 0 says that this is meant", missing)
         return None
-    app = make_app(server.broker, gatekeeper, server=server)
-    return await serve_http(app, settings.http_host, settings.http_port, server.listening.tls)
+    return make_app(server.broker, gatekeeper, server=server)
+
+
+async def start_http(
+    app: FastAPI | None, server: WireServer, settings: ServeSettings, connections: int
+) -> HttpServer | None:
+    if app is None:
+        return None
+    from ..http.server import serve_http
+
+    tls, handshakes = server.listening.tls, server.listening.handshakes
+    return await serve_http(
+        app, settings.http_host, settings.http_port, tls, most=connections, handshakes=handshakes
+    )
 
 
 def listening(settings: ServeSettings) -> Listening:
@@ -209,11 +227,16 @@ async def _open(settings: ServeSettings) -> Broker:
     from ..address import parse, parse_shards
     from ..broker.embedded import open_endpoint
     from ..broker.measured import measured
+    from ..config import DEFAULTS
 
     address = parse(settings.url)
     missing = address.path is not None and not address.path.exists()
     broker = await open_endpoint(
-        address, migrate=settings.migrate, shards=parse_shards(settings.shards), growing=True
+        address,
+        limits=replace(DEFAULTS, reply_topics=settings.reply_topics),
+        migrate=settings.migrate,
+        shards=parse_shards(settings.shards),
+        growing=True,
     )
     if missing:
         exits.say_note(f"created the queue {address.path}")

@@ -320,10 +320,15 @@ class Admin(FailedMessages, RateLimits):
         try:
             return await call
         except UnknownTopic as error:
-            names = [info.name for info in await self._endpoint.topics() if not info.internal]
-            if topic in names:
-                raise
-            close = get_close_matches(str(topic), names, n=3, cutoff=0.6)
+            if "close" in error.details:  # the broker has looked, among the names that may be seen
+                if error.details.get("topic") != topic:
+                    raise
+                close = list(error.details["close"])
+            else:
+                names = [info.name for info in await self._endpoint.topics() if not info.internal]
+                if topic in names:
+                    raise
+                close = get_close_matches(str(topic), names, n=3, cutoff=0.6)
             meant = (
                 f"did you mean {' or '.join(map(repr, close))}? Otherwise"
                 if close

@@ -52,6 +52,7 @@ __all__ = ["Connecting", "Connection", "connect"]
 
 log = logging.getLogger("postroom.connection")
 
+_MOST_SENDERS = 1000  # topics whose producers are kept for `send`; of those with nothing under way
 _CLIENT_CHARS = 100  # the name of a member that has none of its own begins with it
 
 
@@ -261,6 +262,8 @@ class Connection(Admin, Requesting):
         self._guard.check()
         found = self._shared.get(topic) if isinstance(topic, str) else None
         if found is None:
+            if len(self._shared) >= _MOST_SENDERS:
+                self._shared = {name: one for name, one in self._shared.items() if not one.idle}
             batching = Batching(client=self.client_id)
             found = Producer(self._endpoint, self._guard, check_topic(topic), self.route, batching)
             self._shared[topic] = found
@@ -273,7 +276,7 @@ class Connection(Admin, Requesting):
         the other. A store or broker that is away is waited for until `timeout`.
         """
         self._guard.check()
-        return make_staging(self._endpoint, self._guard, self.route, query, batch, timeout)
+        return make_staging(self._endpoint, self._guard, self.route, query, batch, timeout, self.client_id)
 
     # ---- receiving ----
 

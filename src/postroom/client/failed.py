@@ -15,6 +15,7 @@ from ..model.batch import records
 from ..model.names import HEADER_PREFIX
 from .codec import unpack
 from .consuming.reading import Browsed
+from .consuming.unreadable import readable
 from .expiry import Expiry
 from .guard import Guard
 from .message import DeadLetter, Received, Stopped
@@ -176,7 +177,8 @@ def _letters(part: DeadLetters, now_ms: int) -> list[DeadLetter]:
     browsed, expiry = Browsed(part.topic, part.partition, part.partition_id), Expiry(now_ms)
     found: list[DeadLetter] = []
     for batch in part.batches:
-        kept = [r for r in records(batch.data) if any(first <= r.offset <= last for first, last in part.open)]
+        opened = readable(batch, part.topic, part.partition)
+        kept = [r for r in opened if any(first <= r.offset <= last for first, last in part.open)]
         own = {record.offset: dict(record.headers) for record in kept}
         found += [_letter(message, own[message._position]) for message in unpack(kept, browsed, expiry)]
     return found
@@ -185,6 +187,10 @@ def _letters(part: DeadLetters, now_ms: int) -> list[DeadLetter]:
 def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
     def text(name: str) -> str:
         return (headers.get(_DEAD[name]) or b"").decode(errors="replace")
+
+    def number(name: str) -> int:
+        found = text(name)  # somebody else may have written it
+        return int(found) if found.isdecimal() and len(found) < 20 else 0
 
     return DeadLetter(
         topic=message.topic,
@@ -196,8 +202,8 @@ def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
         headers=message.headers,
         timestamp=message.timestamp,
         reason=text("reason"),
-        attempts=int(text("attempts") or 0),
-        dead_at=int(text("dead-at") or 0),
+        attempts=number("attempts"),
+        dead_at=number("dead-at"),
         _partition_id=message._delivery.partition_id,
         _position=message._position,
     )

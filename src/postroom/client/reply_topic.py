@@ -15,10 +15,10 @@ from collections.abc import Callable
 
 from ..broker.endpoint import Endpoint, Fetched
 from ..errors import ClosedError, NoReply, PostroomError, UnknownPartition, UnknownTopic
-from ..model.batch import records
 from ..model.requests import ReplyTopic, request_of
 from .codec import unpack
 from .consuming.reading import Browsed
+from .consuming.unreadable import readable
 from .ending import end
 from .guard import Guard
 from .message import Received
@@ -156,7 +156,7 @@ class OwnReplyTopic:
     def _given(self, fetched: Fetched, at: ReplyTopic) -> None:
         browsed = Browsed(at.name, 0, at.partition_id)
         for batch in fetched.batches:
-            for record in records(batch.data):
+            for record in readable(batch, at.name, 0):
                 found = request_of(record.headers) if record.offset >= self._offset else None
                 if found is not None:
                     self._take(found[0], unpack([record], browsed)[0], found[1])

@@ -68,8 +68,10 @@ class Staging:
         query: str,
         batch: int,
         timeout_ms: int,
+        client: str = "",
     ) -> None:
         self.query, self.batch = query, batch
+        self._client = client  # whose limits it counts against (R40)
         self._endpoint = endpoint
         self._guard = guard
         self._route = route
@@ -240,7 +242,9 @@ class Segment:
         data, places = b"".join(batch for _, batch in some), tuple(place for place, _ in some)
         staging = self._staging
         await staging._trying(
-            lambda: self._endpoint.stage(topic, staging.query, staging.batch, self.name, number, places, data)
+            lambda: self._endpoint.stage(
+                topic, staging.query, staging.batch, self.name, number, places, data, staging._client
+            )
         )
 
 
@@ -356,9 +360,10 @@ def make(
     query: str,
     batch: int,
     timeout: Duration,
+    client: str = "",
 ) -> Staging:
     """For `Connection.staging`."""
     if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch < 2**62:
         raise UsageError(f"batch={batch!r}: batches of a query are whole numbers, counted from 0")
     timeout_ms = duration_ms(timeout, name="timeout")
-    return Staging(endpoint, guard, route, check_name(query, "query"), batch, timeout_ms)
+    return Staging(endpoint, guard, route, check_name(query, "query"), batch, timeout_ms, client)

@@ -3,8 +3,8 @@
 A token comes as `Authorization: Bearer pst_…` or `X-Postroom-Token`; a client certificate counts by its
 name. `Permitted` asks `broker.gatekeeper.ACTIONS` about every verb before the broker is asked, so that no
 handler can forget to. A broker started with `--dev` lets anybody in who is on this machine; a web page that
-a browser on this machine shows is not one of them, so such requests must name this machine and come from no
-other origin.
+a browser on this machine shows is not one of them, and neither does a client's certificate speak for pages of
+other sites (`browsers`).
 
 Must never log a token, and never put one into an error.
 """
@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from functools import partial
 from typing import Any, cast
-from urllib.parse import urlsplit
 
 from ..broker.embedded import Broker
 from ..broker.endpoint import Endpoint
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
-from ..errors import NotAuthenticated, PermissionDenied
+from ..errors import NotAuthenticated, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
 from ..serve_settings import is_loopback
+from .browsers import refuse_pages
 
 __all__ = ["CERTIFICATE_NAME", "Permitted", "authenticate", "token_of"]
 
@@ -44,8 +44,8 @@ async def authenticate(scope: Mapping[str, Any], gatekeeper: Gatekeeper) -> Prin
             "this broker asks for a token: send `Authorization: Bearer pst_…`; `postroom access add NAME "
             "--allow …` makes one"
         ) from None
-    if found is ANONYMOUS:
-        _refuse_pages(headers)
+    if not token:  # a browser says the rest by itself
+        refuse_pages(scope, headers, dev=found is ANONYMOUS)
     return found
 
 
@@ -60,25 +60,6 @@ def token_of(headers: Mapping[bytes, bytes]) -> str | None:
     if scheme.lower() != "bearer" or not rest.strip():
         raise NotAuthenticated("the header is written `Authorization: Bearer pst_…`")
     return rest.strip()
-
-
-def _refuse_pages(headers: Mapping[bytes, bytes]) -> None:
-    host = headers.get(b"host", b"").decode("latin-1")
-    origin = headers.get(b"origin")
-    if not is_loopback(_name(f"//{host}")) or (
-        origin is not None and _name(origin.decode("latin-1")) != _name(f"//{host}")
-    ):
-        raise PermissionDenied(
-            "this broker was started with --dev and takes requests without a token from this machine only: "
-            "call it by 127.0.0.1 or localhost, and not from another site's page"
-        )
-
-
-def _name(address: str) -> str:
-    try:
-        return urlsplit(address).hostname or ""
-    except ValueError:
-        return ""
 
 
 class Permitted:
@@ -112,12 +93,13 @@ class Permitted:
         self.permit(verb, *_topics(verb, args, named))
         if verb == "append" and self.principal is not ANONYMOUS:
             named["producer"] = self.principal.name
-        return await function(*args, **named)
+        try:
+            return await function(*args, **named)
+        except UnknownTopic as error:
+            raise self._gatekeeper.shown(self.principal, error) from None
 
     async def topics(self) -> Any:
-        found = await self._broker.topics()
-        shown = self._gatekeeper.visible(self.principal, (info.name for info in found))
-        return [info for info in found if info.name in shown]
+        return await self._broker.topics(viewer=self.principal)
 
     def beat(self, beats: Any) -> Any:
         """Blocks."""

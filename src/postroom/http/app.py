@@ -34,7 +34,7 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from ..errors import PostroomError
-from . import groups, health, metrics, polling, queue, sending, topics
+from . import groups, health, metrics, polling, queue, reference, sending, topics
 from .failures import failure
 from .limits import API, Door, HttpLimits
 from .sampling import Sampler
@@ -59,6 +59,7 @@ def make_app(
         description=_ABOUT,
         version="1",
         lifespan=service.lifespan,
+        docs_url=None,  # a page of our own: `reference`
         redoc_url=None,
         redirect_slashes=False,
     )
@@ -70,6 +71,7 @@ def make_app(
         app.add_exception_handler(kind, _failed)
     app.include_router(health.router)
     app.include_router(metrics.router)
+    app.include_router(reference.router)
     shown = [Depends(HTTPBearer(auto_error=False))]  # for /docs: who it is was decided at the door
     for part in (topics, groups, sending, polling, queue):
         app.include_router(part.router, prefix=API, dependencies=shown)

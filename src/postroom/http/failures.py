@@ -41,6 +41,7 @@ STATUS: dict[type[PostroomError], int] = {
     errors.StagingConflict: 409,
     errors.GroupLive: 409,
     errors.ShardUnknown: 409,
+    errors.LimitReached: 429,
     errors.AppendError: 409,
     errors.CorruptBatch: 400,
     errors.BacklogFull: 429,

@@ -4,12 +4,14 @@ counted.
 Order: the principal first, so that nobody unknown can send a body; then the body, chunk by chunk, within
 limits of its size, of its time and of all bodies together; then the handler, within the time of a request.
 Whatever goes wrong in there is answered in the one shape of `failures`. What needs no principal is in
-`OPEN`.
+`OPEN`. A body that is too large is answered at once, and the rest of it read and thrown away, up to a limit:
+whoever sends before it reads would find a reset otherwise, and no reason.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
@@ -17,8 +19,9 @@ from typing import Any
 
 from fastapi import Response
 
-from ..errors import BrokerUnavailable, PostroomError
+from ..errors import AccessError, BrokerUnavailable, PostroomError
 from .access import authenticate
+from .browsers import careful
 from .failures import failure, plain_failure
 from .service import Service
 
@@ -35,7 +38,7 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 API = "/api/v1"
 
-OPEN = ("/health", "/ready", "/docs", "/docs/oauth2-redirect", "/openapi.json")
+OPEN = ("/health", "/ready", "/docs", "/openapi.json")
 """What anybody may ask: nothing of it is about the queue."""
 
 
@@ -47,6 +50,8 @@ class HttpLimits:
     all_bodies_bytes: int = 128 << 20  # of requests under way
     body_s: float = 30.0  # for a body to arrive
     request_s: float = 120.0  # for everything
+    drained_bytes: int = 64 << 20  # of a body that was refused, read so that its sender hears why
+    drained_s: float = 5.0
 
 
 class _Refused(Exception):
@@ -71,8 +76,9 @@ class Door:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            await carefully(message)
 
+        carefully = careful(send)
         try:
             async with asyncio.timeout(self._limits.request_s):
                 await self._serve(scope, receive, answer)
@@ -80,7 +86,12 @@ class Door:
             if status:
                 _log.warning("an answer over HTTP was cut off: %r", error)
                 raise
-            await self._response_for(error)(scope, receive, answer)
+            self._say(scope, error)
+            response = self._response_for(error)
+            if response.status_code == 413:
+                await self._refuse_body(response, scope, receive, answer)
+            else:
+                await response(scope, receive, answer)
         finally:
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._service.figures.http.add((method, _route(scope), str(status or "cut off")))
@@ -110,8 +121,7 @@ class Door:
 
     async def _body(self, scope: Scope, receive: Receive, hold: Callable[[int], None]) -> bytes:
         limits, chunks, size = self._limits, list[bytes](), 0
-        said = dict(scope["headers"]).get(b"content-length", b"0")
-        expected = int(said[:20]) if said.isdigit() else 0
+        expected = _said_bytes(dict(scope["headers"]))
         most = limits.body_bytes if scope["path"].endswith("/messages") else limits.other_bytes
         self._refuse_large(expected, self._held_bytes + expected, most)
         try:
@@ -131,6 +141,34 @@ class Door:
             sentence = f"the request's body did not arrive within {limits.body_s:g} seconds"
             raise _Refused(plain_failure(408, "timeout", sentence, retriable=True)) from None
 
+    async def _refuse_body(self, response: Response, scope: Scope, receive: Receive, send: Send) -> None:
+        """The whole answer first; its end, with which the connection is closed, when the body has come."""
+
+        async def without_end(message: MutableMapping[str, Any]) -> None:
+            await send({**message, "more_body": True} if message["type"] == "http.response.body" else message)
+
+        await response(scope, receive, without_end)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.drained_s):
+                await self._drain(scope, receive)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _drain(self, scope: Scope, receive: Receive) -> None:
+        headers, left = dict(scope["headers"]), self._limits.drained_bytes
+        if _said_bytes(headers) > left or b"expect" in headers:  # the latter waits for our word
+            return
+        while left > 0:
+            message = await receive()
+            left -= len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
+
+    def _say(self, scope: Scope, error: Exception) -> None:
+        if isinstance(error, AccessError):
+            client = (scope.get("client") or ("unknown",))[0]
+            said = "a request over HTTP from %s was refused: %s"
+            self._service.gatekeeper.refusals.say("http", _log, said, client, error)
+
     def _refuse_large(self, size: int, held: int, most: int) -> None:
         limits = self._limits
         if size > most:
@@ -148,6 +186,11 @@ class Door:
         if isinstance(error, PostroomError) and self._service.stopping:
             return failure(BrokerUnavailable(f"this broker is stopping: {error}"))
         return failure(error)
+
+
+def _said_bytes(headers: dict[bytes, bytes]) -> int:
+    said = headers.get(b"content-length", b"0")
+    return int(said) if said.isdigit() else 0
 
 
 def _route(scope: Scope) -> str:

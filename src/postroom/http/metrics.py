@@ -7,6 +7,7 @@ to show yet are named all the same, so that the documentation and the examples c
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterable, Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -18,7 +19,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from ..broker.figures import BOUNDS_S, Labels, Spread, Tally
+from ..model.access import Principal
 from ..store.outbox import OUTBOX
+from .names import Named, sees_all
 from .sampling import Sampler
 from .service import Service
 
@@ -57,6 +60,8 @@ class Collector:
         yield _counter("messages_settled", "Messages settled, late ones too.", (*_TG, "verdict"), f.settled)
         yield _counter("leases_lost", "Ranges settled too late.", _TG, f.lost)
         yield _counter("messages_dead", "Messages moved to the dead letters.", _TG, f.dead)
+        found = "Stored batches that cannot be read, met by a delivery or the background check."
+        yield _counter("unreadable_batches", found, ("topic", "found_by"), f.unreadable)
 
     def _requests(self) -> Iterator[Family]:
         f = self._service.figures
@@ -126,25 +131,32 @@ class Collector:
         yield _gauge("duty_held", "1: this broker does this background work.", ("duty",), held)
         yield _one("stopping", "1: this broker is about to stop.", float(service.stopping))
         yield _one("uptime_seconds", "Since the start.", time.time() - service.figures.started_at)
+        ahead_s = service.broker.now_ms() / 1000 - time.time()
+        yield _one("clock_ahead_seconds", "The queue's time, ahead of this machine's.", ahead_s)
         yield _gauge("build_info", "The version.", ("version",), [((_version(),), 1.0)])
 
 
 class Metrics:
     def __init__(self, service: Service, sampler: Sampler) -> None:
         self.sampler = sampler
+        self._turn = asyncio.Lock()
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(cast(Any, Collector(service, sampler)))
 
-    async def text(self) -> bytes:
+    async def text(self, principal: Principal) -> bytes:
+        """Written in a thread, one after the other: with thousands of topics it takes its time."""
         await self.sampler.look()
-        return generate_latest(self.registry)
+        shown: Any = self.registry if sees_all(principal) else Named(self.registry, principal)
+        async with self._turn:
+            return await asyncio.to_thread(generate_latest, shown)
 
 
 @router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
-    """Figures for Prometheus. Any principal may see them: they are numbers, and no messages."""
+    """Figures for Prometheus, for any principal; names of topics for those who may see them."""
     found = cast(Metrics, request.app.state.metrics)
-    return Response(await found.text(), media_type=CONTENT_TYPE_LATEST)
+    text = await found.text(request.scope["state"]["principal"])
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
 
 
 # ---- families ----

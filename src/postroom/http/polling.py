@@ -3,8 +3,8 @@
 Stateless: what a poll hands out is the member's under the group's lease, and settled by its handle, on any
 broker. Nobody sends heartbeats for an HTTP client: it settles within the lease, or extends. A client that
 goes away while it waits takes nothing. Must never forget an offset it was given: what holds no message for
-the user (control batches, I18; expired messages) is acked at once, and what no batch came for is looked
-after.
+the user (control batches, I18; expired messages) is acked at once, what no batch came for is looked after,
+and a batch that cannot be read is given up.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from fastapi import APIRouter, Request
 from ..broker.endpoint import Beat, Endpoint, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
 from ..client.codec import unpack
 from ..client.consuming.reading import Browsed
+from ..client.consuming.unreadable import GIVEN_UP, told_of
 from ..client.expiry import Expiry
 from ..client.message import Kind, Received
-from ..errors import GroupConflict, LeaseLost, StoreUnavailable
-from ..model.batch import records
+from ..errors import CorruptBatch, GroupConflict, LeaseLost, StoreUnavailable
+from ..model.batch import stored_records
 from ..model.delivery import Span
 from ..model.settings import GroupWish
 from ..units import Duration, duration_ms
@@ -48,6 +49,7 @@ class _Opened:
     messages: list[tuple[Received, Handle]] = field(default_factory=list)
     empty: list[Handle] = field(default_factory=list)  # offsets that hold nothing for the user
     missing: list[Handle] = field(default_factory=list)  # offsets for which no batch came
+    unread: list[tuple[Handle, str]] = field(default_factory=list)  # in batches that cannot be read: why
 
 
 # ---- poll ----
@@ -114,7 +116,15 @@ def _open_lease(opened: _Opened, grant: Grant, lease: Lease, token: int, expiry:
         here = left.intersection(range(batch.base_offset, batch.last_offset + 1))
         if here:
             covered |= here
-            found = unpack([r for r in records(batch.data) if r.offset in here], delivery, expiry)
+            try:
+                opened_batch = stored_records(batch)
+            except CorruptBatch as error:
+                told_of(grant, [(batch, error)], GIVEN_UP)
+                handles = (Handle(grant.topic, grant.partition_id, token, offset) for offset in sorted(here))
+                opened.unread += [(handle, str(error)[:300]) for handle in handles]
+                left -= here
+                continue
+            found = unpack([r for r in opened_batch if r.offset in here], delivery, expiry)
             for message in found:
                 handle = Handle(grant.topic, grant.partition_id, token, message._position)
                 opened.messages.append((message, handle))
@@ -127,6 +137,10 @@ def _open_lease(opened: _Opened, grant: Grant, lease: Lease, token: int, expiry:
 async def _account_for(endpoint: Endpoint, topic: str, group: str, opened: _Opened) -> None:
     """Done with what holds nothing; of what no batch came for, what the log no longer has is gone."""
     settling = [(handle, Verdict("ack", handle.offset, handle.offset)) for handle in opened.empty]
+    settling += [
+        (handle, Verdict("dead", handle.offset, handle.offset, reason=f"the batch could not be read: {why}"))
+        for handle, why in opened.unread
+    ]
     for handle in opened.missing:
         fetched = await endpoint.fetch(
             handle.topic, handle.partition_id, handle.offset, max_messages=1, max_bytes=1, wait_ms=0
@@ -155,6 +169,7 @@ async def settle(who: Who, topic: str, group: str, wish: SettleBody) -> Settled:
 
     409 `lease_lost` names those that were in other hands by then; the rest is settled.
     """
+    who.broker.permit("settle", topic)  # also if nothing is named
     if _handles(wish) > _MANY:
         given, held = await asyncio.to_thread(_read, wish)
     else:

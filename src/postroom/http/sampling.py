@@ -1,7 +1,8 @@
 """How far groups are behind, as scrapes show it: looked up when somebody scrapes, and not often.
 
-A look is remembered for `FRESH_S`; those who scrape meanwhile are given the same. It is bounded in groups
-and in time, one look-up after another, so that scraping never loads the database; what was left out is
+A look is remembered for `FRESH_S`; those who scrape meanwhile are given the same. What topics and groups
+there are is read when the catalog has changed; topics without groups cost nothing. A look is bounded in
+groups and in time, one look-up after another, so that scraping never loads the database; what was left out is
 counted. A scrape does not wait for a store that is away: it shows the last look, and how old that is.
 """
 
@@ -10,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ..broker.embedded import Broker
 from ..broker.endpoint import PartitionLag, RateInfo
 from ..broker.figures import topic_label
-from ..errors import CatalogError, PostroomError, StoreError, UnknownTopic
+from ..errors import CatalogError, PostroomError, StoreError
 from ..model.lanes import LaneInfo
 from ..model.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic
-from ..store.contract import Topic
+from ..store.contract import Group, Topic
 from ..store.outbox import OUTBOX, OutboxLook
 
 __all__ = ["FRESH_S", "MOST_GROUPS", "Sample", "Sampler"]
@@ -49,7 +51,7 @@ class Sample:
     rates: list[RateInfo] = field(default_factory=list)
     outbox: OutboxLook | None = None  # in the queue's own database
     brokers: int = 0
-    left_out: int = 0  # groups, or topics whose groups were not even counted
+    left_out: int = 0  # groups
 
 
 class Sampler:
@@ -79,17 +81,20 @@ class Sampler:
     async def _look(self) -> None:
         broker, sample, began = self._broker, Sample(), self._clock()
         try:
-            topics = await broker.in_thread(broker.store.catalog.topics)
+            listed = await broker.in_thread(broker.listing.look)
+            topics = listed.topics
             delayed = await broker.in_thread(broker.store.schedule.delayed)
             names = {topic.id: topic.name for topic in topics}
             sample.delayed = {names[id]: count for id, count in delayed.items() if id in names}
             sample.rates = await broker.rates()
             sample.outbox = await self._outbox()
             sample.brokers = len(await broker.in_thread(broker.store.brokers.live))
-            for topic in sorted(topics, key=lambda one: one.name):
+            for topic in topics:
                 self._count_sealed(topic, sample)
-                if not is_internal(topic.name):
-                    await self._look_at(topic.name, {one.name for one in topics}, sample, began)
+            known = {one.name for one in topics}
+            for topic in topics:
+                if topic.id in listed.groups and not is_internal(topic.name):
+                    await self._look_at(topic.name, listed.groups[topic.id], known, sample, began)
         except PostroomError as error:
             _log.warning("a scrape shows figures of groups that are old: %s", error)
             return
@@ -116,22 +121,25 @@ class Sampler:
             name = topic_label(topic.name)
             sample.sealed[name] = sample.sealed.get(name, 0) + len(topic.route.sealed)
 
-    async def _look_at(self, topic: str, topics: set[str], sample: Sample, began: float) -> None:
-        if len(sample.lags) >= MOST_GROUPS or self._clock() - began > _WORK_S:
-            sample.left_out += 1
-            return
-        try:
-            groups = [one for one in await self._broker.groups(topic) if base_of(one.name) is None]
-        except UnknownTopic:
-            return  # it was deleted meanwhile
+    async def _look_at(
+        self, topic: str, groups: Sequence[Group], topics: set[str], sample: Sample, began: float
+    ) -> None:
+        members: Counter[str] = Counter()
+        if len(sample.lags) < MOST_GROUPS and self._clock() - began <= _WORK_S:
+            members_of, ids = self._broker.store.progress.members_of, [group.id for group in groups]
+            live = await self._broker.in_thread(members_of, ids)
+            for group in groups:  # those of a broadcast group are in groups of their own
+                members[base_of(group.name) or group.name] += len(live.get(group.id, ()))
         for group in groups:
+            if base_of(group.name) is not None:
+                continue
             key = (topic, group.name)
             if len(sample.lags) >= MOST_GROUPS or self._clock() - began > _WORK_S:
                 sample.left_out += 1
                 continue
             try:
                 sample.lags[key] = (await self._broker.lag(*key)).total
-                sample.members[key] = len(group.members)
+                sample.members[key] = members[group.name]
                 if sample.lags[key].stopped:
                     found = await self._broker.stopped(*key, _MOST_STOPPED)
                     sample.behind[key] = sum(one.behind or 0 for one in found)
@@ -140,7 +148,7 @@ class Sampler:
                 if dead_topic(*key) in topics:
                     sample.letters[key] = await self._letters(dead_topic(*key))
             except CatalogError:
-                sample.lags.pop(key, None)  # likewise
+                sample.lags.pop(key, None)  # it was deleted meanwhile
 
     async def _letters(self, topic: str) -> int:
         return (await self._broker.lag(topic, REDRIVE_GROUP)).total.messages

@@ -89,9 +89,18 @@ def _message(at: int, one: SendMessage) -> Message:
     elif isinstance(one.value, str):
         value = one.value.encode(errors="surrogatepass")
     else:
-        value = json.dumps(one.value.content, ensure_ascii=False, separators=(",", ":")).encode()  # type: ignore[union-attr]
+        value = _json(at, one.value.content)  # type: ignore[union-attr]
     named = one.model_dump(include={"key", "headers", "id", "source", "delay", "at", "expires"})
     return Message(value, **named)
+
+
+def _json(at: int, content: Any) -> bytes:
+    try:
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        raise BadRequest(
+            f"messages.{at}.value: NaN and Infinity are no JSON; write null, or a text", index=at
+        ) from None
 
 
 def _single(body: bytes, headers: Mapping[str, str]) -> Message:

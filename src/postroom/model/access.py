@@ -24,7 +24,7 @@ from typing import Literal, TypeAlias, get_args
 
 from ..errors import InvalidName, InvalidSetting
 from .bounds import shortened
-from .names import base_topic, is_internal, is_reply, owner, owns_reply
+from .names import REPLIES, base_topic, is_internal, is_reply, owner, owns_reply
 
 __all__ = [
     "ALL",
@@ -35,6 +35,7 @@ __all__ = [
     "Principal",
     "allows",
     "base_topic",
+    "beginnings",
     "check_principal",
     "hash_of",
     "is_name",
@@ -130,6 +131,17 @@ def needed(need: Need, topic: str) -> tuple[Need, str]:
 def visible(principal: Principal, topics: Iterable[str]) -> list[str]:
     """Those that the principal has any permission on: what a list shows."""
     return [topic for topic in topics if allows(principal, "consume" if is_reply(topic) else "any", topic)]
+
+
+def beginnings(principal: Principal) -> list[str] | None:
+    """How the names of topics begin that the principal may be shown; None: in any way.
+
+    Those that `visible` leaves of them are what it is shown; no other topic is.
+    """
+    found = {permission.pattern.partition("*")[0] for permission in principal.permissions}
+    if any(permission.action == "send" for permission in principal.permissions):
+        found.add(REPLIES)  # its own
+    return None if "" in found else sorted(found)
 
 
 def _matches(pattern: str, topic: str) -> bool:

@@ -18,7 +18,7 @@ The records, all that follows byte 61, are compressed as a whole (`model.compres
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast
 
@@ -39,13 +39,19 @@ __all__ = [
     "Buffer",
     "Headers",
     "Record",
+    "Stored",
+    "batches_in",
     "build_control",
     "control_kind",
     "control_payload",
+    "each",
     "is_compressed",
+    "plain_form",
     "read_header",
     "records",
+    "records_between",
     "stamp",
+    "stored_records",
     "verify",
     "with_base_offset",
 ]
@@ -64,7 +70,8 @@ _CRC = struct.Struct(">I")
 _ATTRIBUTES = struct.Struct(">h")
 _IDENTITY = struct.Struct(">qhi")
 _CONTROL_KEY = struct.Struct(">hh")  # version, kind
-_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _IDENTITY_AT = 8, 17, 21, 43
+_COUNT = struct.Struct(">i")
+_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _IDENTITY_AT, _COUNT_AT = 8, 17, 21, 43, 57
 
 _CODEC_BITS, _CONTROL_BIT = 0x07, 0x20
 _NAMES = tuple(COMPRESSIONS)
@@ -85,6 +92,17 @@ class Record(Protocol):
     def value(self) -> bytes | None: ...
     @property
     def headers(self) -> Headers: ...
+
+
+class Stored(Protocol):
+    """A batch as a log has it: where it is, and how many offsets it takes, is known without opening it."""
+
+    @property
+    def base_offset(self) -> int: ...
+    @property
+    def records(self) -> int: ...
+    @property
+    def data(self) -> bytes: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +162,17 @@ def verify(batch: Buffer) -> BatchHeader:
     return header
 
 
+def batches_in(data: bytes) -> Iterator[bytes]:
+    """Batches that follow each other, as long as they say they are; nothing else of them is looked at."""
+    at = 0
+    while at < len(data):
+        size = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
+        if not 12 < size <= len(data) - at:
+            raise CorruptBatch(f"of {len(data)} bytes of batches the last {len(data) - at} are none")
+        yield data[at : at + size]
+        at += size
+
+
 def is_compressed(batch: Buffer) -> bool:
     """Of a batch that is known to be sound."""
     return batch[_ATTRIBUTES_AT + 1] & _CODEC_BITS != 0
@@ -166,6 +195,40 @@ def records(batch: Buffer) -> list[Record]:
     """The messages of a batch, after every check; none for a control batch (I18)."""
     header = verify(batch)
     return [] if header.control else _open(batch, header)
+
+
+def stored_records(batch: Stored) -> list[Record]:
+    """The messages of a stored batch, which must be those of its place: the offset has no checksum."""
+    header = verify(batch.data)
+    if header.base_offset != batch.base_offset or header.records != batch.records:
+        raise CorruptBatch(
+            f"the batch says that it has {header.records} messages from offset {header.base_offset} on; "
+            f"it was stored with {batch.records} from {batch.base_offset} on"
+        )
+    return [] if header.control else _open(batch.data, header)
+
+
+def plain_form(batch: Buffer, header: BatchHeader, limit: int | None = None) -> memoryview:
+    """The batch without compression, with some room behind it; NoRoom if its records exceed the limit.
+
+    Of a batch whose records are sound only as far as its header says: other errors are the codec's.
+    """
+    return _padded(batch) if header.compression == "none" else _unpacked(batch, header.compression, limit)
+
+
+def each(plain: memoryview) -> Iterator[Record]:
+    """The records of a plain batch, one by one. Errors are the codec's, also of the call that ends it."""
+    return filter(None, cast("Iterable[Record]", DefaultRecordBatch(cast("bytes", plain))))
+
+
+def records_between(plain: memoryview, start: int, stop: int, count: int) -> list[Record]:
+    """The records in these bytes of a plain batch, if they are so many; errors are the codec's."""
+    part = bytearray(plain[:HEADER_SIZE])
+    _COUNT.pack_into(part, _COUNT_AT, count)
+    part += plain[start:stop]
+    part += bytes(_PAD)
+    end = len(part) - _PAD
+    return cast("list[Record]", list(DefaultRecordBatch(cast("bytes", memoryview(part)[:end]))))
 
 
 def build_control(kind: int, payload: bytes = b"", *, timestamp: int = 0) -> bytes:
@@ -280,8 +343,7 @@ def _sealed(batch: bytearray) -> bytes:
 def _open(batch: Buffer, header: BatchHeader) -> list[Record]:
     """All records at once, so that every error comes from here."""
     try:
-        plain = _padded(batch) if header.compression == "none" else _unpacked(batch, header.compression)
-        found = cast("list[Record]", list(DefaultRecordBatch(cast("bytes", plain))))
+        found = cast("list[Record]", list(DefaultRecordBatch(cast("bytes", plain_form(batch, header)))))
     except Exception as error:
         raise CorruptBatch(f"the records of the batch cannot be read: {error}") from error
     if [record.offset for record in found] != list(range(header.base_offset, header.last_offset + 1)):
@@ -293,10 +355,10 @@ def _padded(batch: Buffer) -> memoryview:
     return memoryview(bytes(batch) + bytes(_PAD))[: len(batch)]
 
 
-def _unpacked(batch: Buffer, compression: str) -> memoryview:
+def _unpacked(batch: Buffer, compression: str, limit: int | None) -> memoryview:
     """The batch without compression, with room behind it as in `_padded`."""
-    whole = memoryview(batch)
-    plain, end = decompress(COMPRESSIONS[compression], whole[HEADER_SIZE:], before=HEADER_SIZE, behind=_PAD)
+    whole, kind = memoryview(batch), COMPRESSIONS[compression]
+    plain, end = decompress(kind, whole[HEADER_SIZE:], before=HEADER_SIZE, behind=_PAD, limit=limit)
     plain[:HEADER_SIZE] = whole[:HEADER_SIZE]
     (attributes,) = _ATTRIBUTES.unpack_from(batch, _ATTRIBUTES_AT)
     _ATTRIBUTES.pack_into(plain, _ATTRIBUTES_AT, attributes & ~_CODEC_BITS)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import cramjam
 
-__all__ = ["COMPRESSIONS", "MAX_UNPACKED_BYTES", "compress", "decompress"]
+__all__ = ["COMPRESSIONS", "MAX_UNPACKED_BYTES", "NoRoom", "compress", "decompress"]
 
 COMPRESSIONS = MappingProxyType({"none": 0, "gzip": 1, "snappy": 2, "lz4": 3, "zstd": 4})
 MAX_UNPACKED_BYTES = 64 * 1024 * 1024
@@ -28,19 +28,22 @@ def compress(kind: int, data: bytes) -> bytes:
     return _COMPRESS[kind](data)
 
 
-def decompress(kind: int, packed: memoryview, *, before: int, behind: int) -> tuple[bytearray, int]:
+def decompress(
+    kind: int, packed: memoryview, *, before: int, behind: int, limit: int | None = None
+) -> tuple[bytearray, int]:
     """The unpacked bytes, with room before and behind them, and where they end.
 
-    Their size is not known: a small room is tried first, then larger ones.
+    Their size is not known: a small room is tried first, then larger ones, up to the limit.
     """
+    limit = MAX_UNPACKED_BYTES if limit is None else limit
     room = max(_UNPACK_FIRST, 8 * len(packed))
     while True:
-        plain = bytearray(before + min(room, MAX_UNPACKED_BYTES) + behind)
+        plain = bytearray(before + min(room, limit) + behind)
         try:
             return plain, before + _DECOMPRESS_INTO[kind](packed, memoryview(plain)[before:-behind])
-        except _NoRoom:
-            if room >= MAX_UNPACKED_BYTES:
-                raise
+        except NoRoom:
+            if room >= limit:
+                raise NoRoom(limit) from None
         room *= 8
 
 
@@ -64,9 +67,11 @@ def _snappy(data: bytes) -> bytes:
     return b"".join(parts)
 
 
-class _NoRoom(Exception):
-    def __init__(self) -> None:
-        super().__init__(f"they unpack to more than {MAX_UNPACKED_BYTES} bytes")
+class NoRoom(Exception):
+    """What is packed is larger than it may be."""
+
+    def __init__(self, limit: int = MAX_UNPACKED_BYTES) -> None:
+        super().__init__(f"they unpack to more than {limit} bytes")
 
 
 def _stream_into(decompress_into: _DecompressInto) -> _DecompressInto:
@@ -75,7 +80,7 @@ def _stream_into(decompress_into: _DecompressInto) -> _DecompressInto:
             return decompress_into(packed, room)
         except cramjam.DecompressionError as error:
             if "failed to write whole buffer" in str(error):  # Rust's words when its output is full
-                raise _NoRoom from None
+                raise NoRoom from None
             raise
 
     return into
@@ -83,7 +88,7 @@ def _stream_into(decompress_into: _DecompressInto) -> _DecompressInto:
 
 def _block_into(block: memoryview, room: memoryview) -> int:
     if cramjam.snappy.decompress_raw_len(block) > len(room):
-        raise _NoRoom
+        raise NoRoom
     return int(cramjam.snappy.decompress_raw_into(block, room))
 
 

@@ -14,14 +14,16 @@ name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..errors import InvalidName, InvalidSetting
+from ..errors import InvalidName, InvalidSetting, UnknownTopic
 from .bounds import shortened
 
 __all__ = [
     "HEADER_PREFIX",
     "REDRIVE_GROUP",
+    "REPLIES",
     "REPLY_GROUP",
     "base_of",
     "base_topic",
@@ -38,9 +40,11 @@ __all__ = [
     "member_group",
     "owner",
     "owns_reply",
+    "reply_ends",
     "reply_topic",
     "retry_topic",
     "slow_topic",
+    "unknown_topic",
 ]
 
 HEADER_PREFIX = "postroom-"
@@ -52,7 +56,9 @@ REDRIVE_GROUP = "_redrive"
 REPLY_GROUP = "_requester"
 """The group on a reply topic that says when its requester was last heard of. It has no members."""
 
-_REPLY = "_reply."
+REPLIES = "_reply."
+"""How the names of reply topics begin."""
+
 _CLIENT = re.compile(r"[A-Za-z0-9_-]{1,80}")  # of a reply topic
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,120}")
 _GROUP = re.compile(r"[A-Za-z0-9_-]{1,60}")
@@ -190,17 +196,34 @@ def base_topic(topic: str) -> str:
     return topic[:end]
 
 
+def unknown_topic(name: str, close: Sequence[str] = ()) -> UnknownTopic:
+    """The error for a topic that is not there; `close`: names that may have been meant, the nearest first."""
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    shown = shortened(name, 120)
+    return UnknownTopic(
+        f"there is no topic {shown}; {hint}create it with create_topic({shown}) or "
+        f"`postroom topic create {name[:120]}`",
+        topic=name[:250],
+        close=list(close),
+    )
+
+
 def reply_topic(client: str, owner: str) -> str:
     """The topic that replies to a requester go to; `owner`: its principal's name, "" if there are none."""
     if not isinstance(client, str) or not _CLIENT.fullmatch(client):
         raise InvalidName(
             f"{shortened(client)} is not a requester's name: use 1 to 80 letters, digits, '_' or '-'"
         )
-    return f"{_REPLY}{client}.{_owner_tag(owner)}"
+    return f"{REPLIES}{client}.{_owner_tag(owner)}"
 
 
 def is_reply(topic: str) -> bool:
-    return topic.startswith(_REPLY)
+    return topic.startswith(REPLIES)
+
+
+def reply_ends(owner: str) -> tuple[str, str]:
+    """How the names of that principal's reply topics begin and end."""
+    return REPLIES, f".{_owner_tag(owner)}"
 
 
 def owns_reply(topic: str, owner: str) -> bool:

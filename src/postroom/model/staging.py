@@ -9,6 +9,11 @@ Rows may carry where they come from: a source partition and an offset in it. The
 highest offset of each source partition that was ever decided. Writers leave out what lies at or below the
 marks, so that a batch that comes back with another range brings only what is new. Without source offsets
 that cannot be told, and is refused. Must never depend on anything but its arguments.
+
+A query belongs to the principal that staged or decided it first, and is nobody else's (I23): its name is no
+secret, and whoever could decide for it could publish nothing in its place. Jobs with the database itself have
+no principal, and are inside: they may go on with any query, which stays whose it is, and what they begin is
+not for principals.
 """
 
 from __future__ import annotations
@@ -19,8 +24,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from ..errors import CorruptBatch, InvalidSetting, StagingConflict
-from .batch import verify
+from ..errors import InvalidSetting, PermissionDenied, StagingConflict
+from .batch import batches_in, verify
 from .bounds import MOST_SEGMENTS, Label, Position, Whole
 from .schedule import Planned
 from .sequence import next_sequence
@@ -39,6 +44,7 @@ __all__ = [
     "advanced",
     "check_name",
     "marks_after",
+    "owner_after",
     "revision_for",
     "split_batches",
 ]
@@ -78,6 +84,7 @@ class Known:
 
     batch: int  # the newest that was decided; -1: none
     marks: Mapping[str, int] = field(default_factory=dict)
+    owner: str | None = field(default=None, compare=False)  # "": a job with the database; None: nobody yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +137,22 @@ class Decision:
         return sum(messages for _, messages in self.segments)
 
 
+def owner_after(query: str, owner: str | None, principal: str) -> str:
+    """Whose the query is once the principal has used it; PermissionDenied if it is another's.
+
+    `principal`: "" is a job with the database itself.
+    """
+    if owner is None:
+        return principal
+    if principal in ("", owner):
+        return owner
+    raise PermissionDenied(
+        f"query {query!r} belongs to another: choose another name; or whoever administers the queue gives it "
+        f"to you, with `postroom access give-query {query!r} {principal}`",
+        principal=principal,
+    )
+
+
 def revision_for(known: Known, recorded: Decision | None, batch: int, wish: Wish) -> int | None:
     """The revision of the decision that is to be written; None: the recorded one is what counts.
 
@@ -139,9 +162,11 @@ def revision_for(known: Known, recorded: Decision | None, batch: int, wish: Wish
         return None
     if recorded is None and batch > known.batch:
         _check_marks(known, batch, wish)
+        _check_brought(known, batch, wish)
         return 1
     if not wish.source and (wish.rows or recorded is None):
         raise StagingConflict(_other_rows(known, recorded, batch, wish), batch=batch)
+    _check_brought(known, batch, wish)
     if not wish.segments:
         return None if recorded is not None else 1
     _check_marks(known, batch, wish)
@@ -167,6 +192,29 @@ def _check_marks(known: Known, batch: int, wish: Wish) -> None:
             )
 
 
+def _check_brought(known: Known, batch: int, wish: Wish) -> None:
+    """Rows that were seen are staged, or were decided before: else they would be lost without a word.
+
+    Source offsets may have holes, so that it cannot be told how many rows a span has; but its last one is
+    there, and is staged if it lies above the mark.
+    """
+    messages, new = sum(count for _, count in wish.segments), 0
+    for partition, (first, last) in wish.source.items():
+        if not 0 <= first <= last:
+            raise StagingConflict(
+                f"source partition {partition[:NAME_CHARS]!r} goes from {first} to {last}: source offsets "
+                "count up from 0",
+                batch=batch,
+            )
+        new += last > known.marks.get(partition, -1)
+    if new > messages or (wish.rows and not wish.source and not messages):
+        raise StagingConflict(
+            f"batch {batch} has {wish.rows} rows, {messages} messages are staged for it, and the others were "
+            "not decided before: stage every row above the marks, then commit",
+            batch=batch,
+        )
+
+
 def _other_rows(known: Known, recorded: Decision | None, batch: int, wish: Wish) -> str:
     if recorded is None:
         what = f"batch {batch} comes after batch {known.batch} was published, and is not remembered"
@@ -180,7 +228,7 @@ def _other_rows(known: Known, recorded: Decision | None, batch: int, wish: Wish)
 
 
 def marks_after(known: Known, wish: Wish) -> dict[str, int]:
-    """The query's marks once this is decided; they never go back."""
+    """The query's marks once this is decided; they never go back. `revision_for` has let it through."""
     marks = dict(known.marks)
     for partition, (_, last) in wish.source.items():
         marks[partition] = max(last, marks.get(partition, -1))
@@ -209,12 +257,7 @@ def check_name(name: object, what: str) -> str:
 
 def split_batches(data: bytes) -> list[bytes]:
     """Batches that follow each other, each of them checked."""
-    found, at = [], 0
-    while at < len(data):
-        size = 12 + int.from_bytes(data[at + 8 : at + 12], "big")
-        if not 12 < size <= len(data) - at:
-            raise CorruptBatch(f"of {len(data)} bytes of batches the last {len(data) - at} are none")
-        found.append(data[at : at + size])
-        verify(found[-1])
-        at += size
+    found = list(batches_in(data))
+    for one in found:
+        verify(one)
     return found

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import InvalidSetting
-from ..model.batch import Record, read_header, records
+from ..model.batch import Record, read_header, stored_records
 from ..store.contract import StoredBatch
 from .planning import Span
 
@@ -71,13 +71,13 @@ class Columns:
         self._headers: list[list[tuple[str, bytes | None]]] = []
 
     def add(self, batch: StoredBatch, span: Span, not_before_ms: int | None = None) -> None:
-        """What of the batch is in the span. Control batches have nothing (I18)."""
+        """What of the batch is in the span; control batches have nothing (I18). CorruptBatch: as before."""
         header = read_header(batch.data)
         first, end = max(span.first, batch.base_offset), min(span.end, batch.last_offset + 1)
         if header.control or first >= end or (not_before_ms is not None and header.last_ts < not_before_ms):
             return
         if self._opens:
-            found = records(batch.data)
+            found = stored_records(batch)
             if end - first < len(found):
                 found = found[first - batch.base_offset : end - batch.base_offset]
             self._take(found)

@@ -1,7 +1,8 @@
 """A task reads its spans: on an executor, over a connection of its own.
 
 Every offset of a span is read once, and reading it again gives the same rows: what is stored is served, never
-what is current. Offsets that are not there any more are an error, or, with failOnDataLoss=false, a warning.
+what is current. Offsets that are not there any more, and batches that cannot be read, are an error, or, with
+failOnDataLoss=false, a warning.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..broker.endpoint import Fetched
-from ..errors import DataLoss, UnknownPartition
+from ..errors import CorruptBatch, DataLoss, UnknownPartition
+from ..store.contract import StoredBatch
 from .columns import Columns
 from .options import Reach
 from .planning import Span
@@ -43,6 +45,15 @@ class Losses:
             )
         log.warning("%s; reading goes on without it, as failOnDataLoss=false says", what)
 
+    def meet_unreadable(self, span: Span, batch: StoredBatch, error: CorruptBatch) -> None:
+        what = shown([_part(span, batch.base_offset, batch.last_offset + 1)])
+        said = f"a batch of {batch.records:,} messages cannot be read ({error}): {what}"
+        if self.fail:
+            raise DataLoss(
+                f"{said}. Restore it, or set the option failOnDataLoss to false to go on without it"
+            )
+        log.warning("%s; reading goes on without it, as failOnDataLoss=false says", said)
+
     def meet_spans(self, lost: Sequence[Span]) -> None:
         if lost:
             self.meet(
@@ -63,7 +74,10 @@ def read_spans(
         for span in spans:
             for fetched in _fetched(queue, span, losses):
                 for batch in fetched.batches:
-                    columns.add(batch, span, not_before_ms)
+                    try:
+                        columns.add(batch, span, not_before_ms)
+                    except CorruptBatch as error:
+                        losses.meet_unreadable(span, batch, error)
                     if columns.rows >= _ROWS:
                         yield columns.flush(span)
             if columns.rows:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..address import Address
-from ..clock import Clock, SystemClock
+from ..clock import Clock, SteadyClock, SystemClock
 from ..config import DEFAULTS, Limits
 from ..errors import InvalidSetting, StoreCorrupt, UsageError
 from ..install import how_to_install
@@ -51,6 +51,7 @@ from .shard_table import SqlShards
 from .shards import Member, open_sharded
 from .sqlite import SqliteDialect
 from .staging import SqlStaging
+from .steadiness import keep_steady
 from .usage import SqlUsage
 from .values import AtOnce
 from .volatile import check_volatile
@@ -174,7 +175,8 @@ def open_sqlite(path: Path | None, clock: Clock | None = None, limits: Limits = 
 
 
 def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> Session:
-    dialect = SqliteDialect(path, clock or SystemClock(), limits)
+    clock = clock or SteadyClock()
+    dialect = SqliteDialect(path, clock, limits)
     session = Session(dialect)
     with _closed_on_error(session):
         try:
@@ -186,6 +188,8 @@ def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> 
             session.forget(Lane.VOLATILE)
             dialect.discard(Lane.VOLATILE)
             _make_ready(session)
+        if path is not None and isinstance(clock, SteadyClock):
+            keep_steady(session, clock)
     return session
 
 

@@ -1,16 +1,19 @@
 """Principals: who may use served brokers, and for what (R48).
 
-Of a secret only its hash is here. Few rows, read by their key or all of them. Every change is flushed: a
-principal that was removed must not come back after a crash.
+Of a principal's secret only its hash is here; the queue's own key is kept as it is (`model.identity`). Few
+rows, read by their key or all of them. Every change is flushed: a principal that was removed must not come
+back after a crash.
 """
 
 from __future__ import annotations
 
 import hmac
+import secrets
 from collections.abc import Sequence
 
 from ..errors import PrincipalExists, UnknownPrincipal
 from ..model.access import Permission, Principal, parse_permissions
+from ..model.identity import KEY_BYTES
 from .session import Lane, Row, Session, verbs
 
 __all__ = ["SqlAccess"]
@@ -19,6 +22,8 @@ _SELECT = "SELECT name, permissions, created_at, secret_hash FROM postroom_princ
 _INSERT = "INSERT INTO postroom_principals (name, secret_hash, permissions, created_at) VALUES (?, ?, ?, ?)"
 _PERMIT = "UPDATE postroom_principals SET permissions = ? WHERE name = ?"
 _CHANGE = "UPDATE postroom_principals SET permissions = ?, secret_hash = ? WHERE name = ?"
+_SETTING = "SELECT value FROM postroom_settings WHERE name = ?"
+_KEY = "identity_key"
 
 
 @verbs
@@ -83,6 +88,21 @@ class SqlAccess:
         with self._session.read(Lane.LOG) as tx:
             rows = tx.all(_SELECT)
         return sorted(map(_principal, rows), key=lambda principal: principal.name)
+
+    def key(self) -> bytes:
+        with self._session.read(Lane.LOG) as tx:
+            row = tx.one(_SETTING, _KEY)
+        return self._make_key() if row is None else bytes.fromhex(row[0])
+
+    def _make_key(self) -> bytes:
+        with self._session.write(Lane.LOG) as tx:
+            tx.locked(_SETTING, "catalog_version")  # of two who make it at once, one does (I1)
+            row = tx.one(_SETTING, _KEY)
+            if row is not None:
+                return bytes.fromhex(row[0])
+            key = secrets.token_bytes(KEY_BYTES)
+            tx.do("INSERT INTO postroom_settings (name, value) VALUES (?, ?)", _KEY, key.hex())
+        return key
 
 
 def _principal(row: Row) -> Principal:

@@ -155,7 +155,7 @@ class Appending:
         if partition is None:
             raise unknown_partition(append.partition_id)
         self._drawing.check(append.drawn)
-        repeat = self._repeat(append.partition_id, header)
+        repeat = self._repeat(append, header)
         if repeat is not None:
             dropped = () if partition.removed else self._ids.were_repeats(append, repeat, self._now)
             return Appended(repeat, partition.appended_at, duplicate=True, repeats=dropped)
@@ -172,7 +172,7 @@ class Appending:
         else:
             stored = self._store(kept, partition, header if kept is append else read_header(kept.batch))
         self._drawing.stored(append.drawn)
-        self._remember(append.partition_id, header, stored.base_offset)  # sequences count what was sent
+        self._remember(append, header, stored.base_offset)  # sequences count what was sent
         return replace(stored, repeats=repeats) if repeats else stored
 
     def _schedule(self, append: Append, partition: _Partition, records: int) -> Appended:
@@ -201,24 +201,24 @@ class Appending:
             with suppress(CorruptBatch):  # it is refused when its turn comes
                 header = read_header(append.batch)
                 if _counts(header) and append.partition_id in self._partitions:
-                    found[header.producer_id, append.partition_id] = None
+                    found[_line(append, header)] = None
         for some in padded(sorted(found), _AT_ONCE):
             where = " OR ".join([_SEQUENCE] * len(some))
             for producer_id, partition_id, state in self._tx.all(_SEQUENCES + where, *chain(*some)):
                 found[producer_id, partition_id] = sequence.unpack(state)
         return found
 
-    def _repeat(self, partition_id: int, header: BatchHeader) -> int | None:
+    def _repeat(self, append: Append, header: BatchHeader) -> int | None:
         """The first offset of a batch that is stored already; None if it is the next one (I3)."""
         if not _counts(header):
             return None
-        known = self._sequences[header.producer_id, partition_id]
+        known = self._sequences[_line(append, header)]
         return sequence.check(known, header.epoch, header.base_sequence, header.records)
 
-    def _remember(self, partition_id: int, header: BatchHeader, offset: int) -> None:
+    def _remember(self, append: Append, header: BatchHeader, offset: int) -> None:
         if not _counts(header):
             return
-        key = (header.producer_id, partition_id)
+        key = _line(append, header)
         self._sequences[key] = sequence.remember(
             self._sequences[key], header.epoch, header.base_sequence, header.records, offset,
             DEFAULTS.remembered_batches,
@@ -253,3 +253,9 @@ class Appending:
 def _counts(header: BatchHeader) -> bool:
     """Whether the batch has a place in its producer's sequence; one-way sends have none."""
     return header.producer_id >= 0 and header.base_sequence >= 0
+
+
+def _line(append: Append, header: BatchHeader) -> tuple[int, int]:
+    """Whose sequence the batch counts in, and where."""
+    producer_id = header.producer_id if append.producer_id is None else append.producer_id
+    return producer_id, append.partition_id

@@ -10,9 +10,10 @@ This is the catalog of one database. What a queue on several does differently is
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -23,16 +24,15 @@ from ..errors import (
     PostroomError,
     TopicExists,
     UnknownGroup,
-    UnknownTopic,
 )
-from ..model.bounds import shortened
+from ..model.names import is_internal, unknown_topic
 from ..model.route import Change, Range, Route, even_ranges
 from ..model.settings import LONGEST_LEASE_MS, GroupSettings, Start, TopicSettings
 from .contract import Group, Origin, Topic
-from .lookups import first_row, lane_of
+from .lookups import first_row, lane_of, parts
 from .reserving import reserve
 from .schema import create_log, log_table
-from .session import Lane, Session, Transaction, verbs
+from .session import Lane, Session, Transaction, empties, verbs
 from .volatile import place_log
 
 __all__ = ["SqlCatalog", "encode_settings", "offset_of", "topic_of"]
@@ -72,6 +72,11 @@ _RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then neve
 _FORGET_STARTS = """DELETE FROM postroom_starts
                     WHERE group_id IN (SELECT id FROM postroom_groups WHERE topic_id = ?)"""
 _FORGET_START = "DELETE FROM postroom_starts WHERE group_id = ? AND partition_id = ?"
+_NAMES = "SELECT name FROM postroom_topics"
+_NEAR = """SELECT name FROM {table} WHERE LENGTH(name) BETWEEN ? AND ?{more}
+           ORDER BY CASE WHEN SUBSTR(name, 1, ?) = ? THEN 0 WHEN SUBSTR(name, 1, 3) = ? THEN 1 ELSE 2 END,
+           name LIMIT 50"""
+_MOST_BEGINNINGS = 50  # that are looked for in one statement; if there are more, all names are read
 _FORGET_RATES = "DELETE FROM postroom_rates WHERE name = ? OR SUBSTR(name, 1, ?) = ?"  # its and its groups'
 
 
@@ -139,14 +144,29 @@ class SqlCatalog:
         with self._session.read(Lane.LOG) as tx:
             return topic_of(tx, name)
 
-    def topics(self) -> list[Topic]:
+    def topics(self, only: Collection[str] | None = None) -> list[Topic]:
         with self._session.read(Lane.LOG) as tx:
-            ranges: dict[int, list[tuple[Any, ...]]] = {}
-            for topic_id, *rest in tx.all(_RANGES + " ORDER BY r.topic_id, r.first_slot"):
-                ranges.setdefault(topic_id, []).append(tuple(rest))
-            rows = tx.all(_TOPIC + " ORDER BY name")
-            past = _Past(tx) if any(row[3] > 1 for row in rows) else None
-        return [_make_topic(row, ranges[row[0]], past) for row in rows if row[0] in ranges]
+            if only is None:
+                return _topics(tx)
+            found = [topic for some in parts(sorted(only)) for topic in _topics(tx, some)]
+        return sorted(found, key=lambda topic: topic.name)
+
+    def names(self, beginnings: Collection[str] | None = None) -> list[str]:
+        if beginnings is not None and not beginnings:
+            return []
+        wanted = sorted({*beginnings}) if beginnings is not None else []
+        if "" in wanted or len(wanted) > _MOST_BEGINNINGS:
+            wanted = []  # whoever asks leaves out what it does not want
+        where = " OR ".join("SUBSTR(name, 1, ?) = ?" for _ in wanted)
+        args = [value for one in wanted for value in (len(one), one)]
+        with self._session.read(Lane.LOG) as tx:
+            return sorted(row[0] for row in tx.all(f"{_NAMES} WHERE {where}" if where else _NAMES, *args))
+
+    def count_topics(self, prefix: str, suffix: str) -> int:
+        like = f"{_escaped(prefix)}%{_escaped(suffix)}"
+        with self._session.read(Lane.LOG) as tx:
+            row = tx.one("SELECT COUNT(*) FROM postroom_topics WHERE name LIKE ? ESCAPE '!'", like)
+        return int(row[0]) if row else 0
 
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic:
         with self.changing() as tx:
@@ -156,6 +176,7 @@ class SqlCatalog:
             )
             return topic_of(tx, name)
 
+    @empties
     def delete_topic(self, name: str) -> list[int]:
         with self.changing() as tx:
             topic = topic_of(tx, name)
@@ -198,6 +219,7 @@ class SqlCatalog:
             for table in ("progress", "deliveries", "parked"):
                 tx.do(f"DELETE FROM postroom_{table} WHERE partition_id = ?", partition_id)
 
+    @empties
     def drop_log(self, partition_id: int) -> None:
         self._forget_partition(partition_id, self.drop_table(partition_id))
 
@@ -243,6 +265,18 @@ class SqlCatalog:
             topic_id = topic_of(tx, topic).id
             return [_make_group(row) for row in tx.all(_GROUP + " WHERE t.id = ? ORDER BY g.name", topic_id)]
 
+    def groups_of(self, topic_ids: Collection[int] | None = None) -> list[Group]:
+        order = " ORDER BY t.name, g.name"
+        with self._session.read(Lane.LOG) as tx:
+            if topic_ids is None:
+                return [_make_group(row) for row in tx.all(_GROUP + order)]
+            rows = [
+                row
+                for some in parts(sorted(topic_ids))
+                for row in tx.all(f"{_GROUP} WHERE t.id IN ({', '.join('?' * len(some))}){order}", *some)
+            ]
+        return [_make_group(row) for row in rows]
+
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group:
         with self.changing() as tx:
             group = _group(tx, topic, name)
@@ -254,6 +288,7 @@ class SqlCatalog:
             )
             return _group(tx, topic, name)
 
+    @empties
     def delete_group(self, topic: str, name: str, *, only: int | None = None) -> Group:
         with self.changing() as tx:
             group = _group(tx, topic, name)
@@ -393,6 +428,18 @@ def topic_of(tx: Transaction, name: str) -> Topic:
     return _make_topic(row, [tuple(rest) for _, *rest in ranges], past)
 
 
+def _topics(tx: Transaction, only: Sequence[str] | None = None) -> list[Topic]:
+    """All of them, or those of these names that there are; by name."""
+    where, args = ("", ()) if only is None else (f" WHERE {{}}name IN ({', '.join('?' * len(only))})", only)
+    ranges: dict[int, list[tuple[Any, ...]]] = {}
+    for topic_id, *rest in tx.all(_RANGES + where.format("t.") + " ORDER BY r.topic_id, r.first_slot", *args):
+        ranges.setdefault(topic_id, []).append(tuple(rest))
+    rows = tx.all(_TOPIC + where.format("") + " ORDER BY name", *args)
+    changed = [row[0] for row in rows if row[3] > 1]
+    past = _Past(tx, changed[0] if len(changed) == 1 else None) if changed else None
+    return [_make_topic(row, ranges[row[0]], past) for row in rows if row[0] in ranges]
+
+
 class _Past:
     """Of topics whose route was changed: what is left of earlier routes."""
 
@@ -410,7 +457,7 @@ class _Past:
 def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past | None) -> Topic:
     """The version is that of the ranges: the topic's own may have moved between two statements."""
     topic_id, name, settings, _, created_at = row
-    decoded = msgspec.json.decode(settings, type=TopicSettings)
+    decoded = _topic_settings(settings)
     pieces = tuple(Range(*rest) for _, *rest in ranges)
     here = {piece.partition_id for piece in pieces}  # one that is sealed and has no successor yet is here too
     sealed = tuple(p for p in past.sealed.get(topic_id, ()) if p.partition_id not in here) if past else ()
@@ -425,15 +472,17 @@ def _make_topic(row: tuple[Any, ...], ranges: list[tuple[Any, ...]], past: _Past
 
 
 def _unknown_topic(tx: Transaction, name: str) -> PostroomError:
-    names = [row[0] for row in tx.all("SELECT name FROM postroom_topics")]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    shown = shortened(name, 120)
-    return UnknownTopic(
-        f"there is no topic {shown}; {hint}create it with create_topic({shown}) or "
-        f"`postroom topic create {name[:120]}`",
-        topic=name[:250],
-    )
+    return unknown_topic(name, () if is_internal(name) else _near(tx, "postroom_topics", name))
+
+
+def _near(tx: Transaction, table: str, name: str, topic_id: int | None = None) -> list[str]:
+    """Names that are near: of a few whose length is about the same, so that it costs little among many."""
+    more, args = ("", ()) if topic_id is None else (" AND topic_id = ?", (topic_id,))
+    edges = (len(name) // 2, 2 * len(name))
+    most = max(1, len(name) - 2)
+    found = tx.all(_NEAR.format(table=table, more=more), *edges, *args, most, name[:most], name[:3])
+    names = [row[0] for row in found]
+    return difflib.get_close_matches(name, names, n=3)
 
 
 def _group(tx: Transaction, topic: str, name: str) -> Group:
@@ -441,8 +490,7 @@ def _group(tx: Transaction, topic: str, name: str) -> Group:
     if row is not None:
         return _make_group(row)
     topic_id = topic_of(tx, topic).id
-    names = [r[0] for r in tx.all("SELECT name FROM postroom_groups WHERE topic_id = ?", topic_id)]
-    close = difflib.get_close_matches(name, names, n=1)
+    close = [] if "@" in name else _near(tx, "postroom_groups", name, topic_id)
     hint = f"did you mean {close[0]!r}? " if close else ""
     made = f"create it with create_group({topic!r}, {name!r}), or start a consumer in it"
     if "@" in name:  # nobody can make that one
@@ -462,6 +510,12 @@ def _make_group(row: tuple[object, ...]) -> Group:
     )  # fmt: skip
 
 
+@lru_cache(1000)  # most topics and groups have the settings that most others have
+def _topic_settings(text: str) -> TopicSettings:
+    return msgspec.json.decode(text, type=TopicSettings)
+
+
+@lru_cache(1000)
 def group_settings(text: str) -> GroupSettings:
     """As they were stored; a lease that was stored before it had a limit counts as the longest there is."""
     found = msgspec.json.decode(text, type=GroupSettings)
@@ -477,3 +531,8 @@ def _refuse_topic(tx: Transaction, name: str) -> None:
 
 def encode_settings(settings: TopicSettings | GroupSettings) -> str:
     return msgspec.json.encode(settings).decode()
+
+
+def _escaped(text: str) -> str:
+    """For LIKE."""
+    return "".join(f"!{char}" if char in "!%_" else char for char in text)

@@ -60,7 +60,8 @@ class Log(Protocol):
 
         Durable when this returns (R1). Offsets are dense and given under the partition's lock, so no
         reader ever sees a hole that fills later. A batch that carries a producer's sequence is stored
-        at most once: a repeat returns its first offset, also on a sealed partition (I3). A refused batch
+        at most once: a repeat returns its first offset, also on a sealed partition (I3). The sequence is
+        that of `Append.producer_id`, and of the id in the batch only if there is none (I23). A refused batch
         has its error in its place in the list; the others are stored. If the database itself fails,
         nothing is stored and the error is raised.
 
@@ -109,8 +110,17 @@ class Log(Protocol):
     def forget_producers(self, idle_since_ms: int, *, moving: Iterable[int] = ()) -> int:
         """Drop the sequences of producers silent since then, but not of these. Returns how many."""
 
-    def news(self) -> News:
-        """The version of the catalog and the ends of all partitions, in one cheap read."""
+    def edges(
+        self, partition_ids: Collection[int] | None = None, *, sealed: bool = False
+    ) -> dict[int, Bounds]:
+        """What is kept of these partitions, or of all, in a few cheap reads: a hint.
+
+        Those that never had a message, are gone, or whose shard is away, are missing. `sealed`: those alone
+        that are.
+        """
+
+    def news(self, of: Collection[int] | None = None) -> News:
+        """The version of the catalog and the ends of these partitions, or of all, in one cheap read."""
 
 
 class Catalog(Protocol):
@@ -125,7 +135,15 @@ class Catalog(Protocol):
     def topic(self, name: str) -> Topic:
         """UnknownTopic if there is none."""
 
-    def topics(self) -> list[Topic]: ...
+    def topics(self, only: Collection[str] | None = None) -> list[Topic]:
+        """All of them, or those of these names that there are, by name."""
+
+    def names(self, beginnings: Collection[str] | None = None) -> list[str]:
+        """The names of all topics, or at least of those that begin so; one cheap read."""
+
+    def count_topics(self, prefix: str, suffix: str) -> int:
+        """How many there are whose names begin and end so; one cheap read."""
+
     def alter_topic(self, name: str, settings: TopicSettings) -> Topic: ...
 
     def delete_topic(self, name: str) -> list[int]:
@@ -142,6 +160,10 @@ class Catalog(Protocol):
 
     def group(self, topic: str, name: str) -> Group: ...
     def groups(self, topic: str) -> list[Group]: ...
+
+    def groups_of(self, topic_ids: Collection[int] | None = None) -> list[Group]:
+        """Those of these topics, or of all, in a few reads."""
+
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group: ...
 
     def delete_group(self, topic: str, name: str, *, only: int | None = None) -> Group:
@@ -215,8 +237,11 @@ class Progress(Protocol):
     def peek(self, group: Group, partition_ids: Sequence[int]) -> dict[int, Peek]:
         """Where the group is, without a lock: a hint. Partitions never polled since a reset are missing."""
 
-    def dues(self) -> dict[int, int]:
-        """By group, the moment before which none of its deliveries is due; one cheap read."""
+    def dues(self, of: Collection[int] | None = None) -> dict[int, int]:
+        """By group, the moment before which none of its deliveries is due; one cheap read.
+
+        `of`: of these groups alone.
+        """
 
     def started_ms(self) -> int:
         """When the database was started, if acks may have been lost then (I8); else 0."""
@@ -392,6 +417,12 @@ class Progress(Protocol):
     def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
         """Bring progress to the group's generation now, flushed: to its start, or as a reset has left it."""
 
+    def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
+        """Leases that end later than any given now are of a clock that was set back: cut them to that.
+
+        Those of members too. Returns how many of messages and partitions there were.
+        """
+
     def forget(self, group_id: int) -> None:
         """Remove all progress, deliveries and members of a deleted group."""
 
@@ -406,6 +437,12 @@ class Progress(Protocol):
     def members(self, group_id: int) -> list[Member]:
         """Live members. Those whose time has passed are removed by and by."""
 
+    def members_of(self, group_ids: Collection[int]) -> dict[int, list[Member]]:
+        """The same of many groups, in a few reads. Groups without any are missing."""
+
+    def forget_dead(self, since_ms: int) -> int:
+        """Remove members whose time had passed at that moment, of all groups. Returns how many."""
+
 
 class Usage(Protocol):
     """Who uses groups, and how far all of them are."""
@@ -413,13 +450,19 @@ class Usage(Protocol):
     def touch(self, group_id: int) -> bool:
         """Somebody uses the group; need not be flushed. False: it is being forgotten, make it anew."""
 
-    def seen(self) -> dict[int, int]:
-        """By group, when it was last used. Groups that nobody ever used are missing."""
+    def seen(self, of: Collection[int] | None = None) -> dict[int, int]:
+        """By group, of these or of all, when it was last used. Groups that nobody ever used are missing."""
 
     def retire(self, group_id: int, idle_ms: int) -> bool:
         """Whether the group may be forgotten: no live member, and not used for so long; flushed.
 
         From then on `touch` is refused. Of a group that nobody ever used the time begins now.
+        """
+
+    def marks(self) -> dict[int, tuple[int, ...]]:
+        """By partition, numbers that are others once any group has settled something there, in one read.
+
+        Partitions that nobody polls are missing.
         """
 
     def committed(self, groups: Sequence[Group], partition_ids: Sequence[int]) -> dict[int, dict[int, int]]:

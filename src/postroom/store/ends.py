@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from ..errors import StoreCorrupt
+from ..model.cache import make_room
 from .session import Lane
 
 __all__ = ["Ends"]
+
+_MOST = 100_000  # partitions; of one that was not used for long nothing is noticed
 
 Place = tuple[Lane, int]
 """The lane whose table has the partition's row, and the partition."""
@@ -29,7 +32,10 @@ class Ends:
 
     def saw(self, ends: Mapping[Place, int]) -> None:
         for place, end in ends.items():
-            if end > self._highest.get(place, 0):
+            known = self._highest.get(place, 0)
+            if not known:
+                make_room(self._highest, _MOST)
+            if end > known:
                 self._highest[place] = end
 
     @staticmethod

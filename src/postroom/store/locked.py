@@ -149,8 +149,14 @@ class Locked:
         """Others may be handed something now."""
         self._tx.announce(Lane.PROGRESS)
 
-    def started_ms(self) -> int:
-        return self._tx.started_ms()
+    def safe_from(self, lease_ms: int) -> int:
+        """No lease that has ended is taken from its holder before then.
+
+        A start of the database may have lost renewals (I8), and its clock may have been set (I26): whoever
+        lives renews within a lease.
+        """
+        moments = (self._tx.started_ms(), self._tx.dialect.stepped_ms())
+        return max((one for one in moments if one <= self.now), default=0) + lease_ms  # else it was set back
 
     # ---- reading ----
 
@@ -196,9 +202,9 @@ class Locked:
         return self.row.next_due is not None and self.row.next_due <= self.now
 
     def safe(self, due: list[Delivery], lease_ms: int) -> list[Delivery]:
-        """Without what may be held still: a start of the database may have lost renewals (I8)."""
+        """Without what may be held still (I8, I26)."""
         held = [d for d in due if d.token != NOBODY and d.stamp is None]
-        if not held or self.now >= self.started_ms() + lease_ms:
+        if not held or self.now >= self.safe_from(lease_ms):
             return due
         return [d for d in due if d not in held]
 

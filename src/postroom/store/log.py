@@ -6,18 +6,18 @@ the commits; nothing is cached here that could run ahead of one (I2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ..config import DEFAULTS, Limits
-from ..errors import PostroomError, StoreError
+from ..errors import PostroomError, StoreError, StoreFull
 from .append import Appending, seal
 from .catalog import SqlCatalog
 from .contract import Append, Appended, Bounds, News, StoredBatch
 from .ends import Ends
-from .lookups import GONE, first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
+from .lookups import GONE, each, first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
 from .schema import log_table
-from .session import Lane, Session, Transaction, verbs
+from .session import Lane, Session, Transaction, empties, verbs
 from .sifting import Sifting
 from .window import NotPreparedError, Windows
 
@@ -28,6 +28,9 @@ _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM 
 _VERSION_AND_DUE = """SELECT value, (SELECT MIN(due_at) FROM postroom_schedule) FROM postroom_settings
                       WHERE name = 'catalog_version'"""
 _ENDS = """SELECT id, next_offset FROM postroom_partitions WHERE state IN ('new', 'open', 'sealed')"""
+_EDGES = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM postroom_partitions p
+            LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.next_offset > 0
+            AND p.state IN ('new', 'open', 'sealed')"""
 _HERE = " AND shard = ''"  # of those on other shards the first one knows nothing but the names
 # `?` four times: from the batch at `start` on, below an offset, and no more bytes than asked for
 _BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
@@ -52,8 +55,11 @@ class SqlLog:
     def append(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
         found: dict[int, Appended | PostroomError] = {}
         try:
+            self._session.dialect.admit()
             self._append_each(appends, found)
         except StoreError as error:
+            if found and isinstance(error, StoreFull):
+                error.undone = False
             if error.nothing_done and not found:  # else one lane has been committed
                 error.details["stored"] = False
             raise
@@ -132,17 +138,31 @@ class SqlLog:
         with reading_log(self._session, partition_id) as tx:
             return first_row(tx, partition_id, "appended_at", time_ms)
 
-    def news(self) -> News:
+    def edges(
+        self, partition_ids: Collection[int] | None = None, *, sealed: bool = False
+    ) -> dict[int, Bounds]:
+        found: dict[int, Bounds] = {}
+        sql = _EDGES + (" AND p.state = 'sealed'" if sealed else "")
+        for lane in (Lane.LOG, Lane.VOLATILE):
+            if lane not in self._session.dialect.places:
+                continue
+            with self._session.read(lane) as tx:
+                rows = each(tx, sql + (_HERE if lane is Lane.LOG else ""), "p.id", partition_ids)
+            found |= {one: Bounds(start, end, state == "sealed") for one, start, end, state in rows}
+        return found
+
+    def news(self, of: Collection[int] | None = None) -> News:
         with self._session.read(Lane.LOG) as tx:
-            ends: dict[int, int] = dict(tx.all(_ENDS + _HERE))
+            ends: dict[int, int] = dict(each(tx, _ENDS + _HERE, "id", of))
             version = tx.one(_VERSION_AND_DUE)
         if Lane.VOLATILE in self._session.dialect.places:
             with self._session.read(Lane.VOLATILE) as tx:
-                ends.update(tx.all(_ENDS))
+                ends.update(each(tx, _ENDS, "id", of))
         return News(int(version[0]), ends, version[1]) if version else News(0, ends)
 
     # ---- trim ----
 
+    @empties
     def trim(self, partition_id: int, below: int) -> int:
         with self._session.write(lane_of(self._session, partition_id)) as tx:
             row = tx.locked("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
@@ -167,6 +187,7 @@ class SqlLog:
             raise unknown_partition(partition_id)
         return self.trim(partition_id, lowest[0])
 
+    @empties
     def sweep(self, partition_id: int, *, rows: int, appended_before: int | None = None) -> int:
         log = log_table(partition_id)
         lane = lane_of(self._session, partition_id)

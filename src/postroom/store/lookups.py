@@ -5,26 +5,31 @@ Reads see what is committed when each statement starts: rows may be swept betwee
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from ..errors import InvalidSetting, StoreError, UnknownPartition
+from ..model.cache import make_room
 from .schema import log_table
 from .session import Lane, Session, Transaction
 
 __all__ = [
     "GONE",
+    "each",
     "first_kept",
     "first_row",
     "lane_of",
     "log_of",
+    "parts",
     "reading_log",
     "row_at",
     "unknown_partition",
 ]
 
 T = TypeVar("T")
+
+_MOST = 100_000  # partitions of which is known where they are
 
 GONE = ("dropped", "removed")
 """States of partitions without a log: that of a deleted topic, and a tombstone."""
@@ -49,6 +54,7 @@ def lane_of(session: Session, partition_id: int) -> Lane:
                 _served=f"a partition of this topic is on shard {row[1]!r}, which this broker was not given; "
                 "ask the operator of the brokers",
             )
+        make_room(session.lanes, _MOST)
         lane = session.lanes[partition_id] = session.log_lane(bool(row[0]))
     return lane
 
@@ -120,3 +126,17 @@ def padded(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
         part = items[at : at + sizes[-1]]
         size = next(size for size in sizes if size >= len(part))
         yield [*part, *[part[-1]] * (size - len(part))]
+
+
+def parts(items: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
+    """In parts of as many as one statement names."""
+    for at in range(0, len(items), size):
+        yield items[at : at + size]
+
+
+def each(tx: Transaction, sql: str, column: str, ids: Collection[int] | None) -> list[tuple[Any, ...]]:
+    """The rows of these ids, or all of them; the statement ends in conditions."""
+    if ids is None:
+        return tx.all(sql)
+    listed = ((some, ", ".join("?" * len(some))) for some in parts(sorted(ids)))
+    return [row for some, marks in listed for row in tx.all(f"{sql} AND {column} IN ({marks})", *some)]

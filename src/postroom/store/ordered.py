@@ -89,7 +89,7 @@ def _claimed(locked: Locked, group: Group, ask: OrderedAsk) -> bool:
     holder, now = locked.row.holder, locked.now
     claim = ordered.claim(holder, ask, now, locked.row.cursor)
     if claim is Claim.TAKES_OVER:  # when the server was started costs a look
-        safe_from = locked.started_ms() + group.settings.lease_ms
+        safe_from = locked.safe_from(group.settings.lease_ms)
         claim = ordered.claim(holder, ask, now, locked.row.cursor, safe_from)
     if claim is Claim.REFUSED:
         return False

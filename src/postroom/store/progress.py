@@ -8,7 +8,7 @@ processes are told where somebody may now be handed something; not of acks, firs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from ..model import delivery, settlement
 from ..model.delivery import Ask, Change, Delivery, Holder, Kind, OrderedAsk, Settlement, Span, Stamp
 from ..model.ordered import FAR
 from ..model.parking import Line
-from . import ordered
+from . import ordered, strays
 from .contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
 from .joining import Guest, Joining
 from .locked import (
@@ -31,10 +31,10 @@ from .locked import (
     reset_meanwhile,
     stopped_below,
 )
-from .lookups import GONE, lane_of, padded, reading_log
+from .lookups import GONE, lane_of, padded, parts, reading_log
 from .measures import log_start_of, measure
 from .row import ROW, Row, lock
-from .session import Lane, Session, Transaction, verbs
+from .session import Lane, Session, Transaction, empties, verbs
 
 __all__ = ["SqlProgress"]
 
@@ -48,6 +48,11 @@ _GROUPS = (1, 16, 256)  # asked for at once
 _RENEW = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND name = ?"
 _MEMBERS = """SELECT group_id, name, client, joined_at, until_ms FROM postroom_members
               WHERE group_id = ? AND until_ms >= ? ORDER BY joined_at, name"""
+_MEMBERS_OF = """SELECT group_id, name, client, joined_at, until_ms FROM postroom_members
+                 WHERE until_ms >= ? AND group_id IN ({marks}) ORDER BY joined_at, name"""
+_DEAD = "{what} FROM postroom_members WHERE until_ms < ?"
+_DUES = """SELECT group_id, MIN(next_due) FROM postroom_progress
+           WHERE next_due IS NOT NULL{more} GROUP BY group_id"""
 _LOOK = """SELECT partition_id, next_new, next_due, lowest, drained, recalled, parked,
                   holder_token, holder, holder_until
            FROM postroom_progress WHERE group_id = ? AND generation = ?"""
@@ -83,11 +88,13 @@ class SqlProgress:
             if place in wanted
         }
 
-    def dues(self) -> dict[int, int]:
-        earliest = """SELECT group_id, MIN(next_due) FROM postroom_progress
-                      WHERE next_due IS NOT NULL GROUP BY group_id"""
+    def dues(self, of: Collection[int] | None = None) -> dict[int, int]:
+        found: dict[int, int] = {}
         with self._session.read(Lane.PROGRESS) as tx:
-            return dict(tx.all(earliest))
+            for some in [None] if of is None else parts(sorted(of)):
+                marks = "" if some is None else f" AND group_id IN ({', '.join('?' * len(some))})"
+                found.update(tx.all(_DUES.format(more=marks), *(some or ())))
+        return found
 
     def started_ms(self) -> int:
         with self._session.read(Lane.PROGRESS) as tx:
@@ -383,6 +390,21 @@ class SqlProgress:
         for partition_id in partition_ids:
             self._locked(group, partition_id, Locked.announce, flush=True)
 
+    def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
+        with self._session.read(Lane.PROGRESS) as tx:
+            stray = strays.stray_places(tx, group)
+            far = tx.one(strays.FAR_MEMBERS, group.id, tx.now_ms() + strays.member_ms(group))
+        if far is not None:
+            with self._session.write(Lane.PROGRESS, flush=False) as tx:
+                until = tx.now_ms() + strays.member_ms(group)
+                tx.do(strays.CUT_MEMBERS, until, group.id, until)
+        return sum(
+            self._locked(group, place, lambda locked: strays.cut(locked, group))
+            for place in partition_ids
+            if place in stray
+        )
+
+    @empties
     def forget(self, group_id: int) -> None:
         with self._session.write(Lane.PROGRESS) as tx:
             for table in ("progress", "deliveries", "parked", "members", "activity", "lanes", "lane_counts"):
@@ -416,6 +438,22 @@ class SqlProgress:
     def members(self, group_id: int) -> list[Member]:
         with self._session.read(Lane.PROGRESS) as tx:
             return [Member(*row) for row in tx.all(_MEMBERS, group_id, tx.now_ms())]
+
+    def members_of(self, group_ids: Collection[int]) -> dict[int, list[Member]]:
+        found: dict[int, list[Member]] = {}
+        with self._session.read(Lane.PROGRESS) as tx:
+            for some in parts(sorted(group_ids)):
+                sql = _MEMBERS_OF.format(marks=", ".join("?" * len(some)))
+                for row in tx.all(sql, tx.now_ms(), *some):
+                    found.setdefault(row[0], []).append(Member(*row))
+        return found
+
+    def forget_dead(self, since_ms: int) -> int:
+        with self._session.read(Lane.PROGRESS) as tx:  # mostly there are none, and nothing is written
+            if tx.one(_DEAD.format(what="SELECT 1") + " LIMIT 1", since_ms) is None:
+                return 0
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            return tx.run(_DEAD.format(what="DELETE"), since_ms)
 
 
 def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:

@@ -25,8 +25,10 @@ _RESERVE = """INSERT INTO postroom_partitions
 
 def reserve(tx: Transaction, topic_id: int, volatile: bool, pieces: Sequence[Range]) -> list[tuple[int, int]]:
     """A number and an id for each: rows of partitions that are in no route yet."""
-    last = tx.one("SELECT MAX(number) FROM postroom_partitions WHERE topic_id = ?", topic_id or -1)
-    number = int(last[0]) + 1 if last and last[0] is not None else 0
+    number = 0
+    if topic_id:  # else it is a new topic, and has none
+        last = tx.one("SELECT MAX(number) FROM postroom_partitions WHERE topic_id = ?", topic_id)
+        number = int(last[0]) + 1 if last and last[0] is not None else 0
     now, names = tx.now_ms(), []
     for at, piece in enumerate(pieces):
         row = (number + at, NEW, now, int(volatile), piece.shard, piece.first_slot, piece.last_slot)

@@ -19,7 +19,7 @@ from ..model.route import Change, Draft, Range, Route, renew
 from .catalog import SqlCatalog, topic_of
 from .contract import Topic
 from .reserving import NEW, forget_reserved, refuse_shard, reserve
-from .session import Lane, Session, Transaction, verbs
+from .session import Lane, Session, Transaction, empties, verbs
 
 __all__ = ["SqlRoutes"]
 
@@ -131,6 +131,7 @@ class SqlRoutes:
             tx.do(_REPLACE, instead.id, _encode(instead), tx.now_ms(), topic.id)
             return instead
 
+    @empties
     def remove(self, partition_id: int) -> None:
         """The emptied log of a sealed partition: the table goes, the row stays as a tombstone (I11).
 

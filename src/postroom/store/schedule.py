@@ -19,7 +19,7 @@ from ..model.dedup import DIGEST_SIZE
 from ..model.schedule import DUTY, Home, Waiting
 from .contract import Append, Finished, Move
 from .duties import holds
-from .session import Lane, Row, Session, Transaction, verbs
+from .session import Lane, Row, Session, Transaction, empties, verbs
 
 __all__ = ["Delayed", "SqlSchedule"]
 
@@ -176,6 +176,7 @@ class SqlSchedule:
             _count_less(tx, {row.home: len(places)})
             return len(places)
 
+    @empties
     def purge(self, topic_id: int) -> int:
         dropped = 0
         while True:

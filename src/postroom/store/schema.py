@@ -341,6 +341,12 @@ _7_LOG: Statements = (
         (SELECT g.generation FROM postroom_groups g WHERE g.id = postroom_starts.group_id), 0)""",
 )
 
+_8_LOG: Statements = (
+    # the principal that staged or decided it first (I23); '': a job with the database itself; NULL: from
+    # before there were owners, whoever uses it next
+    "ALTER TABLE postroom_queries ADD COLUMN owner VARCHAR(120)",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE postroom_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -359,6 +365,7 @@ MIGRATIONS: dict[int, dict[Lane, Statements]] = {
     5: {Lane.LOG: _5_LOG},
     6: {Lane.PROGRESS: _6_PROGRESS},
     7: {Lane.LOG: _7_LOG, Lane.PROGRESS: _7_PROGRESS},
+    8: {Lane.LOG: _8_LOG},
 }
 VERSION = max(MIGRATIONS)
 

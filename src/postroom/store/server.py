@@ -6,6 +6,7 @@ decides something, from memory elsewhere (I16).
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from abc import ABC, abstractmethod
@@ -21,6 +22,8 @@ from .session import Lane
 from .shardclock import ShardClock
 
 __all__ = ["ServerDialect"]
+
+_log = logging.getLogger("postroom.store")
 
 _SERVED = "the database of this queue {}: it is tried again; ask the operator of the brokers"
 _SILENT = ("no answer", "timed out", "timeout expired")
@@ -43,10 +46,16 @@ class ServerDialect(ABC):
         self.shown = shown  # the address without its password
         self._clock = clock  # of a test; else the server's
         self._limits = limits
-        self._time = ShardClock()
+        self._time = ShardClock(set_by=self._was_set)
 
     def reading(self, lane: Lane) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def admit(self) -> None:
+        return None  # a server's operator keeps room for it
+
+    def make_room(self, *, emptying: bool) -> bool:
+        return False
 
     @abstractmethod
     def _fileno(self, connection: Any) -> int: ...
@@ -88,6 +97,17 @@ class ServerDialect(ABC):
         now = int(self.ask(connection, self.now, ()).fetchone()[0])
         self._time.told(now, began)
         return now
+
+    def stepped_ms(self) -> int:
+        return self._time.stepped_ms if self._clock is None else 0
+
+    def _was_set(self, step_ms: float) -> None:
+        how = (
+            "leases that ended by it are kept for one lease more, for their holders to renew"
+            if step_ms > 0
+            else "leases of those who are gone are cut to what they would be now"
+        )
+        _log.warning("the clock of %s was set by %+.1f s: %s", self.shown, step_ms / 1000, how)
 
     def time_ms(self) -> int | None:
         return self._time.now_ms() if self._clock is None else self._clock.now_ms()

@@ -64,6 +64,9 @@ class Access(Protocol):
     def principals(self) -> list[Principal]:
         """By name."""
 
+    def key(self) -> bytes:
+        """A random secret of the queue, made when it is first asked for and never changed (I23)."""
+
 
 class Rates(Protocol):
     """Limits in messages and bytes a second, shared by all who use the store (R40).

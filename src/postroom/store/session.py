@@ -22,16 +22,17 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
-from ..errors import ClosedError, StoreBusy, StoreError, StoreUnavailable
+from ..errors import ClosedError, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from .contract import Watcher
 from .values import WouldWaitError
 
-__all__ = ["Dialect", "Lane", "Row", "Session", "Transaction", "by_key", "verbs"]
+__all__ = ["Dialect", "Lane", "Row", "Session", "Transaction", "by_key", "empties", "verbs"]
 
 Row = tuple[Any, ...]
 C = TypeVar("C", bound=type)
+V = TypeVar("V", bound=Callable[..., Any])
 
 _TRIES = 8  # of a verb whose transaction was undone
 _PAUSE_S = 0.002  # before the second one; doubled for each further one
@@ -118,6 +119,15 @@ class Dialect(Protocol):
 
     def time_ms(self) -> int | None:
         """The same from memory, within a few milliseconds; None: it has to be read once."""
+
+    def admit(self) -> None:
+        """StoreFull if nothing is to be appended now, since what room there is is for deletes."""
+
+    def make_room(self, *, emptying: bool) -> bool:
+        """After StoreFull: whether it is worth another try; `emptying`: to delete something."""
+
+    def stepped_ms(self) -> int:
+        """The shard's time when it was last seen that its clock was set; 0: never, as far as known here."""
 
     def has_table(self, tx: Transaction, name: str) -> bool: ...
 
@@ -251,6 +261,15 @@ class Session:
         finally:
             self._mood.at_once = False
 
+    @contextmanager
+    def emptying(self) -> Iterator[None]:
+        """Verbs of this thread delete: they may use the room that is kept for that."""
+        self._mood.emptying = True
+        try:
+            yield
+        finally:
+            self._mood.emptying = False
+
     @property
     def _at_once(self) -> bool:
         return getattr(self._mood, "at_once", False)
@@ -320,6 +339,10 @@ class Session:
             mapped.undone = self.dialect.undone(error) and not hasattr(error, "run_once")
             if isinstance(mapped, StoreBusy) and not mapped.undone:
                 self.dialect.end_stuck()
+            if isinstance(mapped, StoreFull) and not self._at_once:
+                emptying = getattr(self._mood, "emptying", False)
+                # also at a commit: no file took its last frame, and what there was is rolled back
+                mapped.undone = self.dialect.make_room(emptying=emptying)
             if isinstance(mapped, StoreUnavailable) and self.dialect.pooled:
                 self.forget(lane)  # also of a server that has become read-only: the address may name others
             raise mapped from error
@@ -416,6 +439,17 @@ def verbs(kind: C) -> C:
         if callable(member) and not name.startswith("_"):
             setattr(kind, name, _again(member))
     return kind
+
+
+def empties(verb: V) -> V:
+    """A verb that deletes: on a full disk it may use the room that is kept for that."""
+
+    @functools.wraps(verb)
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with self._session.emptying():
+            return verb(self, *args, **kwargs)
+
+    return cast(V, run)
 
 
 def _again(verb: Callable[..., Any]) -> Callable[..., Any]:

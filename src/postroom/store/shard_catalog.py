@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..errors import RouteConflict, StoreUnavailable
 from ..model.route import Range
@@ -47,8 +47,8 @@ class ShardedCatalog(SqlCatalog):
         self.shards.learn(found.route.partitions)
         return found
 
-    def topics(self) -> list[Topic]:
-        found = super().topics()
+    def topics(self, only: Collection[str] | None = None) -> list[Topic]:
+        found = super().topics(only)
         for topic in found:
             self.shards.learn(topic.route.partitions)
         return found

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from ..address import FIRST_SHARD
 from ..errors import PostroomError, StoreUnavailable
+from ..model.cache import make_room
 from ..model.route import Range
 from .contract import (
     Access,
@@ -55,6 +56,8 @@ _KNOCK_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # a shard that is away is asked again aft
 _LOOK_S = 0.5  # how often the watchdog looks
 _LONG_S = 3.0  # a verb that takes longer makes it ask whether the database answers
 _ANSWER_S = 2.0  # and that long it waits for an answer
+
+_MOST_HOMES = 100_000  # partitions of which is known where they are
 
 _TOLD = {"refused": "the connection is refused", "read_only": "it is read-only", "lost": "it was lost"}
 """What clients of a broker are told of an error, by its `reason`: addresses are none of their business."""
@@ -335,6 +338,7 @@ class Shards(Mapping[str, Shard]):
             name = self.first.table.shard_of(partition_id)
             if name is None:
                 return ""  # it is gone, and whoever looks there will say so
+            make_room(self._homes, _MOST_HOMES)
             self._homes[partition_id] = name
         return name
 
@@ -351,6 +355,7 @@ class Shards(Mapping[str, Shard]):
 
     def learn(self, pieces: Iterable[Range]) -> None:
         """Read in the catalog."""
+        make_room(self._homes, _MOST_HOMES)
         self._homes.update((piece.partition_id, piece.shard) for piece in pieces)
 
     def windows_of(self, partition_id: int) -> Windows:

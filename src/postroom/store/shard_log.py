@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
-from ..errors import PostroomError, StoreError, UsageError
+from ..errors import PostroomError, StoreError, StoreUnavailable, UsageError
 from ..model.schedule import Waiting
 from .contract import Append, Appended, Bounds, Finished, Group, Move, News, StoredBatch
 from .shard_database import Shard, Shards
@@ -90,14 +91,23 @@ class ShardedLog:
             for shard in self._shards.values()
         )
 
-    def news(self) -> News:
+    def edges(
+        self, partition_ids: Collection[int] | None = None, *, sealed: bool = False
+    ) -> dict[int, Bounds]:
+        found: dict[int, Bounds] = {}
+        for shard in self._shards.present():
+            with suppress(StoreUnavailable):  # it has just gone away
+                found |= shard.log.edges(partition_ids, sealed=sealed)
+        return found
+
+    def news(self, of: Collection[int] | None = None) -> News:
         if self._here is not None:
-            return self._here.log.news()
-        first = self._shards.first.log.news()
+            return self._here.log.news(of)
+        first = self._shards.first.log.news(of)
         ends, due = dict(first.ends), [] if first.next_due is None else [first.next_due]
         for shard in self._shards.others():
             if not shard.is_away:
-                news = shard.log.news()
+                news = shard.log.news(of)
                 ends |= news.ends
                 due += [] if news.next_due is None else [news.next_due]
         return News(first.catalog_version, ends, min(due, default=None))
@@ -170,11 +180,18 @@ class ShardedUsage:
     def touch(self, group_id: int) -> bool:
         return self._shards.first.usage.touch(group_id)
 
-    def seen(self) -> dict[int, int]:
-        return self._shards.first.usage.seen()
+    def seen(self, of: Collection[int] | None = None) -> dict[int, int]:
+        return self._shards.first.usage.seen(of)
 
     def retire(self, group_id: int, idle_ms: int) -> bool:
         return self._shards.first.usage.retire(group_id, idle_ms)
+
+    def marks(self) -> dict[int, tuple[int, ...]]:
+        found: dict[int, tuple[int, ...]] = {}
+        for shard in self._shards.present():
+            with suppress(StoreUnavailable):  # likewise
+                found |= shard.usage.marks()
+        return found
 
     def committed(self, groups: Sequence[Group], partition_ids: Sequence[int]) -> dict[int, dict[int, int]]:
         found: dict[int, dict[int, int]] = {group.id: {} for group in groups}

@@ -8,11 +8,12 @@ as they were known last: they cannot say so themselves, and nobody is to take wh
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import cast
 
 from ..errors import StoreUnavailable
+from ..model.cache import make_room
 from ..model.delivery import Ask, Delivery, OrderedAsk, Settlement, Span, Stamp
 from ..model.parking import Line
 from .contract import Backlog, Granted, Group, Member, Peek, Progress, Settled
@@ -23,6 +24,7 @@ __all__ = ["ShardedProgress"]
 
 _log = logging.getLogger("postroom.store")
 
+_MOST = 10_000  # groups whose members are remembered
 _FAR = 2**53  # of members that cannot be asked
 
 
@@ -47,11 +49,11 @@ class ShardedProgress:
             found |= {one: skew.peek(peek) for one, peek in shard.progress.peek(group, ids).items()}
         return found
 
-    def dues(self) -> dict[int, int]:
+    def dues(self, of: Collection[int] | None = None) -> dict[int, int]:
         found: dict[int, int] = {}
         for shard in self._shards.present() if self._here is None else [self._here]:
             skew = self._shards.skew(shard)
-            for group_id, due in shard.progress.dues().items():
+            for group_id, due in shard.progress.dues(of).items():
                 found[group_id] = min(skew.here(due), found.get(group_id, skew.here(due)))
         return found
 
@@ -81,6 +83,13 @@ class ShardedProgress:
     def rewind(self, group: Group, partition_ids: Sequence[int]) -> None:
         for shard, ids in self._shards.split(partition_ids).items():
             shard.progress.rewind(group, ids)
+
+    def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
+        """Also on the first shard, where members are."""
+        self._shards.first.progress.cut_leases(group, ())
+        return sum(
+            shard.progress.cut_leases(group, ids) for shard, ids in self._shards.split(partition_ids).items()
+        )
 
     def forget(self, group_id: int) -> None:
         """What a shard that is away keeps of it harms nobody: no group gets that id again."""
@@ -220,9 +229,17 @@ class ShardedProgress:
     def leave(self, group_id: int, member: str) -> None:
         self._shards.first.progress.leave(group_id, member)
 
+    def members_of(self, group_ids: Collection[int]) -> dict[int, list[Member]]:
+        return self._shards.first.progress.members_of(group_ids)
+
+    def forget_dead(self, since_ms: int) -> int:
+        return self._shards.first.progress.forget_dead(since_ms)
+
     def members(self, group_id: int) -> list[Member]:
         try:
-            found = self._members[group_id] = self._shards.first.progress.members(group_id)
+            found = self._shards.first.progress.members(group_id)
+            make_room(self._members, _MOST)
+            self._members[group_id] = found
         except StoreUnavailable:
             if group_id not in self._members:
                 raise

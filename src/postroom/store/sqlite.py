@@ -18,10 +18,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ..clock import Clock
+from ..clock import Clock, SteadyClock
 from ..config import DEFAULTS, Limits
 from ..errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from .ballast import Ballast
 from .contract import Watcher
+from .private import make_private
 from .session import Lane, Row, Session, Transaction, by_key
 from .turn import Turn
 
@@ -36,6 +38,8 @@ _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_
 
 class _Connection(sqlite3.Connection):
     synchronous: str = ""  # what it was last set to
+    thrifty: bool = False  # deleted pages are not written over, see `_save_room`
+    secure: int = 0  # whether they are otherwise
 
 
 class SqliteDialect:
@@ -54,8 +58,9 @@ class SqliteDialect:
         self.path = path  # None: in memory
         self._clock = clock
         self._limits = limits
-        self._turns = {lane: Turn(self._lock_file(lane), limits) for lane in Lane}
+        self._turns = {lane: Turn(self._lock_file(lane), limits, path) for lane in Lane}
         self._memory: dict[Lane, _Connection] = {}
+        self._ballast = None if path is None else Ballast(path)
         self._commits = dict.fromkeys(Lane, 0)  # in memory; a file has its own count
 
     def file(self, lane: Lane) -> Path | None:
@@ -74,6 +79,7 @@ class SqliteDialect:
         if file is None:
             return self._shared_memory(lane)
         connection = None
+        make_private(file, like=None if lane is Lane.LOG else self.path)  # SQLite's own beside it are like it
         try:
             connection = self._open(str(file))
             self._prepare(connection, lane)
@@ -158,6 +164,8 @@ class SqliteDialect:
         try:
             if self.path is not None:
                 _set_flush(connection, lane, flush=flush)
+            if self._ballast is not None and self._ballast.released != connection.thrifty:
+                self._save_room(connection, self._ballast.released)
             connection.execute("BEGIN IMMEDIATE")
         except BaseException:
             self._turns[lane].release()
@@ -227,6 +235,9 @@ class SqliteDialect:
     def time_ms(self) -> int:
         return self._clock.now_ms()
 
+    def stepped_ms(self) -> int:
+        return self._clock.stepped_ms if isinstance(self._clock, SteadyClock) else 0
+
     def started_ms(self, connection: _Connection) -> int:
         return 0  # what is lost with power was held by processes that are gone too
 
@@ -246,6 +257,27 @@ class SqliteDialect:
 
     def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None:
         tx.do(statement)
+
+    # ---- a full disk ----
+
+    def admit(self) -> None:
+        if self._ballast is not None and not self._ballast.admits():
+            full = StoreFull(
+                f"no space left for {self.path}: what room there is is used to delete purged and expired "
+                "messages; free some space, or purge a topic, then try again; nothing was stored"
+            )
+            full.nothing_done = True
+            raise full
+
+    def _save_room(self, connection: _Connection, thrifty: bool) -> None:
+        """Some builds of SQLite write zeros over what is deleted: a full disk has no room for them."""
+        if thrifty:
+            connection.secure = connection.execute("PRAGMA secure_delete").fetchone()[0]
+        connection.execute(f"PRAGMA secure_delete={'FAST' if thrifty else int(connection.secure)}")
+        connection.thrifty = thrifty
+
+    def make_room(self, *, emptying: bool) -> bool:
+        return self._ballast is not None and self._ballast.make_room(emptying=emptying)
 
     # ---- wake-ups ----
 
@@ -273,6 +305,8 @@ class SqliteDialect:
             return StoreFull(f"no space left for {file}: free some space, then try again; nothing was stored")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
             return self._busy(lane)
+        if code == sqlite3.SQLITE_SCHEMA:
+            return StoreBusy(f"{file}: topics are made there faster than their tables can be read; try again")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[lane]}", lane=lane)
         if code in _UNWRITABLE:
@@ -282,7 +316,9 @@ class SqliteDialect:
         return StoreError(f"{file}: {error}")
 
     def undone(self, error: Exception) -> bool:
-        return isinstance(error, sqlite3.IntegrityError)
+        """Tables that are made while a statement begins, one after the other, undo it before it has begun."""
+        changed = isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_SCHEMA
+        return changed or isinstance(error, sqlite3.IntegrityError)
 
     def _busy(self, lane: Lane) -> StoreBusy:
         return StoreBusy(

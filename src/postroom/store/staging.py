@@ -1,7 +1,8 @@
 """What jobs have staged, decided and published, at rest (I20).
 
 A staged batch is a row; its segment and its number in it say where it belongs. Whoever decides, or drops what
-was not decided, locks the row of the query first: so one of the two sees the other (I1). Whoever publishes
+was not decided, locks the row of the query first: so one of the two sees the other (I1). That row also says
+whose the query is, from the first time that anything of it is staged or decided (I23). Whoever publishes
 locks the row of the decision, and changes nothing if its step is not the one that was looked at. Rows of a
 decided segment are touched by publishers alone.
 """
@@ -35,12 +36,14 @@ _HEADS = """SELECT id, records, bytes FROM postroom_staged WHERE query = ? AND b
             ORDER BY number LIMIT ?"""
 _ROWS = "SELECT id, topic_id, partition_id, records, data FROM postroom_staged WHERE id IN ({marks})"
 _CHANGE = "UPDATE postroom_staged SET records = ?, bytes = ?, data = ? WHERE id = ?"
-_SLICE = "SELECT id, records FROM postroom_staged WHERE query = ? AND batch = ? AND segment = ? LIMIT ?"
+_SLICE = """SELECT id, records FROM postroom_staged
+            WHERE query = ? AND batch = ? AND segment = ? AND topic_id = ? LIMIT ?"""
 _OLDEST = "SELECT MIN(staged_at) FROM postroom_staged"
 _OLD = "SELECT query, batch FROM postroom_staged GROUP BY query, batch HAVING MAX(staged_at) < ?"
 
-_QUERY = "SELECT batch, marks FROM postroom_queries WHERE query = ?"
-_NEW_QUERY = "INSERT INTO postroom_queries (query, batch, marks, decided_at) VALUES (?, ?, ?, ?)"
+_QUERY = "SELECT batch, marks, owner FROM postroom_queries WHERE query = ?"
+_NEW_QUERY = "INSERT INTO postroom_queries (query, batch, marks, decided_at, owner) VALUES (?, ?, ?, ?, ?)"
+_OWN = "UPDATE postroom_queries SET owner = ? WHERE query = ?"
 _NEWER = "UPDATE postroom_queries SET batch = ?, marks = ?, decided_at = ? WHERE query = ?"
 
 _DECISION = """SELECT query, batch, revision, decided_at, published_at, producer_id, step, wish, progress,
@@ -90,8 +93,11 @@ class SqlStaging:
 
     # ---- staging ----
 
-    def put(self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged]) -> None:
+    def put(
+        self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged], owner: str = ""
+    ) -> None:
         with self._session.write(Lane.LOG) as tx:
+            _claim(tx, query, owner)
             there = {int(row[0]) for row in tx.all(_STAGED, query, batch, segment, number)}
             now = tx.now_ms()
             new = [
@@ -103,21 +109,30 @@ class SqlStaging:
                 tx.many(_INSERT, new)
                 _check_open(tx, query, batch, segment)
 
-    def drop(self, query: str, batch: int, segments: Collection[str] | None = None) -> int:
+    def drop(
+        self,
+        query: str,
+        batch: int,
+        segments: Collection[str] | None = None,
+        topics: Collection[int] | None = None,
+        owner: str | None = None,
+    ) -> int:
         with self._session.read(Lane.LOG) as tx:
-            found = {str(row[0]) for row in tx.all(_SEGMENTS, query, batch)}
+            _check_owner(query, _known(tx.one(_QUERY, query)), owner)
+            found = {(str(row[0]), int(row[1])) for row in tx.all(_SEGMENTS, query, batch)}
         dropped = 0
-        for segment in sorted(found if segments is None else found.intersection(segments)):
-            while count := self._drop_some(query, batch, segment):
+        for segment, topic_id in sorted(found):
+            wanted = (segments is None or segment in segments) and (topics is None or topic_id in topics)
+            while wanted and (count := self._drop_some(query, batch, segment, topic_id, owner)):
                 dropped += count
         return dropped
 
-    def _drop_some(self, query: str, batch: int, segment: str) -> int:
+    def _drop_some(self, query: str, batch: int, segment: str, topic_id: int, owner: str | None) -> int:
         with self._session.write(Lane.LOG) as tx:
-            _lock_query(tx, query)
+            _lock_query(tx, query, owner)
             if segment in _decided(tx, query, batch):
                 return 0
-            rows = tx.all(_SLICE, query, batch, segment, _AT_ONCE)
+            rows = tx.all(_SLICE, query, batch, segment, topic_id, _AT_ONCE)
             _delete(tx, [int(row[0]) for row in rows])
             return sum(int(row[1]) for row in rows)
 
@@ -136,11 +151,24 @@ class SqlStaging:
             rows = tx.all(_OPEN) if query is None else tx.all(f"{_OPEN} AND query = ?", query)
         return sorted(map(_decision, rows), key=lambda one: (one.decided_at, one.query, one.batch))
 
+    def give(self, query: str, owner: str) -> bool:
+        with self._session.write(Lane.LOG) as tx:
+            if tx.locked(_QUERY, query) is None:
+                return False
+            tx.do(_OWN, owner, query)
+        return True
+
     def decide(
-        self, query: str, batch: int, wish: Wish, producer_id: int, topics: Collection[int] | None = None
+        self,
+        query: str,
+        batch: int,
+        wish: Wish,
+        producer_id: int,
+        topics: Collection[int] | None = None,
+        owner: str = "",
     ) -> Decision:
         with self._session.write(Lane.LOG) as tx:
-            known = _lock_query(tx, query)
+            known = _lock_query(tx, query, owner)
             recorded = _newest(tx, query, batch)
             revision = staging.revision_for(known, recorded, batch, wish)
             if revision is None:
@@ -265,17 +293,34 @@ def _key(decision: Decision) -> tuple[str, int, int]:
     return decision.query, decision.batch, decision.revision
 
 
-def _lock_query(tx: Transaction, query: str) -> Known:
+def _claim(tx: Transaction, query: str, owner: str) -> None:
+    """As `_lock_query`, for those who stage, many at once: locked only where the query is nobody's yet."""
+    known = _known(tx.one(_QUERY, query))
+    if known.owner is None:
+        _lock_query(tx, query, owner)
+    else:
+        _check_owner(query, known, owner)
+
+
+def _lock_query(tx: Transaction, query: str, owner: str | None) -> Known:
+    """`owner`: whose it is from now on, if it is nobody's; None: that of nobody else, and it stays so."""
     row = tx.locked(_QUERY, query)
+    known = _known(row)
     if row is None:  # two at once: one meets the other's row, and looks again
-        tx.do(_NEW_QUERY, query, -1, _packed({}), tx.now_ms())
-    return _known(row)
+        tx.do(_NEW_QUERY, query, -1, _packed({}), tx.now_ms(), owner)
+    elif _check_owner(query, known, owner) != known.owner:
+        tx.do(_OWN, owner, query)
+    return known
+
+
+def _check_owner(query: str, known: Known, owner: str | None) -> str | None:
+    return known.owner if owner is None else staging.owner_after(query, known.owner, owner)
 
 
 def _known(row: Row | None) -> Known:
     if row is None:
         return Known(-1)
-    return Known(int(row[0]), msgspec.msgpack.decode(row[1], type=dict[str, int]))
+    return Known(int(row[0]), msgspec.msgpack.decode(row[1], type=dict[str, int]), row[2])
 
 
 def _newest(tx: Transaction, query: str, batch: int) -> Decision | None:

@@ -33,14 +33,21 @@ class Staging(Protocol):
     several at once: each change of it has a number, and whoever does not know the last one changes nothing.
     """
 
-    def put(self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged]) -> None:
+    def put(
+        self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged], owner: str = ""
+    ) -> None:
         """Stage batches; they are numbered from `number` on within the segment. A repeat changes nothing.
 
-        StagingConflict if the segment was decided: also of a repeat, once the rows are published.
+        The query belongs to the `owner` if it is nobody's yet; PermissionDenied if it is another's, as
+        `model.staging.owner_after` says. StagingConflict if the segment was decided: also of a repeat, once
+        the rows are published.
         """
 
     def known(self, query: str) -> Known:
-        """How far the query is."""
+        """How far the query is, and whose."""
+
+    def give(self, query: str, owner: str) -> bool:
+        """It is this owner's from now on. False: there is no such query."""
 
     def decision(self, query: str, batch: int) -> Decision | None:
         """The newest revision."""
@@ -49,10 +56,17 @@ class Staging(Protocol):
         """Those that are not published, of all queries or of one; the oldest first."""
 
     def decide(
-        self, query: str, batch: int, wish: Wish, producer_id: int, topics: Collection[int] | None = None
+        self,
+        query: str,
+        batch: int,
+        wish: Wish,
+        producer_id: int,
+        topics: Collection[int] | None = None,
+        owner: str = "",
     ) -> Decision:
         """Write down what the batch consists of, if `model.staging` says so; else the recorded decision.
 
+        The query is the `owner`'s, as in `put`.
         StagingConflict as it says there; if a segment is not there as the wish has it, or has messages for
         other than these topics; or if an earlier decision of the query is not published ("unfinished").
         """
@@ -86,8 +100,18 @@ class Staging(Protocol):
         `producer_id`: another one from now on. `done`: nothing is left, it is published. None as in `stamp`.
         """
 
-    def drop(self, query: str, batch: int, segments: Collection[str] | None = None) -> int:
-        """Remove these segments (None: all) of a batch, but for those decided. How many messages."""
+    def drop(
+        self,
+        query: str,
+        batch: int,
+        segments: Collection[str] | None = None,
+        topics: Collection[int] | None = None,
+        owner: str | None = None,
+    ) -> int:
+        """Remove these segments of a batch, what they have for these topics, but for those decided.
+
+        None: all. How many messages. PermissionDenied if the query is not the `owner`'s; None: do not ask.
+        """
 
     def age(self, staged_ms: int, decision_ms: int, query_ms: int) -> tuple[int, int]:
         """Drop batches that nobody has staged for, or decided, for so long; forget decisions that are old.

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from ..config import Limits
+from .private import open_private
 
 try:
     import fcntl
@@ -26,10 +27,12 @@ _PAUSE_S = 0.0005
 
 
 class Turn:
-    def __init__(self, path: Path | None, limits: Limits) -> None:
+    def __init__(self, path: Path | None, limits: Limits, beside: Path | None = None) -> None:
+        """`beside`: whoever may read that file may have the lock."""
         self._lock = threading.RLock()
         self._limits = limits
         self._path = path if fcntl is not None else None
+        self._beside = beside
         self._descriptor: int | None = None
 
     def acquire(self, *, at_once: bool = False) -> bool:
@@ -39,7 +42,7 @@ class Turn:
         if self._path is not None:
             try:
                 if self._descriptor is None:
-                    self._descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+                    self._descriptor = open_private(self._path, self._beside)
                 if at_once:
                     fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 else:

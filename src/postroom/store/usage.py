@@ -8,12 +8,12 @@ members; whoever comes after that is told, and begins anew. Must never retire a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 
 from .catalog import SqlCatalog
 from .contract import Group
-from .lookups import first_kept, lane_of, log_of, unknown_partition
+from .lookups import each, first_kept, lane_of, log_of, unknown_partition
 from .schema import log_table
 from .session import Lane, Row, Session, Transaction, verbs
 
@@ -21,11 +21,14 @@ __all__ = ["SqlUsage"]
 
 _RETIRED = -1  # in place of the moment it was last used: it is being forgotten
 _SEEN = "SELECT seen_at FROM postroom_activity WHERE group_id = ?"
+_ALL_SEEN = "SELECT group_id, seen_at FROM postroom_activity WHERE seen_at >= 0"
 _FIRST = "INSERT INTO postroom_activity (group_id, seen_at) VALUES (?, ?)"
 _AGAIN = "UPDATE postroom_activity SET seen_at = ? WHERE group_id = ?"
 _LIVE = "SELECT COUNT(*) FROM postroom_members WHERE group_id = ? AND until_ms >= ?"
 _LOWEST = """SELECT group_id, partition_id, generation, lowest FROM postroom_progress
              WHERE group_id IN ({marks})"""
+_MARKS = """SELECT partition_id, COUNT(*), SUM(lowest), SUM(generation) FROM postroom_progress
+            GROUP BY partition_id"""
 _BYTES = "base_offset, records, bytes, bytes_before"
 _TOTALS = "SELECT id, next_bytes FROM postroom_partitions WHERE state <> 'dropped' AND id IN ({marks})"
 _LOOK = """SELECT {number}, {columns} FROM (SELECT {columns} FROM {log} WHERE base_offset <= ?
@@ -54,10 +57,9 @@ class SqlUsage:
                 tx.do(_AGAIN, tx.now_ms(), group_id)
             return True
 
-    def seen(self) -> dict[int, int]:
+    def seen(self, of: Collection[int] | None = None) -> dict[int, int]:
         with self._session.read(Lane.PROGRESS) as tx:
-            rows = tx.all("SELECT group_id, seen_at FROM postroom_activity WHERE seen_at >= 0")
-        return dict(rows)
+            return dict(each(tx, _ALL_SEEN, "group_id", of))
 
     def retire(self, group_id: int, idle_ms: int) -> bool:
         with self._session.write(Lane.PROGRESS) as tx:
@@ -73,6 +75,10 @@ class SqlUsage:
             return True
 
     # ---- backlog ----
+
+    def marks(self) -> dict[int, tuple[int, ...]]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            return {place: tuple(map(int, rest)) for place, *rest in tx.all(_MARKS)}
 
     def committed(self, groups: Sequence[Group], partition_ids: Sequence[int]) -> dict[int, dict[int, int]]:
         if not groups:

@@ -99,6 +99,7 @@ class Append:
     ids: bytes = b""  # 16 bytes for each message (`model.dedup.digest`); stored with the batch (R32)
     dedup_ms: int = 0  # the topic's window: repeats by id are left out; 0: ids are not looked at
     drawn: Drawn | None = None  # where its messages come from; only for stores that have `outboxes`
+    producer_id: int | None = None  # whose sequence it counts in (I23); None: that of the batch's header
 
 
 @dataclass(frozen=True, slots=True)

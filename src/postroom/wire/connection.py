@@ -16,7 +16,7 @@ from collections.abc import Coroutine
 from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
-from ..errors import BrokerUnavailable, PostroomError, ProtocolError
+from ..errors import BrokerUnavailable, PostroomError, ProtocolError, UnknownTopic
 from .failures import failure_of
 from .frames import ERROR, REPLY, Frame, FrameParser, encode
 from .listening import Listening
@@ -67,6 +67,7 @@ class Host(Protocol):
     ) -> tuple[Session, Welcome]: ...
     def broker_list(self) -> Any: ...
     def freed(self) -> None: ...
+    def refused(self, peer: str, error: Exception) -> None: ...
 
 
 class Connection(asyncio.Protocol):
@@ -207,7 +208,7 @@ class Connection(asyncio.Protocol):
         except asyncio.CancelledError:
             return
         except Exception as error:
-            _log.warning("a connection from %s was refused: %s", self.peer, error)
+            self._host.refused(self.peer, error)
             self.refuse(error, frame.id)
             return
         self._session = session
@@ -231,6 +232,8 @@ class Connection(asyncio.Protocol):
             self._write(frame, header, body)
         except asyncio.CancelledError:
             self._fail(frame, self._cancelled())
+        except UnknownTopic as error:
+            self._fail(frame, error if self._session is None else self._session.shown(error))
         except Exception as error:
             self._fail(frame, error)
 

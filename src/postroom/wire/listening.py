@@ -16,6 +16,7 @@ class Listening:
     advertise: str = ""  # host:port that clients are told; "": made from host and port
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     max_connections: int = 10_000
+    handshakes: int = 256  # of TLS, under way
     max_frame_bytes: int = 16 * 1024 * 1024
     first_frame_bytes: int = 64 * 1024  # before a client is known
     unauthenticated_ms: int = 10_000  # a connection has to be greeted within this

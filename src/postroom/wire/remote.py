@@ -225,8 +225,9 @@ class RemoteEndpoint:
         number: int,
         partition_ids: Sequence[int],
         data: bytes,
+        producer: str = "",
     ) -> None:
-        request = Stage(topic, query, batch, segment, number, tuple(partition_ids))
+        request = Stage(topic, query, batch, segment, number, tuple(partition_ids), producer)
         await self.pool.call(m.OPERATIONS["stage"], request, (data,), key=f"q{query}")
 
     # ---- the log ----

@@ -16,7 +16,8 @@ from ipaddress import ip_address
 
 from ..broker.embedded import Broker
 from ..broker.gatekeeper import Gatekeeper
-from ..errors import BrokerUnavailable, PostroomError, UsageError
+from ..errors import BrokerUnavailable, PostroomError
+from .accepting import Acceptor, listen
 from .connection import Connection
 from .listening import Listening
 from .messages import BrokerInfo, BrokerList, Hello, Welcome
@@ -40,7 +41,7 @@ class WireServer:
         self.held_bytes = 0  # of requests under way
         self._brokers: tuple[BrokerInfo, ...] = ()
         self._queue = ""
-        self._server: asyncio.Server | None = None
+        self._server: Acceptor | None = None
         self._duties: list[asyncio.Task[None]] = []
         self.short_of_room = False
         self._entering = threading.Lock()
@@ -51,24 +52,17 @@ class WireServer:
 
     async def start(self) -> None:
         """Listen, and be known. UsageError if the port is taken."""
-        host, port = self.listening.host, self.listening.port
-        tls = self.listening.tls
-        try:
-            self._server = await asyncio.get_running_loop().create_server(
-                lambda: Connection(self),
-                host,
-                port,
-                ssl=tls,
-                ssl_handshake_timeout=self.listening.unauthenticated_ms / 1000 if tls else None,
-                backlog=1024,
-            )
-        except OSError as error:
-            raise UsageError(
-                f"cannot listen on {host}:{port} ({error.strerror or error}): is another broker there? "
-                "choose another port, or stop that one"
-            ) from error
+        advice = "is another broker there? choose another port, or stop that one"
+        self._server = Acceptor(
+            listen(self.listening.host, self.listening.port, "", advice),
+            lambda: Connection(self),
+            tls=self.listening.tls,
+            handshakes=self.listening.handshakes,
+            handshake_s=self.listening.unauthenticated_ms / 1000,
+        )
         self._brokers = (self._me(),)
         self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
+        await self.broker.identity_key()  # no client is to wait for it
         await self._enter()
         await self.broker.presence.enter(f"broker {self.address}")
         self._duties = [asyncio.create_task(self._keep_entering()), asyncio.create_task(self._keep_ticking())]
@@ -96,7 +90,7 @@ class WireServer:
     @property
     def port(self) -> int:
         assert self._server is not None, "it was started"
-        return int(self._server.sockets[0].getsockname()[1])
+        return self._server.port
 
     @property
     def address(self) -> str:
@@ -128,6 +122,13 @@ class WireServer:
 
         self._brokers = tuple(await self.broker.in_thread(enter))
 
+    async def enter_again(self) -> None:
+        """Be listed from now on for as long as at the start; harmless if the store is away."""
+        try:
+            await self._enter()
+        except PostroomError as error:
+            _log.warning("the list of brokers cannot be kept now: %s", error)
+
     def _leave(self) -> None:
         with self._entering:
             self._left = True
@@ -136,10 +137,7 @@ class WireServer:
     async def _keep_entering(self) -> None:
         while True:
             await asyncio.sleep(_ENTER_S)
-            try:
-                await self._enter()
-            except PostroomError as error:
-                _log.warning("the list of brokers cannot be kept now: %s", error)
+            await self.enter_again()
 
     def broker_list(self) -> BrokerList:
         return BrokerList(self._brokers, self.broker.now_ms())
@@ -180,9 +178,14 @@ class WireServer:
             for connection in list(self.connections):
                 connection.throttle()
 
+    def refused(self, peer: str, error: Exception) -> None:
+        said = "a connection from %s was refused: %s"
+        self._gatekeeper.refusals.say("greeting", _log, said, peer, error)
+
     async def _keep_ticking(self) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
+            self._gatekeeper.refusals.tick()
             now = asyncio.get_running_loop().time()
             for connection in list(self.connections):
                 try:

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ..broker.embedded import Broker
 from ..broker.endpoint import Beat, Held, Settle, Verdict
 from ..broker.gatekeeper import ACTIONS, Gatekeeper
-from ..config import DEFAULTS
-from ..errors import MessageTooLarge, PostroomError
+from ..errors import PostroomError, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
-from ..model.batch import HEADER_SIZE
+from ..model.admission import walk, walk_all
 from ..model.names import check_member, reply_topic
 from . import messages as m
 from . import staging
@@ -31,8 +30,11 @@ __all__ = ["Session"]
 _log = logging.getLogger("postroom.wire")
 
 
-_RECORDS = slice(57, 61)  # where a batch has the number of its messages
-_COMPRESSION_BYTES = 64 * 1024  # what cannot be compressed grows a little
+_LIMITED = frozenset({"append", "stage"})  # verbs that count towards their producer's rate (R40)
+_OWNED = frozenset({"append", "stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"})
+# verbs that are told whose producer or query it is: no client says so itself (I23)
+
+_AT_ONCE_S = 0.001  # for looking into a batch on the loop; the rest is done in a thread
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
 
 
@@ -46,6 +48,7 @@ class Session:
         self._client = client
         self._holdings = Holdings()
         self._answer_bytes = answer_bytes  # of these, those that nobody waits for
+        self._careful = False  # it sent a batch that was refused
 
     @property
     def principal(self) -> Principal:
@@ -54,15 +57,20 @@ class Session:
     async def call(self, operation: Operation, request: Request, body: bytes) -> Any:
         """PermissionDenied, or whatever the broker has against it."""
         await self._permit(operation, request)
-        if isinstance(request, m.Append):
-            _check_batch(body)
+        if isinstance(request, m.Append | staging.Stage):
+            await self._admit(request, body)
         named = {field: getattr(request, field) for field in request.__struct_fields__}
         if operation.body:
             named[operation.body] = body
         if operation.name == "beat":  # the only verb that blocks
             return await self._beat(named["beats"])
-        if operation.name == "append" and self._principal is not ANONYMOUS:
-            named["producer"] = self._principal.name
+        if self._principal is not ANONYMOUS:  # who may come without a token is as somebody inside
+            if operation.name in _LIMITED:
+                named["producer"] = self._principal.name
+            if operation.name in _OWNED:
+                named["owner"] = self._principal.name
+        if operation.name == "topics":
+            named["viewer"] = self._principal
         if isinstance(request, m.Requester):
             named["owner"] = self._principal.name
         if operation.name == "settle":
@@ -70,10 +78,11 @@ class Session:
         reply = await self._asked(operation.name, named)
         if operation.name == "poll":
             self._holdings.granted(named["request"], reply, self._now_ms())
-        elif operation.name == "topics":
-            shown = self._gatekeeper.visible(self._principal, (info.name for info in reply))
-            return [info for info in reply if info.name in shown]
         return reply
+
+    def shown(self, error: UnknownTopic) -> UnknownTopic:
+        """As the client may see it."""
+        return self._gatekeeper.shown(self._principal, error)
 
     async def _asked(self, name: str, named: dict[str, Any]) -> Any:
         verb = getattr(self._broker, name)
@@ -90,6 +99,19 @@ class Session:
             return await verb(**named)
         finally:
             self._answer_bytes += share
+
+    async def _admit(self, request: Request, body: bytes) -> None:
+        """Refuse batches that could not be read, or hold more than they may: a token is not trust."""
+        walking = walk if isinstance(request, m.Append) else walk_all
+        steps = walking(body, careful=self._careful)
+        until = time.perf_counter() + _AT_ONCE_S
+        try:
+            for _ in steps:
+                if time.perf_counter() >= until:
+                    await self._broker.in_thread(_rest_of, steps)
+        except PostroomError:
+            self._careful = True
+            raise
 
     async def _beat(self, beats: Sequence[Beat]) -> Any:
         self._holdings.renewed(beats, self._now_ms())
@@ -141,16 +163,9 @@ class Session:
             check_member(member)
 
 
-def _check_batch(batch: bytes) -> None:
-    """How large it is; whether it is sound is the broker's to see."""
-    messages = int.from_bytes(batch[_RECORDS]) if len(batch) >= HEADER_SIZE else 0
-    if len(batch) > DEFAULTS.max_batch_bytes + _COMPRESSION_BYTES or messages > DEFAULTS.max_batch_messages:
-        raise MessageTooLarge(
-            f"a batch of {messages:,} messages and {len(batch):,} bytes is too large: send "
-            f"{DEFAULTS.max_batch_messages:,} messages and {DEFAULTS.max_batch_bytes:,} bytes at most",
-            max_messages=DEFAULTS.max_batch_messages,
-            max_bytes=DEFAULTS.max_batch_bytes,
-        )
+def _rest_of(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
 
 
 def _topics(operation: Operation, request: Any, who: str) -> Iterable[str | None]:

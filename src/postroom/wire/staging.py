@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from msgspec import Meta
 
-from ..model.bounds import MOST_SEGMENTS, Label, Offset, PartitionIds, TopicName, TopicNames
+from ..model.bounds import MOST_SEGMENTS, ClientName, Label, Offset, PartitionIds, TopicName, TopicNames
 from ..model.staging import Wish
 from .request import Request
 
@@ -24,6 +24,7 @@ class Stage(Request):
     segment: Label
     number: Offset
     partition_ids: PartitionIds
+    producer: ClientName = ""  # whose rate it counts towards (R40), if the broker does not know it better
 
 
 class Marks(Request):

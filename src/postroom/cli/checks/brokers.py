@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 
 __all__ = ["check_brokers"]
 
+_SET_CLOCKS = (
+    "delayed messages, schedules and retention go by the queue's; set the clocks of this machine, of the "
+    "brokers and of the database by NTP"
+)
 _FAR_MS = 5_000  # clocks that differ by more confuse people who read times
 _TIMEOUT_MS = 5_000
 
@@ -62,4 +66,4 @@ def _clock(welcome: Welcome, place: str) -> list[Finding]:
     if abs(ahead_ms) <= _FAR_MS:
         return []
     said = f"the clock of the queue is {ahead_ms / 1000:+.1f} s from this machine's"
-    return [Finding(f"clock {place}", "warn", said, "nothing is lost by that; set both by NTP")]
+    return [Finding(f"clock {place}", "warn", said, _SET_CLOCKS)]

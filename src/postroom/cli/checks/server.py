@@ -120,7 +120,8 @@ def check_clock(exam: Examination) -> Iterator[Finding]:
     said = f"{apart_ms:,.0f} ms apart from this machine's"
     if apart_ms > _CLOCK_MS:
         advice = (
-            "harmless here, since Postroom goes by the server's clock; set both by NTP for everybody else"
+            "Postroom goes by the server's clock: delayed messages, schedules and retention are as wrong as "
+            "that one is. Set both by NTP"
         )
         yield Finding("clock", "warn", said, advice)
     else:

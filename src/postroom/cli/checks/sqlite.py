@@ -16,12 +16,13 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...clock import SystemClock
+from ...clock import STEP_MS, SteadyClock, SystemClock
 from ...errors import SchemaMismatch, StoreCorrupt
 from ...install import how_to_update
 from ...store.schema import VERSION, refuse_former
 from ...store.session import Lane, Row
 from ...store.sqlite import SqliteDialect
+from ...store.steadiness import read_pace
 from ...units import format_bytes
 from .finding import Checks, Finding, made
 
@@ -30,6 +31,7 @@ __all__ = ["examine_file"]
 _MB, _GB = 1024 * 1024, 1024**3
 _SLOW_FLUSH_MS = 20.0
 _FLUSHES = 20
+_FUTURE_MS = 60_000
 _LARGE_WAL = 256 * _MB
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 _WANTED = {Lane.LOG: 2, Lane.PROGRESS: 1, Lane.VOLATILE: 0}
@@ -96,6 +98,23 @@ def check_writable(exam: Examination) -> Iterator[Finding]:
     if not os.access(folder, os.W_OK):
         advice = "SQLite keeps its log beside the file: make the folder writable"
         yield Finding("folder", "fail", f"{folder} cannot be written", advice)
+
+
+def check_privacy(exam: Examination) -> Iterator[Finding]:
+    """Whether other users of this machine can read what is in the queue."""
+    if os.name != "posix" or not exam.path.absolute().parent.stat().st_mode & 0o001:
+        yield Finding("privacy", "ok", "other users of this machine cannot reach the files")
+        return
+    own = [file.name for _, file in exam.files()]
+    endings = ("", "-wal", "-shm", ".lock")
+    beside = [exam.path.with_name(f"{name}{ending}") for name in own for ending in endings]
+    seen = [file for file in beside if file.exists() and file.stat().st_mode & 0o006]
+    if seen:
+        names = ", ".join(file.name for file in seen)
+        advice = f"they hold messages, and hashes of tokens: chmod o-rwx {' '.join(map(str, seen))}"
+        yield Finding("privacy", "warn", f"other users of this machine can read {names}", advice)
+    else:
+        yield Finding("privacy", "ok", "other users of this machine cannot read the files")
 
 
 def check_schema(exam: Examination) -> Iterator[Finding]:
@@ -191,6 +210,31 @@ def check_write_ahead(exam: Examination) -> Iterator[Finding]:
             yield Finding(f"wal ({lane.value})", "warn", f"{ahead} has {format_bytes(size)}", advice)
 
 
+def check_clock(exam: Examination) -> Iterator[Finding]:
+    """The queue's time against this machine's, and what was stored in a time that is still to come."""
+    clock = SteadyClock()
+    rows = exam.rows(Lane.LOG, "SELECT value FROM postroom_settings WHERE name = 'clock'")
+    pace = read_pace(str(rows[0][0])) if rows else None
+    behind_ms = 0 if pace is None else clock.wall() - pace.at(clock.steady())
+    where = "behind" if behind_ms > 0 else "ahead of"
+    said = f"the queue's time is {abs(behind_ms) / 1000:,.1f} s {where} this machine's"
+    if abs(behind_ms) <= STEP_MS:
+        yield Finding("clock", "ok", "the queue's time is this machine's")
+    else:
+        hours = abs(behind_ms) * 4 / 3_600_000
+        advice = (
+            f"the machine's clock was set, and is followed slowly: within {hours:.1f} hours; due moments, "
+            "schedules and retention go by the queue's time until then. Set the clock by NTP"
+        )
+        yield Finding("clock", "warn", said, advice)
+    newest = exam.one(Lane.LOG, "SELECT MAX(appended_at) FROM postroom_partitions")
+    ahead_ms = newest - clock.wall() - max(0, -behind_ms)
+    if ahead_ms > _FUTURE_MS:
+        said = f"messages were stored {ahead_ms / 1000:,.0f} s in the future"
+        advice = "the clock was wrong then: they are kept, and count as new, for that much longer"
+        yield Finding("stored times", "warn", said, advice)
+
+
 def check_dropped(exam: Examination) -> Iterator[Finding]:
     left = exam.one(Lane.LOG, "SELECT COUNT(*) FROM postroom_partitions WHERE state = 'dropped'")
     if left:
@@ -202,6 +246,7 @@ def check_dropped(exam: Examination) -> Iterator[Finding]:
 
 CHECKS: Checks[Examination] = (
     ("files", check_writable),
+    ("privacy", check_privacy),
     ("schema", check_schema),
     ("lanes", check_lanes),
     ("integrity", check_integrity),
@@ -209,4 +254,5 @@ CHECKS: Checks[Examination] = (
     ("flush", check_flush),
     ("write-ahead logs", check_write_ahead),
     ("dropped logs", check_dropped),
+    ("clock", check_clock),
 )

@@ -91,7 +91,7 @@ def fresh(folder: Path) -> None:
                     f"{folder} is there and was not made by the demo: move it away, or name another --folder"
                 )
             shutil.rmtree(folder)
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=0o700, parents=True)
         mark.write_text(_MARK_TEXT)
     except OSError as error:
         raise StoreUnavailable(

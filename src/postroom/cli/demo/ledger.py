@@ -28,7 +28,7 @@ _HOLDS = "# holds\n"  # a line: this process is at work on something that it wil
 
 class Ledger:
     def __init__(self, path: Path) -> None:
-        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.noted = 0
 
     def note(self, messages: Sequence[Received]) -> None:

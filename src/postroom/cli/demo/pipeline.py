@@ -143,11 +143,12 @@ class _Jobs:
 
     def _plan(self, found: Hotspots) -> str:
         from ...model.split_plan_file import plan_to_text
+        from ...store.private import write_private
 
         if not found.plan.steps:
             return "No split is needed."
         path = self.folder / f"split-plan-{self.trades}.json"
-        path.write_text(plan_to_text(found.plan), encoding="utf-8")
+        write_private(path, plan_to_text(found.plan))
         self.result.plan, self.result.steps = str(path), len(found.plan.steps)
         return f"With the plan {path} it will be {_times(found.plan.after)}."
 

@@ -205,6 +205,7 @@ class Intake:
     async def close(self) -> None:
         """Wait for verdicts, within limits, then leave the group; what is left is handed back."""
         self._ending = True
+        self._consumer._settler.hurry()
         try:
             async with asyncio.timeout(_SETTLE_SECONDS):
                 await self.settled()

@@ -52,11 +52,15 @@ class Ticker:
     def health(self) -> HandlerHealth:
         return self._standing.health
 
+    def _now_ms(self) -> int:
+        """The store's time. If its clock was just set on, that is followed slowly: no tick was missed."""
+        return self._mq._heartbeat.handling_ms()
+
     # ---- one step ----
 
     async def step(self, *, late_ms: int | None = DEFAULTS.every_late_ms) -> int:
         """Send what is due; returns the next tick. `late_ms=None`: no tick is too late."""
-        now = self._mq._endpoint.now_ms()
+        now = self._now_ms()
         if self._last is None:
             self._last = await self._begin(now)
         recurring, late = self._recurring, 2**62 if late_ms is None else late_ms
@@ -134,7 +138,7 @@ class Ticker:
                 moved.clear()
                 try:
                     next_ms = await self.step()
-                    wait_s, tries = (next_ms - self._mq._endpoint.now_ms()) / 1000, 0
+                    wait_s, tries = (next_ms - self._now_ms()) / 1000, 0
                     self._standing.runs()
                 except PostroomError as error:  # also of unknown fate
                     tries += 1

@@ -99,8 +99,9 @@ class Consumer:
 
     def _equip(self, hands: Hands) -> None:
         self._hands = hands
-        self._settler = Settler(self._endpoint, self._guard, hands, self._who, DEFAULTS.lease_ms)
-        self._heart = Heart(self._who, hands, DEFAULTS.lease_ms, self._settings.max_handling_ms)
+        longest = self._settings.max_handling_ms
+        self._settler = Settler(self._endpoint, self._guard, hands, self._who, DEFAULTS.lease_ms, longest)
+        self._heart = Heart(self._who, hands, DEFAULTS.lease_ms, longest)
 
     def _equip_in_order(self, order: str) -> None:
         """The group turned out to be ordered: partitions are held, keys are handed out in order."""
@@ -110,12 +111,13 @@ class Consumer:
             secrets.randbits(62) + 1, whole=order == "partition", arrived=arrived, on_delivery=on_delivery
         )
         self._equip(hands)
-        self._fetcher = OrderedFetcher(
+        self._fetcher = fetcher = OrderedFetcher(
             self._endpoint, self._who, hands, self._settler, settings.window,
             on_delivery=on_delivery, max_handling_ms=settings.max_handling_ms,
             lease_changed=self._lease_changed, arrived=arrived,
         )  # fmt: skip
-        self._heart.on_beat = self._fetcher.nudge
+        fetcher.handling_ms = self._heartbeat.handling_ms
+        self._heart.on_beat = fetcher.nudge
 
     @property
     def topic(self) -> str:
@@ -324,6 +326,7 @@ class Consumer:
 
     async def _close(self, handled: bool, failure: Exception | None) -> None:
         self._fetcher.arrived.set()  # whoever waits for messages goes on
+        self._settler.hurry()  # what failed before is tried once more, within these limits
         give_up_at = self._guard.loop.time() + _LEAVE_SECONDS
         try:
             async with asyncio.timeout_at(give_up_at):
@@ -332,7 +335,7 @@ class Consumer:
         except (PostroomError, TimeoutError) as error:
             log.warning("member %s left in a hurry, its leases will run out: %r", self.member, error)
         finally:
-            self._settler.closed = True
+            self._settler.close()
             self._heartbeat.remove(self._heart)
         with contextlib.suppress(PostroomError, TimeoutError):  # its time in the group runs out by itself
             async with asyncio.timeout_at(give_up_at):

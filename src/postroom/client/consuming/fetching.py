@@ -6,7 +6,8 @@ it failed, the very same one is repeated, so that what a lost reply held is not 
 always ask for at least one message, however large (I17).
 
 Must never forget an offset it was given: what has no message in it (control batches, I18; expired messages)
-is acked at once; what no batch came for is acked only if the log no longer has it, and else released.
+is acked at once; what no batch came for is acked only if the log no longer has it, and else released; of a
+batch that cannot be read, the group gives up (`unreadable`).
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 from ...broker.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
 from ...config import DEFAULTS
-from ...errors import PostroomError
-from ...model.batch import Record, records
+from ...errors import CorruptBatch, PostroomError
+from ...model.batch import Record, stored_records
 from ...store.contract import StoredBatch
 from ..codec import unpack
 from ..expiry import Expiry
@@ -30,13 +32,17 @@ from ..producing.appending import pause
 from .hands import LOST, Hands, HeldDelivery, Window
 from .lanes import Lanes
 from .settling import Run, Settler, runs_of
+from .unreadable import give_up, told_of, without
 
-__all__ = ["Chunk", "Fetcher", "Window", "weight"]
+__all__ = ["Chunk", "Fetcher", "Opened", "Window", "weight"]
 
 log = logging.getLogger("postroom.consumer")
 
 _OVERHEAD_BYTES = 64  # what a message costs besides its value
 _FOREVER = float("inf")
+
+Opened: TypeAlias = tuple[HeldDelivery, list[Received], list[Run]]
+"""A lease, its messages, and offsets of it that no batch has."""
 
 
 class Chunk:
@@ -180,7 +186,10 @@ class Fetcher:
         until = _FOREVER if self._on_delivery else sent_ms + reply.lease_ms
         missing: list[Run] = []
         for grant in reply.grants:
-            missing += self._receive(grant, token, until)
+            try:
+                missing += self._receive(grant, token, until)
+            except CorruptBatch:
+                missing += await self._receive_readable(grant, token, until)
         loop_time = asyncio.get_running_loop().time()
         self._drain_until = loop_time + reply.lease_ms / 1000 if reply.draining else 0.0
         if reply.grants:
@@ -189,10 +198,38 @@ class Fetcher:
             await self._account_for(missing)
 
     def _receive(self, grant: Grant, token: int, until: float) -> list[Run]:
-        """What was granted of a partition; returns offsets that no batch has."""
+        """What was granted of a partition; returns offsets that no batch has. All of it, or CorruptBatch."""
+        return self._keep_all(
+            [
+                self._open(grant, lease, HeldDelivery(self._settler, grant, lease, token, until))
+                for lease in grant.leases
+            ]
+        )
+
+    async def _receive_readable(self, grant: Grant, token: int, until: float) -> list[Run]:
+        """The same of a grant with a batch that cannot be read, once the group is done with that."""
+        rest = await self._readable(grant, token)
+        return [] if rest is None else self._receive(rest, token, until)
+
+    async def _readable(self, grant: Grant, token: int) -> Grant | None:
+        """What of the grant can be read. None: nothing of it is to be handled now."""
+        rest, unread = without(grant)
+        self._opened.pop(grant.partition_id, None)
+        if self._on_delivery:
+            told_of(grant, unread)
+        elif not await give_up(self._endpoint, self.who, grant, token, unread, self._settler.lease_ms):
+            await asyncio.sleep(pause(1))  # it may come again at once
+            return self._not_given_up(rest)
+        return rest
+
+    def _not_given_up(self, rest: Grant) -> Grant | None:
+        return rest  # the lease on the others runs out, and they come again
+
+    def _keep_all(self, opened: Iterable[Opened]) -> list[Run]:
         missing: list[Run] = []
-        for lease in grant.leases:
-            missing += self._open(grant, lease, HeldDelivery(self._settler, grant, lease, token, until))
+        for delivery, messages, gone in opened:
+            self._keep(delivery, messages, gone)
+            missing += gone
         return missing
 
     def _look_again(self) -> None:
@@ -202,8 +239,8 @@ class Fetcher:
         else:
             self.arrived.clear()
 
-    def _open(self, grant: Grant, lease: Lease, delivery: HeldDelivery) -> list[Run]:
-        """Messages of a lease into the buffer; returns offsets that no batch has."""
+    def _open(self, grant: Grant, lease: Lease, delivery: HeldDelivery) -> Opened:
+        """Messages of a lease, and offsets that no batch has."""
         messages: list[Received] = []
         position, self.expiry.now_ms = lease.first, self._endpoint.now_ms()
         missing: list[Run] = []
@@ -218,8 +255,7 @@ class Fetcher:
             position = min(batch.last_offset, lease.last) + 1
         if position <= lease.last:
             missing.append((delivery, position - lease.first, len(delivery.state)))
-        self._keep(delivery, messages, missing)
-        return missing
+        return delivery, messages, missing
 
     def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
         delivery.bytes_each = weight(messages)
@@ -246,7 +282,7 @@ class Fetcher:
         """The records of a batch from `first` to `last`. A batch that is cut is opened once."""
         base = batch.base_offset
         kept = self._opened.get(partition_id)
-        opened = kept[1] if kept is not None and kept[0] == base else records(batch.data)
+        opened = kept[1] if kept is not None and kept[0] == base else stored_records(batch)
         if not opened:
             return opened
         if batch.last_offset > last:

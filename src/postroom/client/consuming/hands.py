@@ -84,8 +84,8 @@ class HeldDelivery:
 
     __slots__ = (
         "alone", "attempt", "bytes_each", "extended", "first", "handed", "joined", "last", "open",
-        "partition", "partition_id", "settler", "some_lost", "sources", "state", "times", "token", "topic",
-        "until",
+        "partition", "partition_id", "refused", "settler", "some_lost", "sources", "state", "times",
+        "token", "topic", "until",
     )  # fmt: skip
 
     def __init__(self, settler: Settler, place: Place, lease: Lease, token: int, until: float) -> None:
@@ -102,6 +102,7 @@ class HeldDelivery:
         self.extended: dict[int, int] = {}  # index → when the user asked for more time
         self.some_lost = False
         self.sources: dict[int, str] = {}  # index → whom it comes from, if that is watched: `lanes`
+        self.refused: set[int] = set()  # indexes the store would not settle: not renewed until they are (I25)
         self.joined: set[int] = set()  # indexes whose ack is in a transaction of the user's: `joining`
 
     @property
@@ -140,7 +141,16 @@ class HeldDelivery:
                 if index < hung and state[index] == OPEN and at > now_ms - max_handling_ms:
                     masked[index] = OPEN
             state = bytes(masked) + state[hung:]
+        if self.refused:
+            state = self._without_refused(state)
         return [(self.first + m.start(), self.first + m.end() - 1) for m in _HELD_RUN.finditer(state)]
+
+    def _without_refused(self, state: bytes) -> bytes:
+        masked = bytearray(state)
+        for index in tuple(self.refused):
+            if masked[index] == OPEN:
+                masked[index] = LOST
+        return bytes(masked)
 
     def spans_of(self, run: re.Pattern[bytes]) -> list[Span]:
         return [(self.first + m.start(), self.first + m.end() - 1) for m in run.finditer(bytes(self.state))]
@@ -216,6 +226,9 @@ class Hands:
 
     def held_up(self, runs: Sequence[Run]) -> None:
         """These are on their way to be retried or released."""
+
+    def unsure(self, runs: Sequence[Run]) -> None:
+        """The store has failed to take a verdict on these; it is tried again."""
 
     def keep(self, runs: Sequence[Run], kept: Iterable[tuple[Settle, tuple[Lease, ...]]]) -> None:
         """What of these the store says is still in the same hands (ordered groups)."""

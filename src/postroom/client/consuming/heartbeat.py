@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from ...broker.endpoint import Beat, Endpoint, Held
-from ...clock import Clock
+from ...clock import CautiousTime, Clock, is_real
 from ...model.delivery import Span
 from ...wire.messages import Answer, Ask
 from ..guard import Guard
@@ -55,6 +55,8 @@ class Heart:
 class Heartbeat:
     def __init__(self, endpoint: Endpoint, guard: Guard, clock: Clock) -> None:
         self._endpoint, self._guard, self._clock = endpoint, guard, clock
+        # by which handling hangs: not because the clock of the store was set (I26)
+        self.handling_ms = CautiousTime(endpoint.now_ms).now_ms if is_real(clock) else endpoint.now_ms
         self._hearts: list[Heart] = []
         self._lock = threading.Lock()
         self._wake = threading.Event()
@@ -89,7 +91,7 @@ class Heartbeat:
     def answer(self, ask: Ask) -> Answer:
         """To a broker that asks before it delivers again (R19): what is at work here, and what is done."""
         keys = {(held.topic, held.partition_id, held.token) for held in ask.held}
-        who, now_ms = (ask.topic, ask.group, ask.member), self._endpoint.now_ms()
+        who, now_ms = (ask.topic, ask.group, ask.member), self.handling_ms()
         with self._lock:
             hearts = [
                 h for h in self._hearts if (h.identity.topic, h.identity.group, h.identity.member) == who
@@ -133,7 +135,7 @@ class Heartbeat:
     def _beat(self, heart: Heart) -> None:
         heart.next_at = time.monotonic() + heart.lease_ms / 1000 / _BEATS_PER_LEASE
         sent_ms = self._endpoint.now_ms()
-        held = heart.hands.held(sent_ms, heart.max_handling_ms)
+        held = heart.hands.held(self.handling_ms(), heart.max_handling_ms)
         try:
             told = self._endpoint.beat([heart.beat(held)])
         except Exception as error:

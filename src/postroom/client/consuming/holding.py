@@ -118,6 +118,7 @@ class OrderedHands(Hands):
         self.token = token  # the holder's, as long as the consumer lives (I7)
         self.holdings: dict[int, Holding] = {}  # by partition id
         self._whole, self._arrived, self._on_delivery = whole, arrived, on_delivery
+        self._unsure: set[tuple[HeldDelivery, int]] = set()  # acks that failed once: their keys wait (I25)
         self.freed = asyncio.Event()  # a key may go on with what is stored of it
         self.lease_ms = 0
 
@@ -181,12 +182,13 @@ class OrderedHands(Hands):
 
     def mark(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
         before = delivery.state[start]
+        unsure = bool(self._unsure) and state == OPEN and self._was_unsure(delivery, start)
         super().mark(delivery, start, stop, state)
         if state == ACKING:
             self._tell(delivery, start, stop, KeyQueue.done)  # its key goes on while the ack is on its way
         elif state == OPEN and not self._has(delivery):  # it was not stored, and the partition is lost
             super().let_go(delivery, start, stop, LOST)
-        elif state == OPEN and before == ACKING:
+        elif state == OPEN and before == ACKING and not unsure:
             self._tell(delivery, start, stop, KeyQueue.undone)
         elif state == OPEN and before == PARKING:
             self._tell(delivery, start, stop, KeyQueue.claim_again)
@@ -195,8 +197,20 @@ class OrderedHands(Hands):
         holding = self.holdings.get(delivery.partition_id)
         return holding is not None and delivery in holding.chunks
 
+    def unsure(self, runs: Sequence[Run]) -> None:
+        """Keys go on while an ack is on its way; once it has failed they wait until it is known."""
+        for delivery, start, stop in runs:
+            if delivery.state[start] == ACKING and (delivery, start) not in self._unsure:
+                self._unsure.add((delivery, start))
+                self._tell(delivery, start, stop, KeyQueue.undone)
+
+    def _was_unsure(self, delivery: HeldDelivery, start: int) -> bool:
+        was = (delivery, start) in self._unsure
+        self._unsure.discard((delivery, start))
+        return was
+
     def let_go(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
-        if delivery.state[start] == GIVING:
+        if delivery.state[start] == GIVING or (self._unsure and self._was_unsure(delivery, start)):
             self._tell(delivery, start, stop, KeyQueue.done)
         super().let_go(delivery, start, stop, state)
         holding = self.holdings.get(delivery.partition_id)

@@ -35,14 +35,14 @@ from ...broker.endpoint import (
     Verdict,
 )
 from ...config import DEFAULTS
-from ...errors import PostroomError
+from ...errors import CorruptBatch, PostroomError
 from ...model.ordered import FAR
 from ...model.parking import Line
 from ..ending import end
 from ..message import Received
 from ..producing.appending import pause
-from .fetching import Fetcher, weight
-from .hands import HeldDelivery, Window
+from .fetching import Fetcher, Opened, weight
+from .hands import OPEN, HeldDelivery, Window
 from .holding import Holding, OrderedDelivery, OrderedHands
 from .keys import StoredLine
 from .outlet import Outlet
@@ -79,7 +79,8 @@ class OrderedFetcher(Fetcher):
             endpoint, who, hands, settler, window, on_delivery=on_delivery, lease_changed=lease_changed
         )
         self._partitions = hands
-        self._max_handling_ms = max_handling_ms
+        settler.refused = self._refused
+        self._max_handling_ms, self.handling_ms = max_handling_ms, endpoint.now_ms
         self.arrived = arrived
         self.outlet = Outlet(hands, endpoint.now_ms, arrived, on_delivery=on_delivery)
         self._asked_at = 0.0  # by the loop's clock
@@ -202,6 +203,10 @@ class OrderedFetcher(Fetcher):
         asked = self._asked.get(grant.partition_id)
         if asked is not None and self._partitions.holdings.get(grant.partition_id) is not asked:
             return []  # lost meanwhile; this goes on from its middle, the next poll asks for all (I5, I6)
+        opened = [
+            self._open(grant, lease, OrderedDelivery(self._settler, grant, lease, token, until))
+            for lease in grant.leases
+        ]
         holding = self._partitions.hold(grant)
         holding.until, holding.give_up_at = until, None
         self._strangers.discard(grant.partition_id)
@@ -209,10 +214,12 @@ class OrderedFetcher(Fetcher):
             holding.queue.has_stored(grant.lines)
             self._partitions.freed.set()
         holding.position = max(holding.position, grant.position)
-        missing: list[Run] = []
-        for lease in grant.leases:
-            missing += self._open(grant, lease, OrderedDelivery(self._settler, grant, lease, token, until))
-        return missing
+        return self._keep_all(opened)
+
+    def _not_given_up(self, rest: Grant) -> Grant | None:
+        """Whoever holds the partition next is sent everything again."""
+        self._revoke(rest.partition_id, self._settler.lease_ms)
+        return None
 
     def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
         assert isinstance(delivery, OrderedDelivery)
@@ -329,17 +336,28 @@ class OrderedFetcher(Fetcher):
         if reply.lost:
             self._partitions.drop(holding)
             return True
-        self._unparked, missing = [], list[Run]()
-        grant = reply.grants[0]
-        for lease in grant.leases:
-            delivery = OrderedDelivery(self._settler, grant, lease, request.token, holding.until)
-            missing += self._open(grant, lease, delivery)
+        try:
+            opened = self._open_unparked(reply.grants[0], holding)
+        except CorruptBatch:
+            rest = await self._readable(reply.grants[0], request.token)
+            if rest is None or holding.dropped:
+                return True
+            opened = self._open_unparked(rest, holding)
+        grant, self._unparked = reply.grants[0], []
+        missing = self._keep_all(opened)
         messages, self._unparked = self._unparked, None
         holding.queue.unparked(stored, messages, grant.position)
         self._look_again()
         if missing:
             await self._account_for(missing)
         return grant.position > request.first
+
+    def _open_unparked(self, grant: Grant, holding: Holding) -> list[Opened]:
+        token, until = self._partitions.token, holding.until
+        return [
+            self._open(grant, lease, OrderedDelivery(self._settler, grant, lease, token, until))
+            for lease in grant.leases
+        ]
 
     # ---- giving up ----
 
@@ -349,6 +367,18 @@ class OrderedFetcher(Fetcher):
             self._strangers.add(partition_id)
         elif holding.give_up_at is None:
             holding.give_up_at = asyncio.get_running_loop().time() + lease_ms / 1000
+
+    def _refused(self, run: Run) -> None:
+        """What the store would not settle is not kept for long: others get it after a lease (I25)."""
+        lease_s = self._settler.lease_ms / 1000
+        asyncio.get_running_loop().call_later(lease_s, self._let_refused_go, *run)
+
+    def _let_refused_go(self, delivery: HeldDelivery, start: int, stop: int) -> None:
+        if not self._ended and any(
+            i in delivery.refused and delivery.state[i] == OPEN for i in range(start, stop)
+        ):
+            self._revoke(delivery.partition_id, 0)
+            self._hands.changed.set()
 
     async def _hand_over(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -413,7 +443,7 @@ class OrderedFetcher(Fetcher):
         """A heartbeat was made, or time was moved: something may be due, renewed, or hang."""
         if self._ended:
             return
-        before_ms = self._endpoint.now_ms() - self._max_handling_ms
+        before_ms = self.handling_ms() - self._max_handling_ms
         for holding in self._holdings:
             for delivery, indexes in holding.hung(before_ms):
                 log.warning("%d messages of %s: %s", len(indexes), holding.topic, _HUNG)

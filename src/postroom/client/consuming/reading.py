@@ -2,6 +2,7 @@
 
 Decides from which offset to which each partition is read: one after another up to an end that is fixed when
 reading begins, or, when following, all at once as messages arrive. Must never change anything in the store.
+A batch that cannot be read is skipped, and the log says where it is.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from typing import TypeAlias
 from ...broker.endpoint import Endpoint
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, PostroomError, UsageError
-from ...model.batch import records
 from ...model.route import Range, Route
 from ...model.settings import Start
 from ...units import moment_ms
@@ -26,6 +26,7 @@ from ..expiry import Expiry
 from ..guard import Guard
 from ..message import Kind, Received
 from ..producing.appending import pause
+from .unreadable import readable
 
 __all__ = ["Position", "Reading", "as_start"]
 
@@ -207,9 +208,8 @@ class Reading:
             if not fetched.batches and (end is not None or fetched.sealed):
                 return  # dropped by retention meanwhile, or read to its end
             for batch in fetched.batches:
-                found = [
-                    r for r in records(batch.data) if r.offset >= offset and (end is None or r.offset < end)
-                ]
+                opened = readable(batch, browsed.topic, browsed.partition)
+                found = [r for r in opened if r.offset >= offset and (end is None or r.offset < end)]
                 offset = max(offset, batch.last_offset + 1)
                 shown = unpack(found, browsed, None if self._expired else Expiry(self._endpoint.now_ms()))
                 if shown:

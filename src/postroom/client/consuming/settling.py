@@ -3,10 +3,14 @@
 While one call is under way, further verdicts gather and then go together, merged into ranges. Whoever settles
 waits until it is stored. A lost lease is told to exactly those whose messages it holds.
 
+A verdict that was given stays given (I25). Repeats are safe (I7), so what the store could not do now is tried
+again in the background until it is known: stored, or in other hands. Whoever waits is told after a lease that
+it is not known yet, and may say the same again to go on waiting. What the store refuses for good is open
+again, and its lease is no longer renewed. What is on a shard that is away does not hold up the rest: it goes
+on by itself, and only who settled it waits.
+
 Must never report a message as settled before the store said so, and never let two verdicts on one message
-through: an ack once more is harmless, anything else is the caller's mistake. Repeats are safe (I7), so what
-the store could not do now is tried again for as long as a lease lasts. What is on a shard that is away does
-not hold up the rest: it goes on by itself, and only who settled it waits.
+through: the same once more is harmless, anything else is the caller's mistake.
 """
 
 from __future__ import annotations
@@ -14,9 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from ...broker.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
+from ...config import DEFAULTS
 from ...errors import ClosedError, LeaseLost, PostroomError, StoreUnavailable, UsageError
 from ...model.delivery import Span
 from ...model.parking import Line
@@ -37,16 +42,71 @@ Run: TypeAlias = tuple[HeldDelivery, int, int]
 class _Round:
     """Verdicts that go to the store in one call."""
 
-    __slots__ = ("acks", "done", "later", "others", "runs", "some_lost")
+    __slots__ = (
+        "_done", "_ended", "_error", "_loop", "_told", "acks", "later", "others", "runs", "since",
+        "some_lost", "unsure",
+    )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
         self.acks: dict[tuple[str, int, int], list[Span]] = {}
         self.others: dict[tuple[str, int, int], list[Verdict]] = {}
         self.runs: list[Run] = []
-        self.done: asyncio.Future[None] = loop.create_future()
-        self.done.add_done_callback(_retrieved)
+        self._done: asyncio.Future[None] | None = None
+        self._told: asyncio.Future[None] | None = None
+        self._ended, self._error = False, cast("Exception | None", None)
+        self.since = loop.time()  # those who wait do so since then
+        self.unsure = False  # the store has failed to take it: it is tried again
         self.some_lost = False
         self.later: _Round | None = None  # what of it is on a shard that is away
+
+    @property
+    def done(self) -> asyncio.Future[None]:
+        """What became of it is known."""
+        if self._done is None:
+            self._done = self._future()
+        return self._done
+
+    @property
+    def told(self) -> asyncio.Future[None]:
+        """The same for those who wait for a lease at most."""
+        if self._told is None:
+            self._told = self._future()
+        return self._told
+
+    def _future(self) -> asyncio.Future[None]:
+        made: asyncio.Future[None] = self._loop.create_future()
+        made.add_done_callback(_retrieved)
+        if self._ended:
+            self._resolve(made)
+        return made
+
+    def _resolve(self, waiting: asyncio.Future[None] | None) -> None:
+        if waiting is None or waiting.done():
+            return
+        if self._error is None:
+            waiting.set_result(None)
+        else:
+            waiting.set_exception(self._error)
+
+    def end(self, error: Exception | None = None) -> None:
+        self._ended, self._error = True, error
+        self._resolve(self._done)
+        self._resolve(self._told)
+
+    def is_late(self, error: PostroomError) -> None:
+        """Those who wait have waited long enough; who comes from now on may wait as long again."""
+        told, self._told, self.since = self._told, None, self._loop.time()
+        if told is not None and not told.done():
+            told.set_exception(error)
+
+    def has(self, run: Run, kind: Kind) -> bool:
+        """Whether this very verdict on these messages is in it."""
+        delivery, start, stop = run
+        first, last = delivery.first + start, delivery.first + stop - 1
+        given = [(v.first, v.last) for v in self.others.get(delivery.key, ()) if v.kind == kind]
+        found = sum(max(0, min(z, last) - max(a, first) + 1) for a, z in given)
+        return found == stop - start and any(one[0] is delivery for one in self.runs)
 
     def put_off(self, away: Sequence[Settle], loop: asyncio.AbstractEventLoop) -> _Round:
         """Take these parts out: they are a round of their own."""
@@ -73,18 +133,30 @@ class _Round:
 
 
 class Settler:
-    def __init__(self, endpoint: Endpoint, guard: Guard, hands: Hands, beat: Beat, lease_ms: int) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        guard: Guard,
+        hands: Hands,
+        beat: Beat,
+        lease_ms: int,
+        max_handling_ms: int = DEFAULTS.max_handling_ms,
+    ) -> None:
         self._endpoint = self.endpoint = endpoint
         self._guard, self._hands = guard, hands
         self.who = beat
-        self.lease_ms = lease_ms
+        self.lease_ms, self.max_handling_ms = lease_ms, max_handling_ms
         self.closed = False
         self.answers = Answers(endpoint, guard)  # to requests (R38)
         self.settled: Callable[[Run, Kind], None] | None = None  # is told of every verdict
+        self.refused: Callable[[Run], None] | None = None  # is told of what the store refused for good
         self._gathering: _Round | None = None
         self._newest: _Round | None = None
+        self._current_round: _Round | None = None
         self._task: asyncio.Task[None] | None = None
-        self._put_off: set[asyncio.Task[None]] = set()
+        self._put_off: dict[asyncio.Task[None], _Round] = {}
+        self._failing = False
+        self._hurry = asyncio.Event()  # what is tried again is tried now
 
     # ---- what users ask ----
 
@@ -97,14 +169,26 @@ class Settler:
         at_ms: int | None = None,
         reason: str = "",
     ) -> None:
-        """Settle and wait until it is stored. LeaseLost if some of it is in other hands by now."""
+        """Settle and wait until it is stored. LeaseLost if some of it is in other hands by now.
+
+        If the store cannot take it for a whole lease, its error is raised, and it is tried in the background.
+        """
         self.check()
-        waiting = self.submit(runs, kind, Verdict(kind, 0, 0, delay_ms, at_ms, reason))
+        waiting = self._again(runs, kind)
+        waiting = waiting or self.submit(runs, kind, Verdict(kind, 0, 0, delay_ms, at_ms, reason))
         awaited = waiting
         while awaited is not None:
-            await asyncio.shield(awaited.done)
+            await asyncio.shield(awaited.told)
             waiting, awaited = awaited, awaited.last_with(runs)
         self._raise_lost(runs, waiting)
+
+    def _again(self, runs: Sequence[Run], kind: Kind) -> _Round | None:
+        """The round that has this already and is tried again: what the caller was told to wait for."""
+        off = self._put_off.values()
+        if kind == "ack":  # of the others, the newest is the last to be stored
+            return next((one for one in off if _all_acking(one, runs)), None) if off else None
+        unsure = [one for one in (*off, self._current_round, self._gathering) if one and one.unsure]
+        return next((one for one in unsure if all(one.has(run, kind) for run in runs)), None)
 
     def submit(self, runs: Sequence[Run], kind: Kind, how: Verdict | None = None) -> _Round | None:
         """Mark the messages and put them on their way; None: there is nothing to wait for."""
@@ -153,6 +237,7 @@ class Settler:
             self._hands.lose((gone.topic, gone.partition_id, gone.token), spans)
         self._raise_lost([(delivery, index, index + 1)], None)
         delivery.extended[index] = now_ms
+        delivery.refused.discard(index)
 
     def check(self) -> None:
         self._guard.check()
@@ -160,6 +245,16 @@ class Settler:
             raise ClosedError(
                 "this consumer is closed; its messages were handed back and will be delivered again"
             )
+
+    def hurry(self) -> None:
+        """Try now what is tried again."""
+        self._hurry.set()
+        self._hurry.clear()
+
+    def close(self) -> None:
+        """What is not stored by now is left: it will be delivered again."""
+        self.closed = True
+        self.hurry()
 
     async def drained(self) -> None:
         """Wait until nothing is under way."""
@@ -190,40 +285,77 @@ class Settler:
             how = how or Verdict(kind, 0, 0)
             verdict = Verdict(kind, first, last, how.delay_ms, how.at_ms, how.reason)
             current.others.setdefault(delivery.key, []).append(verdict)
+        if current.unsure:
+            self._hands.unsure([run])
         return current
 
     async def _run(self) -> None:
         while (current := self._gathering) is not None:
             await asyncio.sleep(0)  # whoever settles in this turn of the loop comes along
-            self._gathering = None
+            self._gathering, self._current_round = None, current
             await self._settle_round(current)
+            self._current_round = None
 
     async def _settle_round(self, current: _Round) -> None:
         try:
-            reply = await self._store(current.parts())
+            reply = await self._store(current)
         except BaseException as error:
             self._undo(current, error)
             if not isinstance(error, Exception):
                 raise
         else:
             if reply.away:
-                again = self._guard.loop.create_task(
-                    self._settle_round(current.put_off(reply.away, self._guard.loop))
-                )
-                self._put_off.add(again)
-                again.add_done_callback(self._put_off.discard)
+                later = current.put_off(reply.away, self._guard.loop)
+                again = self._guard.loop.create_task(self._settle_round(later))
+                self._put_off[again] = later
+                again.add_done_callback(self._put_off.pop)
             self._finish(current, reply)
 
-    async def _store(self, parts: list[Settle]) -> SettleReply:
-        give_up_at, tries = self._guard.loop.time() + self.lease_ms / 1000, 0
+    async def _store(self, current: _Round) -> SettleReply:
+        """Until the store has taken it, or refused it for good, or the consumer is closed."""
+        parts, tries, began = current.parts(), 0, self._guard.loop.time()
         while True:
             try:
-                return await self._endpoint.settle(self.who.topic, self.who.group, parts)
+                reply = await self._endpoint.settle(self.who.topic, self.who.group, parts)
             except PostroomError as error:
-                tries += 1
-                if not error.retriable or self._guard.loop.time() >= give_up_at:
+                if not error.retriable or self.closed or self._too_long(began):
                     raise
-            await asyncio.sleep(pause(tries))
+                tries += 1
+                self._failed(current, error)
+                await self._rest(pause(tries))
+                if self.closed:
+                    raise
+            else:
+                if self._failing:
+                    self._failing = False
+                    log.info("%s: the store takes verdicts again", self.who.member)
+                return reply
+
+    def _too_long(self, began: float) -> bool:
+        """Others may have it rather than nobody: as for a handler that hangs (I14)."""
+        return self._guard.loop.time() - began > self.max_handling_ms / 1000
+
+    async def _rest(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        except TimeoutError:
+            pass
+
+    def _failed(self, current: _Round, error: PostroomError) -> None:
+        """It is tried again, and so is what has gathered behind it."""
+        behind = self._gathering if current is self._current_round else None
+        for one in (current, behind):
+            if one is None:
+                continue
+            if not one.unsure:
+                one.unsure = True
+                self._hands.unsure(one.runs)
+            if self._guard.loop.time() - one.since >= self.lease_ms / 1000:
+                if not self._failing:
+                    log.warning("%s: the store takes no verdicts, trying again: %r", self.who.member, error)
+                self._failing = True
+                one.is_late(_late(error, self.lease_ms))
 
     def _finish(self, current: _Round, reply: SettleReply) -> None:
         self._hands.keep(current.runs, reply.kept)
@@ -237,17 +369,22 @@ class Settler:
                     self._hands.mark(delivery, low, high, LOST)
         for part, spans in reply.lost:
             self._hands.lose(_key_of(part), spans)
-        if not current.done.done():
-            current.done.set_result(None)
+        if gone and current.unsure:
+            log.warning("%s: what was tried again is in other hands by now", self.who.member)
+        current.end()
 
     def _undo(self, current: _Round, error: BaseException) -> None:
-        """Not stored: the messages are as open as before, and may be settled again."""
+        """Not stored, and not tried again: the messages are as open as before, but no longer renewed."""
         for delivery, start, stop in current.runs:
+            parked = delivery.state[start] == PARKING
             self._hands.mark(delivery, start, stop, OPEN)
-        if not isinstance(error, Exception):
+            if not parked:
+                delivery.refused.update(range(start, stop))
+                if self.refused is not None and not self.closed:
+                    self.refused((delivery, start, stop))
+        if not isinstance(error, Exception) or (self.closed and getattr(error, "retriable", False)):
             error = ClosedError("the consumer was closed before this was stored; it will be delivered again")
-        if not current.done.done():
-            current.done.set_exception(error)
+        current.end(error)
 
     def _raise_lost(self, runs: Sequence[Run], waited: _Round | None) -> None:
         if waited is not None and not waited.some_lost and not any(d.some_lost for d, _, _ in runs):
@@ -266,6 +403,23 @@ _TAKEN_BACK = (
     "{} of these messages were taken back before they were settled: an earlier message of their key was "
     "retried or released, or their handling took longer than max_handling; they come again, in order"
 )
+_LATE = (
+    "not stored within {:g} s, and tried again in the background for as long as the consumer lives: do "
+    "nothing more, or settle it the same way again to wait for it; if the consumer goes before, the message "
+    "comes again, with the same id. The cause: {}"
+)
+
+
+def _late(error: PostroomError, lease_ms: int) -> PostroomError:
+    """The error for those who do not wait any longer: of the same kind, and it says what goes on."""
+    found = type(error)(_LATE.format(lease_ms / 1000, error), **{**error.details, "pending": True})
+    found.__cause__ = error
+    return found
+
+
+def _all_acking(one: _Round, runs: Sequence[Run]) -> bool:
+    mine = {run[0] for run in one.runs}
+    return all(d in mine and d.state.count(ACKING, a, z) == z - a for d, a, z in runs)
 
 
 def _key_of(part: Settle) -> tuple[str, int, int]:

@@ -316,6 +316,11 @@ class Producer:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def idle(self) -> bool:
+        """Whether everything that was given to it is resolved."""
+        return not self._unresolved
+
     def _check(self) -> None:
         self._guard.check()
         if self._closed:

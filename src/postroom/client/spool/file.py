@@ -30,6 +30,7 @@ from ...errors import (
     StoreUnavailable,
 )
 from ...model.forwarding import Batch, Row, Stamp
+from ...store.private import make_private
 from ..forwarding import Trouble
 from .owning import Owner, Ownership, owner_of
 
@@ -314,6 +315,7 @@ def _make(path: Path) -> None:
         )
     aside = path.with_name(f"{path.name}.new")
     aside.unlink(missing_ok=True)
+    make_private(aside, like=path)
     with closing(sqlite3.connect(aside, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = FULL")
         connection.executescript(_SCHEMA)

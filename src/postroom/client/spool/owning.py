@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from ...errors import InvalidSetting, StoreBusy, StoreUnavailable
+from ...store.private import open_private
 
 try:
     import fcntl
@@ -49,7 +50,7 @@ class Ownership:
         side = lock_file(path)
         self._descriptor: int | None = None
         try:
-            descriptor = os.open(side, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = open_private(side, like=path)
         except OSError as error:
             raise StoreUnavailable(
                 f"{side}, the lock of a spool, cannot be opened ({error.strerror}): check that the folder "

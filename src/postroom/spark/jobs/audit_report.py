@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...errors import InvalidSetting
+from ...store.private import open_private
 
 __all__ = ["FIELDS", "Bad", "Check", "Flag", "Found", "Report"]
 
@@ -115,7 +116,8 @@ class Report:
 
     def write(self, lines: Any) -> None:
         if self._part is None:
-            self._part = self._beside.open("w", encoding="utf-8")
+            self._part = open(open_private(self._beside), "w", encoding="utf-8")  # noqa: SIM115
+            self._part.truncate()  # of an earlier run
         for row in lines.toLocalIterator():
             line = {name: value for name, value in row.asDict().items() if value is not None}
             self._part.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -25,7 +25,7 @@ def draw(found: Backlogged, folder: str) -> list[str]:
     except ImportError:
         raise UsageError(f"charts need matplotlib: {how_to_install('spark')}") from None
     try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidSetting(f"charts={folder!r}: the folder cannot be made: {error.strerror}") from None
     times = [datetime.fromtimestamp(w.start_ms / 1000, UTC) for w in found.windows]

@@ -11,9 +11,11 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidSetting
+from ...store.private import open_private
 from .failures import explained
 from .queues import connected
 
@@ -186,7 +188,8 @@ def _write_list(rows: Any, options: TriageOptions) -> None:
     assert options.redrive_list is not None, "it was asked for"
     unfinished = f"{options.redrive_list}.part"
     wanted = rows.select("id", "partition", "offset", "error").toArrow()
-    with open(unfinished, "w", encoding="utf-8") as file:
+    with open(open_private(Path(unfinished), like=Path(options.redrive_list)), "w", encoding="utf-8") as file:
+        file.truncate()  # of an earlier run
         for row in wanted.sort_by([("partition", "ascending"), ("offset", "ascending")]).to_pylist():
             line = {"topic": options.topic, "group": options.group, **row}
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -97,6 +97,13 @@ class AccessContract(StoreHarness):
         assert store.access.by_secret(A) is None and store.access.by_name("shop") is None
         assert [principal.name for principal in store.access.principals()] == ["audit"]
 
+    def test_the_queue_has_one_key_for_all(self, store: Store, other: Store) -> None:
+        """I23: every broker of a queue tells producers of principals apart alike."""
+        found: list[bytes] = []
+        in_threads(*(lambda one=one: found.append(one.access.key()) for one in (store, other)))
+        assert len({*found, store.access.key(), other.access.key()}) == 1
+        assert len(found[0]) == 32 and len(set(found[0])) > 8
+
     def test_principals_are_listed_by_name(self, store: Store) -> None:
         for name in ("shop", "audit", "Zoo", "billing"):
             store.access.add(Principal(name, ()), name)

@@ -110,6 +110,23 @@ class AppendContract(StoreHarness):
         assert [(done.base_offset, done.duplicate) for done in again] == [(2, True), (5, False), (2, True)]
         assert store.log.bounds([place])[place].end == 6
 
+    def test_two_whose_batches_name_one_id_have_a_sequence_each(self, store: Store, place: int) -> None:
+        """I23: what counts is whose append it is, in one transaction and in many; batches stay as is."""
+        sent = [batch(2, producer=7, sequence=at) for at in (0, 2)]
+        calls = [(None, 0), (8, 0), (9, 0), (8, 0), (None, 2), (9, 2), (8, 2)]
+        appends = [Append(place, sent[at // 2], producer_id=who) for who, at in calls]
+        done = [stored(one) for one in store.log.append(appends)]
+        assert [(d.base_offset, d.duplicate) for d in done] == [
+            (0, False), (2, False), (4, False), (2, True), (6, False), (8, False), (10, False)
+        ]  # fmt: skip
+        again = [stored(one) for one in store.log.append(appends)]
+        assert [(d.base_offset, d.duplicate) for d in again] == [(d.base_offset, True) for d in done]
+        newer = Append(place, batch(1, producer=7, epoch=9), producer_id=8)
+        assert not stored(store.log.append([newer])[0]).duplicate
+        assert isinstance(store.log.append([appends[1]])[0], ProducerFenced)
+        assert stored(store.log.append([appends[0]])[0]).duplicate
+        assert {verify(piece.data).producer_id for piece in read_all(store, place)} == {7}
+
     def test_a_repeat_within_one_call_is_stored_once(self, store: Store, place: int) -> None:
         sent = batch(3, producer=7)
         done = append(store, place, sent, sent, batch(1, producer=7, sequence=3), sent)

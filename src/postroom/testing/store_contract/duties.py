@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ...model.delivery import Kind, OrderedAsk, Settlement
 from ...model.settings import GroupSettings
 from ...store.contract import Group, Member, Store
-from .harness import MovableClock, StoreHarness, in_threads
+from .harness import LEASE, MovableClock, StoreHarness, append, ask, batch, in_threads, spans
 
 __all__ = ["DutyContract"]
 
@@ -79,6 +80,24 @@ class DutyContract(StoreHarness):
         clock.ms = bob.until + 1
         assert store.progress.members(group.id) == []
 
+    def test_members_of_many_groups_and_those_that_died(
+        self, store: Store, group: Group, clock: MovableClock
+    ) -> None:
+        audit = store.catalog.create_group(group.topic, "audit", GroupSettings())
+        empty = store.catalog.create_group(group.topic, "empty", GroupSettings())
+        for one, member, ttl in ((group, "ann", 1000), (group, "bob", 9000), (audit, "cid", 1000)):
+            store.progress.join(one.id, member, "host", ttl)
+        ids = [group.id, audit.id, empty.id]
+        found = store.progress.members_of(ids)
+        assert found == {one: store.progress.members(one) for one in (group.id, audit.id)}
+        assert store.progress.members_of([empty.id]) == store.progress.members_of([]) == {}
+        clock.ms += 2000
+        assert [member.name for member in store.progress.members_of(ids)[group.id]] == ["bob"]
+        assert store.progress.forget_dead(clock.ms - 1500) == 0  # not for so long
+        assert store.progress.forget_dead(clock.ms) == 2
+        assert store.progress.forget_dead(clock.ms) == 0
+        assert store.progress.renew_each([(group.id, "bob", 1), (audit.id, "cid", 1)]) == [(audit.id, "cid")]
+
     def test_a_member_that_renews_stays(
         self, store: Store, group: Group, other: Store, clock: MovableClock
     ) -> None:
@@ -149,3 +168,42 @@ class DutyContract(StoreHarness):
         names = ["ann", "bob", "ann", "cat"]
         in_threads(*(lambda t=t, n=n: join(t, n) for t, n in zip([store, other] * 2, names, strict=True)))
         assert sorted(member.name for member in store.progress.members(group.id)) == ["ann", "bob", "cat"]
+
+    # ---- a clock that was set back (I26) ----
+
+    def test_a_duty_of_a_clock_that_was_set_back_is_anybodys(self, store: Store, clock: MovableClock) -> None:
+        store.duties.acquire("retention", "ann", 1000)
+        clock.ms -= 600_000
+        assert store.duties.acquire("retention", "bob", 1000)
+
+    def test_leases_of_a_clock_that_was_set_back_are_cut(
+        self, store: Store, place: int, group: Group, other: Store, clock: MovableClock
+    ) -> None:
+        append(store, place, batch(3))
+        store.progress.poll(group, place, ask(1, 3, messages=2))
+        later = [Settlement(Kind.RETRY, 0, 0, visible_at=clock.ms + 700_000)]
+        store.progress.settle(group, place, 1, later)  # waits, and is in nobody's hands
+        store.progress.join(group.id, "ann", "host-1", 2 * LEASE)
+        assert store.progress.cut_leases(group, [place]) == 0  # nothing is wrong
+        clock.ms -= 600_000
+        assert store.progress.cut_leases(group, [place]) == 1
+        assert store.progress.cut_leases(group, [place]) == 0
+        assert store.progress.extend(group, place, 1, [(1, 1)]) == ()  # its holder lives: it goes on
+        clock.ms += LEASE
+        assert spans(other.progress.poll(group, place, ask(2, 3, member="bob"))) == [(1, 1)]
+        clock.ms += 4 * LEASE
+        assert store.progress.members(group.id) == []
+
+    def test_a_holder_of_a_clock_that_was_set_back_is_cut(
+        self, store: Store, place: int, clock: MovableClock
+    ) -> None:
+        line = store.catalog.create_group("orders", "line", GroupSettings(mode="ordered", lease_ms=LEASE))
+        append(store, place, batch(2))
+        store.progress.poll_ordered(line, place, OrderedAsk("ann", 1, 10, 2))
+        far = clock.ms + 700_000
+        store.progress.settle(line, place, 1, [Settlement(Kind.RETRY, 0, 0, visible_at=far)])
+        clock.ms -= 600_000
+        assert store.progress.cut_leases(line, [place]) == 1
+        clock.ms += LEASE
+        found = store.progress.poll_ordered(line, place, OrderedAsk("bob", 2, 10, 2)).deliveries
+        assert (found[0].first, found[0].visible_at) == (0, far)

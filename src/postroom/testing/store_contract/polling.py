@@ -190,7 +190,8 @@ class PollContract(StoreHarness):
         store.progress.poll(group, place, ask(1, 4))
         assert store.progress.dues() == {group.id: clock.ms + LEASE}
         store.progress.settle(group, place, 1, [Settlement(Kind.RETRY, 1, 1, visible_at=clock.ms + 7)])
-        assert store.progress.dues() == {group.id: clock.ms + 7}
+        assert store.progress.dues() == store.progress.dues([group.id]) == {group.id: clock.ms + 7}
+        assert store.progress.dues([]) == store.progress.dues([group.id + 1]) == {}
 
     def test_peek_sees_nothing_of_an_older_generation(self, store: Store, place: int, group: Group) -> None:
         append(store, place, batch(4))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from ...errors import UnknownPartition
+from ...model.batch import SEAL, build_control
 from ...model.settings import TopicSettings
 from ...store.contract import Bounds, Store, StoredBatch, Topic
 from .harness import MovableClock, StoreHarness, append, batch, partitions, read_all
@@ -149,6 +150,31 @@ class ReadContract(StoreHarness):
         assert news.catalog_version > before.catalog_version
         store.catalog.delete_topic(topic.name)
         assert store.log.news().ends == {one: 0, two: 2}
+
+    def test_news_and_edges_of_some_partitions(self, store: Store, topic: Topic) -> None:
+        """Edges are of those that ever had a message, and are still there."""
+        one, two, three = partitions(store.catalog.create_topic("more", TopicSettings(), 3))
+        append(store, two, batch(2))
+        append(store, three, batch(5))
+        store.log.trim(three, 4)
+        gone = max(one, two, three) + 1000
+        assert store.log.news([one, two, gone]).ends == {one: 0, two: 2}
+        assert store.log.news([]).ends == {}
+        assert store.log.news([]).catalog_version == store.catalog.version()
+        assert store.log.edges() == {two: Bounds(0, 2), three: Bounds(4, 5)}
+        assert store.log.edges([one, three, gone]) == {three: Bounds(4, 5)}
+        assert store.log.edges(sealed=True) == store.log.edges([]) == {}
+        store.log.seal(two, build_control(SEAL, b"", timestamp=1))
+        assert store.log.edges(sealed=True) == {two: Bounds(0, 3, sealed=True)}
+        assert store.log.edges([three], sealed=True) == {}
+        store.catalog.delete_topic("more")
+        assert store.log.edges() == {}
+
+    def test_edges_of_volatile_topics(self, store: Store) -> None:
+        (place,) = partitions(store.catalog.create_topic("fast", TopicSettings("volatile"), 1))
+        append(store, place, batch(3))
+        edges = store.log.edges([place])[place]
+        assert (edges.messages, store.log.edges()) == (3, {place: edges})
 
 
 def _within(kept: Sequence[StoredBatch], offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ...errors import StagingConflict
+from ...errors import PermissionDenied, StagingConflict
 from ...model.batch import BatchBuilder
 from ...model.schedule import Part, Planned
 from ...model.settings import TopicSettings
@@ -148,10 +148,88 @@ class StagingContract(StoreHarness):
         ranges: list[dict[str, Span]] = [{"s0": (0, 9), "s1": (5, 6)}, {"s0": (10, 12)}, {"s1": (2, 3)}]
         for batch, source in enumerate(ranges):
             marks = dict(store.staging.known("q").marks)
-            self._published(store, store.staging.decide("q", batch, wish({}, 5, source, marks), 7))
+            stage(store, topic, "q", batch, "a", "x", "y")
+            segments = {"a": 2} if batch < 2 else {}  # of the last all rows lie below the marks
+            self._published(store, store.staging.decide("q", batch, wish(segments, 5, source, marks), 7))
         assert store.staging.known("q") == Known(2, {"s0": 12, "s1": 6})
         with pytest.raises(StagingConflict, match="one driver alone"):  # what was left out is too little
             store.staging.decide("q", 3, wish({}, 3, {"s0": (12, 14)}, {"s0": 11}), 8)
+
+    def test_rows_are_not_decided_away(self, store: Store, topic: Topic) -> None:
+        """What was seen is staged, or lies below the marks; and nothing is written down of the rest."""
+        stage(store, topic, "q", 0, "a", "x")
+        spans: list[dict[str, Span]] = [{}, {"s": (0, 4)}, {"s": (3, 2)}, {"s": (-1, 0)}]
+        for source in spans:
+            with pytest.raises(StagingConflict):
+                store.staging.decide("q", 0, wish({}, 5, source), 7)
+        with pytest.raises(StagingConflict, match="1 messages are staged"):  # one for two sources
+            store.staging.decide("q", 0, wish({"a": 1}, 2, {"s": (0, 0), "t": (0, 2**62)}), 7)
+        assert (store.staging.known("q"), store.staging.unfinished()) == (Known(-1), [])
+
+    # ---- whose it is (I23) ----
+
+    def test_a_query_is_whose_first_row_was_staged(self, store: Store, other: Store, topic: Topic) -> None:
+        row = Staged(topic.id, partitions(topic)[0], staged_batch("x"))
+        store.staging.put("q", 0, "a", 0, [row], "shop")
+        other.staging.put("q", 0, "a", 0, [row], "shop")
+        other.staging.put("q", 0, "b", 0, [row], "")  # a job with the database itself may
+        assert other.staging.known("q").owner == "shop"
+        for attempt in (
+            lambda: other.staging.put("q", 0, "c", 0, [row], "evil"),
+            lambda: other.staging.put("q", 5, "a", 0, [row], "evil"),
+            lambda: other.staging.decide("q", 0, wish({}), 7, owner="evil"),
+            lambda: other.staging.decide("q", 9, wish({}), 7, owner="evil"),
+            lambda: other.staging.drop("q", 0, owner="evil"),
+            lambda: other.staging.drop("q", 5, owner="evil"),
+        ):
+            with pytest.raises(PermissionDenied, match="belongs to another"):
+                attempt()
+        decision = store.staging.decide("q", 0, wish({"a": 1}), 7, owner="shop")
+        assert store.staging.drop("q", 0, owner="shop") == 1
+        self._published(store, decision)
+        with pytest.raises(PermissionDenied):
+            store.staging.decide("q", 1, wish({}), 7, owner="evil")
+        store.staging.put("inside", 0, "a", 0, [row])
+        with pytest.raises(PermissionDenied):
+            store.staging.put("inside", 0, "b", 0, [row], "shop")
+
+    def test_of_two_who_want_a_query_at_once_one_has_it(
+        self, store: Store, other: Store, topic: Topic
+    ) -> None:
+        row = Staged(topic.id, partitions(topic)[0], staged_batch("x"))
+
+        def attempt(through: Store, owner: str, query: str) -> str:
+            try:
+                through.staging.put(query, 0, owner, 0, [row], owner)
+            except PermissionDenied:
+                return "refused"
+            return owner
+
+        for turn in range(3):
+            query = f"q{turn}"
+            told = in_threads(
+                lambda query=query: attempt(store, "one", query),  # type: ignore[misc]
+                lambda query=query: attempt(other, "two", query),  # type: ignore[misc]
+            )
+            assert set(told) == {"refused", store.staging.known(query).owner}
+            assert store.staging.drop(query, 0) == 1
+
+    def test_a_query_is_given_to_another(self, store: Store, topic: Topic) -> None:
+        assert not store.staging.give("q", "shop")
+        row = Staged(topic.id, partitions(topic)[0], staged_batch("x"))
+        store.staging.put("q", 0, "a", 0, [row], "old")
+        assert store.staging.give("q", "shop")
+        with pytest.raises(PermissionDenied):
+            store.staging.drop("q", 0, owner="old")
+        assert store.staging.drop("q", 0, owner="shop") == 1
+
+    def test_what_is_dropped_is_of_the_topics_that_are_named(self, store: Store, topic: Topic) -> None:
+        pair = store.catalog.create_topic("pair", TopicSettings(), 1)
+        at = stage(store, topic, "q", 0, "a", "x", "y")
+        stage(store, pair, "q", 0, "a", "z", first=at)
+        assert store.staging.drop("q", 0, topics=[]) == store.staging.drop("q", 0, ["a"], [pair.id + 9]) == 0
+        assert store.staging.drop("q", 0, None, [pair.id]) == 1
+        assert store.staging.drop("q", 0, ["a"]) == 2
 
     def test_a_batch_with_another_range_brings_what_is_new(self, store: Store, topic: Topic) -> None:
         stage(store, topic, "q", 0, "a", "x", "y")
@@ -216,7 +294,8 @@ class StagingContract(StoreHarness):
         for batch in range(3):
             source = {"s": (batch, batch)}
             marks = dict(store.staging.known("q").marks)
-            self._published(store, store.staging.decide("q", batch, wish({}, 1, source, marks), 7))
+            stage(store, topic, "q", batch, "a", "x")
+            self._published(store, store.staging.decide("q", batch, wish({"a": 1}, 1, source, marks), 7))
         self._published(store, store.staging.decide("once", 0, wish({}), 7))
         clock.ms += 30 * DAY + 1
         store.staging.age(DAY, 30 * DAY, 365 * DAY)

@@ -50,6 +50,19 @@ class TopicContract(StoreHarness):
         made = {name: store.catalog.create_topic(name, SETTINGS, 2) for name in ("pears", "apples", "figs")}
         assert store.catalog.topics() == [made["apples"], made["figs"], made["pears"]]
 
+    def test_topics_are_counted_by_how_their_names_begin_and_end(self, store: Store) -> None:
+        for name in ("_reply.a.one", "_reply.b_b.one", "_reply.a.two", "xreply.a.one", "_reply.one"):
+            store.catalog.create_topic(name, SETTINGS, 1)
+        counted = [
+            ("_reply.", ".one"),
+            ("_reply.", ".two"),
+            ("_reply.", ".six"),
+            ("", ""),
+            ("%", ""),
+            ("!", ""),
+        ]
+        assert [store.catalog.count_topics(*ends) for ends in counted] == [2, 1, 0, 5, 0, 0]
+
     def test_a_topic_that_could_not_be_made_is_not_there(self, store: Store) -> None:
         with self.failing_commits(store), pytest.raises(StoreError):
             store.catalog.create_topic("orders", SETTINGS, 2)
@@ -57,6 +70,25 @@ class TopicContract(StoreHarness):
         assert len(partitions(store.catalog.create_topic("orders", SETTINGS, 2))) == 2
 
     # ---- find ----
+
+    def test_some_topics_are_found_by_name(self, store: Store) -> None:
+        made = {name: store.catalog.create_topic(name, SETTINGS, 2) for name in ("pears", "apples", "figs")}
+        assert store.catalog.topics(["pears", "apples", "nothing"]) == [made["apples"], made["pears"]]
+        assert store.catalog.topics([]) == []
+        many = [f"not-there-{number}" for number in range(1500)]
+        assert store.catalog.topics([*many, "figs"]) == [made["figs"]]
+
+    def test_names_are_found_by_how_they_begin(self, store: Store) -> None:
+        """At least those: whoever asks leaves out the others."""
+        for name in ("orders", "orders.eu", "ordersX", "bills"):
+            store.catalog.create_topic(name, SETTINGS, 1)
+        assert sorted(store.catalog.names()) == ["bills", "orders", "orders.eu", "ordersX"]
+        assert {"orders", "orders.eu", "ordersX"} <= {*store.catalog.names(["orders"])}
+        assert "bills" not in store.catalog.names(["orders"])
+        assert {"orders.eu", "bills"} <= {*store.catalog.names(["orders.", "b"])}
+        assert store.catalog.names([]) == [] == store.catalog.names(["zzz"])
+        beginnings = [f"nothing-{number}" for number in range(100)] + ["bil"]
+        assert "bills" in store.catalog.names(beginnings)
 
     def test_an_unknown_topic_is_named_with_the_one_that_was_meant(self, store: Store, topic: Topic) -> None:
         calls: list[Callable[[str], object]] = [
@@ -73,7 +105,7 @@ class TopicContract(StoreHarness):
         for call in calls:
             with pytest.raises(UnknownTopic, match="did you mean 'orders'") as close:
                 call("odrers")
-            assert close.value.details == {"topic": "odrers"}
+            assert close.value.details == {"topic": "odrers", "close": ["orders"]}
             with pytest.raises(UnknownTopic) as far:
                 call("zzz")
             assert "did you mean" not in str(far.value)

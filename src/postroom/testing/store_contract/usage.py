@@ -27,6 +27,33 @@ class UsageContract(StoreHarness):
         assert other.usage.touch(group.id)
         assert store.usage.seen()[group.id] == clock.ms
 
+    def test_of_some_groups_alone(self, store: Store, group: Group, clock: MovableClock) -> None:
+        audit = store.catalog.create_group(group.topic, "audit", GroupSettings())
+        for one in (group, audit):
+            store.usage.touch(one.id)
+        assert store.usage.seen([audit.id, audit.id + 1000]) == {audit.id: clock.ms}
+        assert store.usage.seen([]) == {}
+        more = store.catalog.create_topic("more", TopicSettings(), 1)
+        other = store.catalog.create_group("more", "billing", GroupSettings())
+        assert store.catalog.groups_of([more.id]) == [other]
+        assert {one.id for one in store.catalog.groups_of()} == {group.id, audit.id, other.id}
+        assert store.catalog.groups_of([]) == store.catalog.groups_of([more.id + 1000]) == []
+
+    def test_marks_move_when_a_group_has_settled(self, store: Store, place: int, group: Group) -> None:
+        append(store, place, batch(4))
+        assert store.usage.marks() == {}
+        store.progress.poll(group, place, ask(1, 4))
+        polled = store.usage.marks()
+        assert store.usage.marks() == polled and set(polled) == {place}
+        store.progress.settle(group, place, 1, acks((0, 1)))
+        settled = store.usage.marks()
+        assert settled[place] != polled[place]
+        again = store.catalog.reset_group(group.topic, group.name, Start())
+        store.progress.rewind(again, [place])
+        assert store.usage.marks()[place] not in (polled[place], settled[place])
+        store.progress.forget(group.id)
+        assert store.usage.marks() == {}
+
     def test_many_touch_a_new_group_at_once(self, store: Store, other: Store, group: Group) -> None:
         calls = [lambda through=through: through.usage.touch(group.id) for through in (store, other) * 2]
         assert in_threads(*calls) == [True] * 4

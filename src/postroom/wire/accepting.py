@@ -1,0 +1,163 @@
+"""Listening: connections are accepted here, for the wire and for HTTP, one socket at a time.
+
+Bounds what event loops leave open: how many TLS handshakes are under way and for how long (the oldest makes
+room for the newest, since an honest one takes milliseconds), and what happens when the process has no file
+left for another connection: that is said in the log, and the port rests for a moment, so that neither clients
+wonder nor a core spins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+
+from ..errors import UsageError
+
+__all__ = ["HANDSHAKES", "HANDSHAKE_S", "Acceptor", "listen"]
+
+_log = logging.getLogger("postroom.wire")
+
+HANDSHAKES = 256  # TLS handshakes under way, of one port
+HANDSHAKE_S = 10.0
+_BACKLOG = 1024
+_AT_ONCE = 64  # accepted in one turn of the loop
+_REST_S = 0.5  # when there is no file left
+_SAID_S = 60.0  # and how often that is said
+_NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 where there is none
+_NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+def listen(host: str, port: int, what: str, advice: str) -> list[socket.socket]:
+    """Sockets that listen on the addresses of that host; "": on all of this machine. UsageError: on none."""
+    found: list[socket.socket] = []
+    failed: OSError | None = None
+    try:
+        flags = 0 if host else socket.AI_PASSIVE
+        places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
+        for family, _, _, _, address in dict.fromkeys(places):
+            try:
+                found.append(socket.create_server(address[:2], family=family, backlog=_BACKLOG))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                failed = error
+            if port == 0 and found:
+                break  # another would have another port
+        if not found:
+            raise failed or OSError("it has no address")
+    except OSError as error:
+        for one in found:
+            one.close()
+        raise UsageError(
+            f"cannot listen{what} on {host}:{port} ({error.strerror or error}): {advice}"
+        ) from error
+    return found
+
+
+class Acceptor:
+    """Accepts until it is closed. Used in the event loop only."""
+
+    def __init__(
+        self,
+        sockets: list[socket.socket],
+        protocol: Callable[[], asyncio.Protocol],
+        *,
+        tls: ssl.SSLContext | None = None,
+        handshakes: int = HANDSHAKES,
+        handshake_s: float = HANDSHAKE_S,
+    ) -> None:
+        self.port = int(sockets[0].getsockname()[1])
+        self._sockets = sockets
+        self._protocol, self._tls = protocol, tls
+        self._handshakes, self._handshake_s = handshakes, handshake_s
+        self._loop = asyncio.get_running_loop()
+        self._begun: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
+        self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
+        self._said_at = float("-inf")
+        self._closed = False
+        for one in sockets:
+            one.setblocking(False)
+            self._loop.add_reader(one.fileno(), self._ready, one)
+
+    def _ready(self, listening: socket.socket) -> None:
+        for _ in range(_AT_ONCE):
+            try:
+                accepted, _address = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _NO_FILES:
+                    _log.warning("a connection could not be accepted: %s", error.strerror or error)
+                    return
+                self._rest(listening, error)
+                return
+            accepted.setblocking(False)
+            self._begin(accepted)
+
+    def _begin(self, accepted: socket.socket) -> None:
+        if self._tls is not None and len(self._begun) >= self._handshakes:
+            _end(self._begun.pop(next(iter(self._begun))))
+        task = self._loop.create_task(self._connect(accepted))
+        self._begun[task] = accepted
+        task.add_done_callback(lambda done: self._begun.pop(done, None))
+
+    async def _connect(self, accepted: socket.socket) -> None:
+        try:
+            await self._loop.connect_accepted_socket(
+                self._protocol,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_s if self._tls is not None else None,
+            )
+        except OSError as error:  # an SSLError is one, too
+            _log.debug("a connection ended before it began: %s", error)
+        except Exception:
+            _log.exception("a connection could not be begun")
+            _end(accepted)
+
+    # ---- no file is left ----
+
+    def _rest(self, listening: socket.socket, error: OSError) -> None:
+        self._loop.remove_reader(listening.fileno())
+        self._resting[listening] = self._loop.call_later(_REST_S, self._resume, listening)
+        if self._loop.time() - self._said_at >= _SAID_S:
+            self._said_at = self._loop.time()
+            _log.error(
+                "no further connection can be accepted (%s): raise the limit of open files (ulimit -n, "
+                "LimitNOFILE), or lower max_connections",
+                error.strerror,
+            )
+
+    def _resume(self, listening: socket.socket) -> None:
+        self._resting.pop(listening, None)
+        if not self._closed:
+            self._loop.add_reader(listening.fileno(), self._ready, listening)
+
+    # ---- the end ----
+
+    def close(self) -> None:
+        """Accept no more. Connections that were accepted go on; handshakes end. Harmless twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for timer in self._resting.values():
+            timer.cancel()
+        for one in self._sockets:
+            self._loop.remove_reader(one.fileno())
+            one.close()
+        for accepted in self._begun.values():
+            _end(accepted)
+
+    async def wait_closed(self) -> None:
+        await asyncio.gather(*self._begun, return_exceptions=True)
+
+
+def _end(accepted: socket.socket) -> None:
+    """Both sides find it ended; whoever has the socket by now closes it."""
+    with contextlib.suppress(OSError):  # it has ended already
+        accepted.shutdown(socket.SHUT_RDWR)
