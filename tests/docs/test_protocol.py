@@ -13,9 +13,11 @@ from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
 from postroom.wire.listening import Listening
 from tests.docs.pages import ROOT, blocks, table
 from tests.docs.wire_tables import ARRAYS, operation_rows, type_text, value_rows
+from tests.request_types import walked
 
 PAGE = ROOT / "docs" / "PROTOCOL.md"
 OPERATIONS = ROOT / "docs" / "protocol-operations.md"
+LIMITS = ROOT / "docs" / "protocol-limits.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
 
@@ -89,6 +91,29 @@ def test_the_limits_are_the_code() -> None:
     batch = f"{format_bytes(DEFAULTS.max_batch_bytes)} and {DEFAULTS.max_batch_messages:,} messages"
     assert f"A batch is at most {batch}" in TEXT
     assert f"(`wait_ms`, {DEFAULTS.poll_wait_ms // 1000} s at most)" in TEXT
+
+
+def test_the_limits_of_headers_are_the_code() -> None:
+    kinds = {one.name: one.request.most_bytes for one in m.OPERATIONS.values()}
+    kinds |= {"Hello": m.Hello.most_bytes, "Answer": m.Answer.most_bytes}
+    said = {name.strip(" `"): row[0] for row in table(LIMITS, "Headers") for name in row[1].split(",")}
+    small = m.Request.most_bytes
+    assert said == {name: format_bytes(most) for name, most in kinds.items() if most > small}
+    assert f"at most {format_bytes(small)}, but for these" in LIMITS.read_text(encoding="utf-8")
+
+
+def test_the_limits_of_texts_and_lists_are_the_code() -> None:
+    said = {int(row[0].split()[0]) for row in table(LIMITS, "Texts and lists")}
+    shapes = [shape for one in m.OPERATIONS.values() for _, shape in walked(one.request)]
+    assert said == {shape.longest for shape in shapes if shape.longest is not None}
+    for name, _ in (pair for row in table(LIMITS, "Texts and lists") for pair in _named(row)):
+        assert any(path.replace("[]", "").endswith(f".{name}") for one in m.OPERATIONS.values()
+                   for path, _ in walked(one.request)), name  # fmt: skip
+
+
+def _named(row: tuple[str, ...] | list[str]) -> list[tuple[str, str]]:
+    """The fields that a line names, and their bound."""
+    return [(name, row[0]) for name in re.findall(r"`([a-z_]+)`", row[1])]
 
 
 def test_a_session_is_shown_with_the_names_there_are() -> None:
