@@ -28,6 +28,8 @@ from postroom.http.server import _Protocol, _Room
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.batch import BatchBuilder
 from postroom.wire import messages as m
+from postroom.wire.answers import Answers
+from postroom.wire.listening import Listening
 from postroom.wire.session import Session
 
 __all__ = ["SERVED_SEEDS", "http_bodies", "http_bytes", "prepare", "sessions"]
@@ -103,7 +105,9 @@ class _Queue:
 
 
 def _session(broker: Broker, gatekeeper: Gatekeeper, principal: Principal) -> Session:
-    return Session(broker, gatekeeper, principal, "fuzzer", 1 << 20)
+    limits = Listening(one_answer_bytes=1 << 20)
+    share = Answers(limits.all_answer_bytes, limits.answer_bytes, limits.answer_wait_ms).share(principal.name)
+    return Session(broker, gatekeeper, principal, "fuzzer", share, limits)
 
 
 async def _ask(session: Session, name: str, request: list[Any]) -> Any:

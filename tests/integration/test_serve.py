@@ -252,7 +252,7 @@ def test_no_password_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, w
 
 
 def test_a_limit_of_files_is_raised_or_fewer_connections_are_taken(served: Served) -> None:
-    """Strangers take what is allowed, and whoever comes then is told so; nobody is reset without a word."""
+    """Strangers take what is allowed; who has to go then is told so, and not reset without a word."""
 
     def few() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 256))
@@ -266,8 +266,8 @@ def test_a_limit_of_files_is_raised_or_fewer_connections_are_taken(served: Serve
     port = int(lines[1]["url"].rpartition(":")[2])
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(300)]
     try:
-        strangers[-1].settimeout(SECONDS)
-        said = strangers[-1].recv(10_000)
+        strangers[0].settimeout(SECONDS)
+        said = strangers[0].recv(10_000)  # the oldest gives way
         assert b"max_connections" in said
     finally:
         for one in strangers:

@@ -9,6 +9,7 @@ import pytest
 
 import postroom
 from postroom.broker.gatekeeper import new_token
+from postroom.broker.refusals import SHOWN
 from postroom.errors import NotAuthenticated, PermissionDenied, UnknownPartition
 from postroom.model.access import ALL, Principal, hash_of, parse_permissions
 from postroom.wire.server import WireServer
@@ -118,3 +119,21 @@ async def test_a_permission_on_a_topic_is_none_on_partitions_of_another(server: 
     async with postroom.connect(server.url, token=BOSS) as boss:
         with pytest.raises(UnknownPartition):  # nor is it a slip that anybody may make
             await boss._endpoint.append("orders", secret, b"")
+
+
+async def test_settling_nothing_needs_the_permission_too(server: WireServer) -> None:
+    async with Raw.open(server.port, token=CLERK) as clerk:
+        assert (await clerk.ask(SETTLE, ["secrets", "g", []])).code == "permission_denied"
+    async with Raw.open(server.port, token=SHOP) as shop:
+        assert (await shop.ask(SETTLE, ["orders", "g", []])).code == "permission_denied"
+
+
+async def test_a_flood_of_wrong_greetings_is_some_lines_in_the_log(
+    server: WireServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(SHOWN + 5):
+        async with Raw.open(server.port, hello=False) as raw:
+            raw.send(HELLO, [1, 1, "raw", "wrong"])
+            await raw.refused()
+    lines = [record for record in caplog.records if "was refused" in record.getMessage()]
+    assert len(lines) == SHOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import struct
+from contextlib import AsyncExitStack
 
 import pytest
 
@@ -250,3 +251,13 @@ async def test_nonsense_is_answered_and_the_connection_lives(
         else:
             assert came.code == code, came
         assert await raw.alive()
+
+
+async def test_strangers_who_say_nothing_keep_no_client_out() -> None:
+    async with served(Listening(port=0, max_connections=5)) as (_, server), AsyncExitStack() as stack:
+        strangers = [await stack.enter_async_context(Raw.open(server.port, hello=False)) for _ in range(5)]
+        client = await stack.enter_async_context(Raw.open(server.port))
+        assert "max_connections" in (await strangers[0].refused()).header[1]  # the oldest gave way
+        more = [await stack.enter_async_context(Raw.open(server.port, hello=False)) for _ in range(20)]
+        assert await client.alive()  # who is known stays
+        assert "max_connections" in (await more[0].refused()).header[1]

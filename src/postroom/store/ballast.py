@@ -27,6 +27,7 @@ __all__ = ["BALLAST", "Ballast"]
 
 BALLAST = 16 * 1024 * 1024
 _AMPLE = 5  # times as much has to be free before it is made
+_SEEN_S = 0.005  # for so long others may append after one process released it
 _LOOK_S = 1.0  # how often is looked whether it can be made
 _AGAIN_S = 0.5  # how often is looked whether there is room again
 _READERS_MS = 250  # a checkpoint waits so long for those who read
@@ -38,13 +39,18 @@ class Ballast:
     def __init__(self, database: Path) -> None:
         self._database = database
         self._file = database.with_name(f"{database.name}.reserve")
+        self._seen_until = 0.0
         self._look_at = 0.0
         self._again_at = 0.0
         self._turn = threading.Lock()
         self.released = False  # as far as this process knows
 
     def admits(self) -> bool:
-        """Whether something may be appended now. One look at the file, if there is nothing to do."""
+        """Whether something may be appended now. Looks at the file every few milliseconds, at most."""
+        now = time.monotonic()
+        if now < self._seen_until and not self.released:
+            return True
+        self._seen_until = now + _SEEN_S
         try:
             if os.stat(self._file).st_size:
                 self.released = False

@@ -25,7 +25,7 @@ _log = logging.getLogger("postroom.wire")
 HANDSHAKES = 256  # TLS handshakes under way, of one port
 HANDSHAKE_S = 10.0
 _BACKLOG = 1024
-_AT_ONCE = 64  # accepted in one turn of the loop
+_AT_ONCE = 64  # accepted in one turn of the loop, at most
 _REST_S = 0.5  # when there is no file left
 _SAID_S = 60.0  # and how often that is said
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 where there is none
@@ -72,32 +72,41 @@ class Acceptor:
         handshake_s: float = HANDSHAKE_S,
     ) -> None:
         self.port = int(sockets[0].getsockname()[1])
-        self._sockets = sockets
         self._protocol, self._tls = protocol, tls
         self._handshakes, self._handshake_s = handshakes, handshake_s
         self._loop = asyncio.get_running_loop()
         self._begun: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
-        self._resting: dict[socket.socket, asyncio.TimerHandle] = {}
         self._said_at = float("-inf")
-        self._closed = False
-        for one in sockets:
-            one.setblocking(False)
-            self._loop.add_reader(one.fileno(), self._ready, one)
+        self._accepting = [self._begin_accepting(one) for one in sockets]
 
-    def _ready(self, listening: socket.socket) -> None:
-        for _ in range(_AT_ONCE):
+    def _begin_accepting(self, listening: socket.socket) -> asyncio.Task[None]:
+        listening.setblocking(False)
+        task = self._loop.create_task(self._accept(listening))
+        task.add_done_callback(lambda _: listening.close())
+        return task
+
+    async def _accept(self, listening: socket.socket) -> None:
+        while True:
             try:
-                accepted, _address = listening.accept()
-            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
-                return
+                for _ in range(_AT_ONCE):
+                    accepted, _address = await self._loop.sock_accept(listening)
+                    self._begin(accepted)
+                await asyncio.sleep(0)  # whoever waits is accepted without a turn of the loop
             except OSError as error:
-                if error.errno not in _NO_FILES:
-                    _log.warning("a connection could not be accepted: %s", error.strerror or error)
-                    return
-                self._rest(listening, error)
-                return
-            accepted.setblocking(False)
-            self._begin(accepted)
+                self._failed(error)
+                await asyncio.sleep(0 if error.errno == errno.ECONNABORTED else _REST_S)
+
+    def _failed(self, error: OSError) -> None:
+        """Most often no file is left; else it was one connection that ended before it was accepted."""
+        if error.errno not in _NO_FILES:
+            _log.debug("a connection could not be accepted: %s", error)
+        elif self._loop.time() - self._said_at >= _SAID_S:
+            self._said_at = self._loop.time()
+            _log.error(
+                "no further connection can be accepted (%s): raise the limit of open files (ulimit -n, "
+                "LimitNOFILE), or lower max_connections",
+                error.strerror,
+            )
 
     def _begin(self, accepted: socket.socket) -> None:
         if self._tls is not None and len(self._begun) >= self._handshakes:
@@ -120,41 +129,17 @@ class Acceptor:
             _log.exception("a connection could not be begun")
             _end(accepted)
 
-    # ---- no file is left ----
-
-    def _rest(self, listening: socket.socket, error: OSError) -> None:
-        self._loop.remove_reader(listening.fileno())
-        self._resting[listening] = self._loop.call_later(_REST_S, self._resume, listening)
-        if self._loop.time() - self._said_at >= _SAID_S:
-            self._said_at = self._loop.time()
-            _log.error(
-                "no further connection can be accepted (%s): raise the limit of open files (ulimit -n, "
-                "LimitNOFILE), or lower max_connections",
-                error.strerror,
-            )
-
-    def _resume(self, listening: socket.socket) -> None:
-        self._resting.pop(listening, None)
-        if not self._closed:
-            self._loop.add_reader(listening.fileno(), self._ready, listening)
-
     # ---- the end ----
 
     def close(self) -> None:
         """Accept no more. Connections that were accepted go on; handshakes end. Harmless twice."""
-        if self._closed:
-            return
-        self._closed = True
-        for timer in self._resting.values():
-            timer.cancel()
-        for one in self._sockets:
-            self._loop.remove_reader(one.fileno())
-            one.close()
+        for task in self._accepting:
+            task.cancel()
         for accepted in self._begun.values():
             _end(accepted)
 
     async def wait_closed(self) -> None:
-        await asyncio.gather(*self._begun, return_exceptions=True)
+        await asyncio.gather(*self._accepting, *self._begun, return_exceptions=True)
 
 
 def _end(accepted: socket.socket) -> None:

@@ -38,6 +38,7 @@ class WireServer:
         self.broker, self.listening, self._gatekeeper = broker, listening, gatekeeper
         self.id = str(uuid.uuid4())
         self.connections: set[Connection] = set()
+        self._strangers: dict[Connection, None] = {}  # of these, who has not said who it is, the oldest first
         self.begun_bytes = 0  # of frames that are not whole
         self.held_bytes = 0  # of requests under way
         self.answers = Answers(listening.all_answer_bytes, listening.answer_bytes, listening.answer_wait_ms)
@@ -147,9 +148,13 @@ class WireServer:
     # ---- connections ----
 
     def joined(self, connection: Connection) -> None:
+        """Whoever has not said for longest who it is gives way: strangers keep no client out."""
         self.connections.add(connection)
+        self._strangers[connection] = None
         if len(self.connections) > self.listening.max_connections:
-            connection.refuse(
+            stranger = next(iter(self._strangers))
+            del self._strangers[stranger]
+            stranger.refuse(
                 BrokerUnavailable(
                     f"this broker has {self.listening.max_connections} connections, which is its limit "
                     "(max_connections): ask another, or run more of them"
@@ -158,6 +163,7 @@ class WireServer:
 
     def left(self, connection: Connection) -> None:
         self.connections.discard(connection)
+        self._strangers.pop(connection, None)
 
     async def welcome(self, hello: Hello, connection: Connection, version: int) -> tuple[Session, Welcome]:
         principal = await self._gatekeeper.authenticate(
@@ -165,6 +171,7 @@ class WireServer:
             peer_is_loopback=connection.is_loopback,
             certificate_name=connection.certificate_name,
         )
+        self._strangers.pop(connection, None)
         share = self.answers.share(principal.name)
         session = Session(self.broker, self._gatekeeper, principal, connection.client, share, self.listening)
         return session, Welcome(

@@ -25,6 +25,7 @@ from ...store.sqlite import SqliteDialect
 from ...store.steadiness import read_pace
 from ...units import format_bytes
 from .finding import Checks, Finding, made
+from .wal import damaged_end
 
 __all__ = ["examine_file"]
 
@@ -32,6 +33,7 @@ _MB, _GB = 1024 * 1024, 1024**3
 _SLOW_FLUSH_MS = 20.0
 _FLUSHES = 20
 _FUTURE_MS = 60_000
+_WRITING_S = 0.2
 _LARGE_WAL = 256 * _MB
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 _WANTED = {Lane.LOG: 2, Lane.PROGRESS: 1, Lane.VOLATILE: 0}
@@ -115,6 +117,19 @@ def check_privacy(exam: Examination) -> Iterator[Finding]:
         yield Finding("privacy", "warn", f"other users of this machine can read {names}", advice)
     else:
         yield Finding("privacy", "ok", "other users of this machine cannot read the files")
+
+
+def check_wal_end(exam: Examination) -> Iterator[Finding]:
+    """First of all: SQLite leaves a damaged end out as soon as somebody writes."""
+    for lane, file in exam.files():
+        ahead = file.with_name(f"{file.name}-wal")
+        if lane is Lane.VOLATILE or not ahead.exists() or not damaged_end(ahead):
+            continue
+        time.sleep(_WRITING_S)  # somebody may be writing it just now
+        if ahead.exists() and damaged_end(ahead):
+            said = f"{ahead} ends in a damaged frame, which SQLite leaves out"
+            advice = "after a crash it is most likely a commit nobody was told of; else check the disk"
+            yield Finding(f"wal end ({lane.value})", "warn", said, advice)
 
 
 def check_schema(exam: Examination) -> Iterator[Finding]:
@@ -245,6 +260,7 @@ def check_dropped(exam: Examination) -> Iterator[Finding]:
 
 
 CHECKS: Checks[Examination] = (
+    ("write-ahead logs' ends", check_wal_end),
     ("files", check_writable),
     ("privacy", check_privacy),
     ("schema", check_schema),
