@@ -198,7 +198,11 @@ def cautious_time(store: Store, clock: Clock) -> Callable[[], int]:
             ahead_ms / 1000,
         )
 
-    return CautiousTime(store.now_ms, doubted=doubted).now_ms if is_real(clock) else store.now_ms
+    if not is_real(clock):
+        return store.now_ms
+    cautious = CautiousTime(store.now_ms, doubted=doubted)
+    cautious.now_ms()  # from here on a step is seen
+    return cautious.now_ms
 
 
 def sweep(store: Store, partition_id: int, limits: Limits, appended_before: int | None = None) -> bool:
