@@ -285,7 +285,11 @@ def cautious_time(store: Store, clock: Clock) -> Callable[[], int]:
             ahead_ms / 1000,
         )
 
-    return CautiousTime(store.now_ms, doubted=doubted).now_ms if is_real(clock) else store.now_ms
+    if not is_real(clock):
+        return store.now_ms
+    cautious = CautiousTime(store.now_ms, doubted=doubted)
+    cautious.now_ms()  # from here on a step is seen
+    return cautious.now_ms
 
 
 def ids_from(now_ms: int, topic: Topic) -> int | None:

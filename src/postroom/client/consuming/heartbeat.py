@@ -66,6 +66,7 @@ class Heartbeat:
         self._unsubscribe = clock.subscribe(self._clock_moved)
 
     def add(self, heart: Heart) -> None:
+        self.handling_ms()  # from here on a step is seen
         heart.next_at = time.monotonic() + heart.lease_ms / 1000 / _BEATS_PER_LEASE
         with self._lock:
             self._hearts.append(heart)
