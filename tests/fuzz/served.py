@@ -341,6 +341,7 @@ SERVED_SEEDS: dict[str, list[bytes]] = {
         _REQUEST,
         _CHUNKED,
         _CHUNKED.replace(b"\r\na\r\n", b"\r\nzz\r\n"),
+        _CHUNKED.replace(b"\r\n5\r\n", b"\r\n1.5\r\n").replace(b"TOKEN", b"none"),
         b"GET /api/v1/topics HTTP/1.1\r\nHost: x\r\n\r\nGET /health HTTP/1.1\r\n\r\n",
     ],
 }

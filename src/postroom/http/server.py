@@ -263,6 +263,9 @@ class _Protocol(H11Protocol):
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
+        if self._at_work:  # what comes of the request so far has nobody to go to
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = b"this is not a request that can be understood"
         headers = [(b"content-type", b"text/plain; charset=utf-8"), (b"connection", b"close"), *HEADERS]
         headers.append((b"content-length", b"%d" % len(body)))
