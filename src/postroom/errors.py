@@ -115,7 +115,22 @@ __all__ = [
     "UnknownProducer",
     "UnknownTopic",
     "UsageError",
+    "shortened",
 ]
+
+
+def shortened(text: object, most: int = 60) -> str:
+    """What somebody sent, as an error may repeat it: in quotes, and not for long.
+
+    >>> shortened("orders")
+    "'orders'"
+    >>> shortened("x" * 1000, 5)
+    "'xxxxx…'"
+    """
+    if isinstance(text, str | bytes) and len(text) > most:
+        return f"{text[:most]!r}"[:-1] + "…'"
+    shown = repr(text)
+    return shown if len(shown) <= 4 * most else f"{shown[:most]}…"
 
 
 class PostroomError(Exception):

@@ -36,6 +36,8 @@ from postroom.store import catalog, open_sqlite
 from postroom.store.contract import News, Process
 from postroom.store.session import Lane, Transaction
 from postroom.wire import messages as m
+from postroom.wire.answers import Answers
+from postroom.wire.listening import Listening
 from postroom.wire.server import WireServer
 from postroom.wire.session import Session
 
@@ -246,7 +248,9 @@ async def listing_cost(topics: int, allowed: Sequence[str], how: str) -> tuple[l
                 found = await Permitted(broker, keeper, principal).topics()
             else:
                 with patch.object(keeper, "current", lambda who: _now(who)):
-                    session = Session(broker, keeper, principal, "client", 1 << 20)
+                    session = Session(
+                        broker, keeper, principal, "client", Answers(1, 1, 1).share("shop"), Listening()
+                    )
                     found = await session.call(m.OPERATIONS["topics"], m.Nothing(), b"")
     return [info.name for info in found], cost, len(made)
 

@@ -28,8 +28,8 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Opened:
     found = Opened()
 
     def counted(function: Any) -> Any:
-        def wrapped(batch: bytes) -> Any:
-            answer = function(batch)
+        def wrapped(batch: Any, *more: Any) -> Any:
+            answer = function(batch, *more)
             found.batches += 1
             found.bytes += answer[1] if isinstance(answer, tuple) else len(VALUE)
             return answer
@@ -37,7 +37,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Opened:
         return wrapped
 
     monkeypatch.setattr(fetching, "opened", counted(fetching.opened))
-    monkeypatch.setattr(reading, "records", counted(reading.records))
+    monkeypatch.setattr(reading, "readable", counted(reading.readable))
     return found
 
 

@@ -78,12 +78,12 @@ async def test_one_answer_has_a_limit_and_at_least_one_batch() -> None:
     async with served(replace(SMALL, one_answer_bytes=MB)) as (mq, server):
         partition_id = await filled(mq, 4)
         async with Raw.open(server.port) as raw:
-            came = await raw.ask(FETCH, ["orders", partition_id, 0, 1 << 40, 1 << 40, 0])
+            came = await raw.ask(FETCH, ["orders", partition_id, 0, 2**31 - 1, 1 << 40, 0])
             assert BATCH < len(came.body) <= MB + BATCH
     async with served(replace(SMALL, one_answer_bytes=1000)) as (mq, server):
         partition_id = await filled(mq, 2)
         async with Raw.open(server.port) as raw:
-            came = await raw.ask(FETCH, ["orders", partition_id, 0, 1 << 40, 1 << 40, 0])
+            came = await raw.ask(FETCH, ["orders", partition_id, 0, 2**31 - 1, 1 << 40, 0])
             assert len(came.header[0]) == 1
 
 

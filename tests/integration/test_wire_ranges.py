@@ -15,6 +15,7 @@ from postroom.broker.endpoint import Beat, Held, PollRequest, Settle, Verdict
 from postroom.errors import InvalidSetting, UsageError
 from postroom.model.access import ANONYMOUS
 from postroom.model.settings import LONGEST_LEASE_MS, GroupSettings, GroupWish
+from postroom.wire.listening import Listening
 from postroom.wire.messages import OPERATIONS, Answer, Ask
 from postroom.wire.server import WireServer
 from postroom.wire.session import Session
@@ -239,7 +240,7 @@ class _Deaf(Broker):
 async def test_an_answer_of_any_size_is_read_in_one_pass() -> None:
     """8,000 entries blocked the loop for 9 seconds."""
     broker = _Deaf()
-    session = Session(broker, None, ANONYMOUS, "c", 0)  # type: ignore[arg-type]
+    session = Session(broker, None, ANONYMOUS, "c", None, Listening())  # type: ignore[arg-type]
     ask = Ask("t", "g", "m", tuple(Held("t", n, 1, ((0, 9),)) for n in range(500)), 1000)
     many = tuple(Held("t", n % 1000, 1, ((n, n),)) for n in range(8000))
     begun = time.thread_time()

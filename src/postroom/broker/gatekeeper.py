@@ -32,9 +32,9 @@ from ..errors import (
     StoreUnavailable,
     UnknownPartition,
     UnknownTopic,
+    shortened,
 )
 from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name, is_token, needed, visible
-from ..model.bounds import shortened
 from ..model.cache import make_room
 from ..model.names import unknown_topic
 from ..store.contract import Store

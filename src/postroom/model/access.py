@@ -22,8 +22,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias, get_args
 
-from ..errors import InvalidName, InvalidSetting
-from .bounds import shortened
+from ..errors import InvalidName, InvalidSetting, shortened
 from .names import REPLIES, base_topic, is_internal, is_reply, owner, owns_reply
 
 __all__ = [

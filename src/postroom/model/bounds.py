@@ -18,7 +18,7 @@ __all__ = [
     "MOST_TOPICS", "ClientName", "Count", "GroupName", "HeaderName", "Ids", "Key", "Label", "Long",
     "MemberName", "MessageId", "Millis", "Moment", "Number", "Offset", "PartitionId", "PartitionIds",
     "Position", "Positions", "RateName", "Reason", "ShardName", "Size", "Spans", "SpotList", "StartOffsets",
-    "Token", "TopicName", "TopicNames", "Whole", "shortened",
+    "Token", "TopicName", "TopicNames", "Whole",
 ]  # fmt: skip
 
 MOST_MOMENTS_MS = 253_402_300_799_999  # the end of the year 9999
@@ -70,17 +70,3 @@ Positions: TypeAlias = Annotated[tuple[tuple[PartitionId, Position], ...], Meta(
 StartOffsets: TypeAlias = Annotated[tuple[tuple[Long, Long], ...], Meta(max_length=10_000)]
 PartitionIds: TypeAlias = Annotated[tuple[PartitionId, ...], Meta(max_length=MOST_PARTITIONS)]
 TopicNames: TypeAlias = Annotated[tuple[TopicName, ...], Meta(max_length=MOST_TOPICS)]
-
-
-def shortened(text: object, most: int = 60) -> str:
-    """What somebody sent, as an error may repeat it: in quotes, and not for long.
-
-    >>> shortened("orders")
-    "'orders'"
-    >>> shortened("x" * 1000, 5)
-    "'xxxxx…'"
-    """
-    if isinstance(text, str | bytes) and len(text) > most:
-        return f"{text[:most]!r}"[:-1] + "…'"
-    shown = repr(text)
-    return shown if len(shown) <= 4 * most else f"{shown[:most]}…"

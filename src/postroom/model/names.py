@@ -17,8 +17,7 @@ import re
 from collections.abc import Sequence
 from hashlib import blake2b
 
-from ..errors import InvalidName, InvalidSetting, UnknownTopic
-from .bounds import shortened
+from ..errors import InvalidName, InvalidSetting, UnknownTopic, shortened
 
 __all__ = [
     "HEADER_PREFIX",
