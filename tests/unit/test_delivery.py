@@ -14,7 +14,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.model.delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Stamp, Terms, poll
+from postroom.model.delivery import (
+    MOVED_TOGETHER,
+    NOBODY,
+    Ask,
+    Change,
+    Delivery,
+    Kind,
+    Settlement,
+    Span,
+    Stamp,
+    Terms,
+    poll,
+)
 from postroom.model.settlement import covered, extend, seize, settle
 
 LEASE = 1000
@@ -542,6 +554,18 @@ def test_each_delivery_leaves_under_an_identity_of_its_own() -> None:
     identities = {d.stamp.producer_id for d in leaving if d.stamp}
     assert len(identities) == 3
     assert {d.stamp.partition_id for d in leaving if d.stamp} == {ELSEWHERE.partition_id}
+    assert [d.token for d in leaving] == [d.stamp.producer_id for d in leaving if d.stamp]
+
+
+@pytest.mark.parametrize("kind", [Kind.MOVE, Kind.LANE, Kind.RETRY])
+def test_a_long_delivery_leaves_in_parts(kind: Kind) -> None:
+    """Whoever moves one has its messages in memory: a thousand of 4 MB, if a consumer could choose."""
+    held = Delivery(100, 399, LEASE, token=7, failures=TERMS.max_attempts - 1)
+    change = settle([held], [Settlement(kind, 0, 2**62, stamp=ELSEWHERE)], 0, TERMS)
+    leaving = change.leaving
+    assert [offset for d in leaving for offset in range(d.first, d.last + 1)] == list(range(100, 400))
+    assert max(d.size for d in leaving) <= MOVED_TOGETHER
+    assert len({d.stamp.producer_id for d in leaving if d.stamp}) == len(leaving)  # each by itself
     assert [d.token for d in leaving] == [d.stamp.producer_id for d in leaving if d.stamp]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
-from ..model.delivery import Kind, Settlement, Stamp
+from ..model.delivery import MOVED_TOGETHER, Kind, Settlement, Stamp
 from ..model.names import owner, slow_topic
 from ..model.settings import Start
 from ..store.contract import Group, Topic
@@ -18,8 +18,6 @@ from .catalog import CatalogCache
 from .endpoint import Verdict
 
 __all__ = ["SettingAside", "leads_to_lane"]
-
-_TOGETHER = 500  # messages under one stamp
 
 
 class SettingAside:
@@ -32,7 +30,7 @@ class SettingAside:
 
     def settlement(self, verdict: Verdict) -> Settlement:
         messages = verdict.last - verdict.first + 1
-        if self._stamp is None or self._messages + messages > _TOGETHER:
+        if self._stamp is None or self._messages + messages > MOVED_TOGETHER:
             target = self._target()
             if target is None:
                 return Settlement(Kind.RELEASE, verdict.first, verdict.last)

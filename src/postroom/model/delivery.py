@@ -23,6 +23,7 @@ from enum import Enum
 from .parking import Line
 
 __all__ = [
+    "MOVED_TOGETHER",
     "NOBODY",
     "WENT_AWAY",
     "Ask",
@@ -37,6 +38,7 @@ __all__ = [
     "Terms",
     "expire",
     "halve",
+    "in_moves",
     "poll",
     "renewed",
     "set_aside",
@@ -231,7 +233,8 @@ class _Draft:
             self.unplaced.append((delivery.first, delivery.last))
         else:
             reasoned = replace(delivery, reason=delivery.reason or WENT_AWAY)
-            self._leave(stamped(reasoned, self.ask.dead, self._moved_by))
+            for piece in in_moves(reasoned):
+                self._leave(stamped(piece, self.ask.dead, self._moved_by))
         return True
 
     def _grant_suspect(self, pieces: Sequence[Delivery]) -> bool:
@@ -358,6 +361,14 @@ def set_aside(delivery: Delivery, stamp: Stamp, until: int) -> Delivery:
     return replace(delivery, stamp=moved, token=identity, holder="", visible_at=until, alone=False)
 
 
+def in_moves(delivery: Delivery) -> list[Delivery]:
+    """The same in pieces that are moved one by one: whoever moves one has its messages in memory."""
+    return [
+        delivery.part(first, min(first + MOVED_TOGETHER - 1, delivery.last))
+        for first in range(delivery.first, delivery.last + 1, MOVED_TOGETHER)
+    ]
+
+
 def stamped(delivery: Delivery, base: Stamp, until: int) -> Delivery:
     """Give a delivery the identity it moves under: its own, since each is appended by itself (I12).
 
@@ -369,3 +380,6 @@ def stamped(delivery: Delivery, base: Stamp, until: int) -> Delivery:
 
 
 _IDENTITIES = 2**63 - 1
+
+MOVED_TOGETHER = 64
+"""Messages that leave for another topic in one append: of the largest that there may be, 256 MB."""

@@ -10,7 +10,20 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from .delivery import NOBODY, Ask, Change, Delivery, Kind, Settlement, Span, Terms, set_aside, stamped
+from .delivery import (
+    MOVED_TOGETHER,
+    NOBODY,
+    Ask,
+    Change,
+    Delivery,
+    Kind,
+    Settlement,
+    Span,
+    Terms,
+    in_moves,
+    set_aside,
+    stamped,
+)
 
 __all__ = ["Becomes", "becomes", "covered", "extend", "seize", "settle", "uncovered", "within"]
 
@@ -66,6 +79,9 @@ def settle(
         if after is None:
             settled += piece.size
             continue
+        if after.stamp is not None and piece.size > MOVED_TOGETHER:
+            put += _moved(piece, wanted[span], now, terms, becomes)
+            continue
         put.append(after)
         if after is piece:
             unplaced.append((piece.first, piece.last))
@@ -81,6 +97,20 @@ def settle(
         kept=tuple(kept),
         missing=tuple(cuts.missing),
     )
+
+
+def _moved(
+    piece: Delivery, settlement: Settlement, now: int, terms: Terms, becomes: Becomes
+) -> Iterator[Delivery]:
+    """A long piece that leaves goes in parts, each under an identity of its own (I12)."""
+    for part in in_moves(piece):
+        own = settlement
+        if settlement.kind is Kind.LANE and settlement.stamp is not None:  # else all parts would go as one
+            identity = settlement.stamp.producer_id + part.first
+            own = replace(settlement, stamp=replace(settlement.stamp, producer_id=identity))
+        after = becomes(part, own, now, terms)
+        assert after is not None, "the whole of it leaves"
+        yield after
 
 
 def _waiting(piece: Delivery, settlement: Settlement, *, spent: int, failures: int) -> Delivery:
