@@ -680,7 +680,9 @@ async def test_a_handler_keeps_its_message_for_as_long_as_it_may_handle_it(
 ) -> None:
     app, begun, go_on = App(mq), asyncio.Event(), asyncio.Event()
 
-    @app.subscribe("prices", group="video", max_handling=max_handling, lease=30, concurrency=1)
+    @app.subscribe(  # it takes nothing more while it is at work, or it might have the message again itself
+        "prices", group="video", max_handling=max_handling, lease=30, concurrency=1, window_bytes=1
+    )
     async def transcode(body: bytes) -> None:
         begun.set()
         await go_on.wait()
