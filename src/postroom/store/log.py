@@ -121,7 +121,7 @@ class SqlLog:
                 rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
             ends = {(lane, row[0]): row[2] for row in rows}
             self._ends.check(expected, ends)
-            self._ends.saw(ends)
+            self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
             for partition_id, start, end, state in rows:
                 if state not in GONE:
                     found[partition_id] = Bounds(start, end, sealed=state == "sealed")

@@ -53,6 +53,7 @@ class MysqlDialect(ServerDialect):
     serial = "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY"
     table = " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
     indexes_by_table = True
+    shows_flushed = False
     now = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)"
     replica = "replica"
     on_conflict = "ON DUPLICATE KEY UPDATE"

@@ -34,6 +34,7 @@ class ServerDialect(ABC):
     for_update = " FOR UPDATE"
     places: tuple[Lane, ...] = (Lane.LOG,)
     pooled = True
+    shows_flushed = True
     quick = False
 
     failures: ClassVar[tuple[type[Exception], ...]]  # the driver's

@@ -58,6 +58,7 @@ class Dialect(Protocol):
     for_update: str  # suffix that locks the rows a SELECT returns
     places: tuple[Lane, ...]  # lanes that have tables of their own
     pooled: bool  # connections go stale when they are not used
+    shows_flushed: bool  # nobody sees a commit that a crash could take back
     quick: bool  # without a server: a verb may be run `at_once`
 
     def connect(self, lane: Lane, *, at_once: bool = False) -> Any:

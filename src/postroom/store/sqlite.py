@@ -48,6 +48,7 @@ class SqliteDialect:
     table = ""
     places = tuple(Lane)
     pooled = False
+    shows_flushed = True
     quick = True
     serial = "INTEGER PRIMARY KEY AUTOINCREMENT"  # AUTOINCREMENT: ids are never used again (I11)
     offset = "INTEGER"  # INTEGER PRIMARY KEY is the row's own id: no second index
