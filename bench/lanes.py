@@ -89,7 +89,7 @@ class _Run:
 
     async def _wait_for(self, sent: list[int]) -> None:
         last = time.perf_counter() + _LAST_S
-        while time.perf_counter() < last and not all(n in self.felt for n in sent):
+        while time.perf_counter() < last and not all(n in self.felt for n in sent):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

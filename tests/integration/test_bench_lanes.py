@@ -8,7 +8,7 @@ from bench import lanes
 
 
 async def test_the_good_ones_go_on_beside_a_bad_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Without a lane the handlers fall behind by more than nine tenths of the time: waiting does not help there.
+    # Without a lane the handlers fall behind for good: waiting does not help there.
     monkeypatch.setattr(lanes, "_BAD_S", 0.5)
     monkeypatch.setattr(lanes, "BAD_PER_S", 200)
     monkeypatch.setattr(lanes, "_LAST_S", 5.0)

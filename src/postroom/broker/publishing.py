@@ -35,8 +35,8 @@ from ..errors import (
     UnknownTopic,
 )
 from ..model import schedule, staging
-from ..model.batch import Record, read_header, records, verify, with_base_offset
-from ..model.schedule import Planned, Waiting
+from ..model.batch import read_header, verify, with_base_offset
+from ..model.schedule import Opening, Planned, Waiting
 from ..model.staging import Decision, OpenMove, Progress
 from ..store.contract import Append, Appended, Finished, Store, StoredBatch, Topic
 
@@ -130,7 +130,7 @@ class _Turn:
     def __init__(self, store: Store, moved: Moved, more: Callable[[], bool], messages: int) -> None:
         self._store, self._moved, self._more, self._messages = store, moved, more, messages
         self._topics = _topics(store)
-        self._opening = _Opening()
+        self._opening = Opening()
         self._rows: dict[int, Waiting] = {}  # of the move that is under way
 
     def go_on(self, decision: Decision, help: Callable[[str], object]) -> bool:
@@ -187,7 +187,7 @@ class _Turn:
         return here, [row for row in found if row.topic_id not in self._topics]
 
     def _plan(self, rows: Sequence[Waiting], progress: Progress) -> OpenMove:
-        self._opening, self._rows = _Opening(), {row.id: row for row in rows}
+        self._opening, self._rows = Opening(), {row.id: row for row in rows}
         routes = {row.topic_id: self._topics[row.topic_id].route for row in rows}
         return OpenMove(tuple(schedule.plan(rows, routes, progress.sequences, self._opening)))
 
@@ -269,19 +269,6 @@ class FinishDecisions:
 def limited_s(limits: Limits) -> float:
     """How long a duty may be at it before others have their turn."""
     return limits.duty_lease_ms / 1000 / 6
-
-
-class _Opening:
-    """Opens each row once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, list[Record]] = {}
-
-    def __call__(self, row: Waiting) -> list[Record]:
-        found = self._known.get(row.id)
-        if found is None:
-            found = self._known[row.id] = records(row.batch)
-        return found
 
 
 def _topics(store: Store) -> Mapping[int, Topic]:

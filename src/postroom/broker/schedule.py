@@ -16,7 +16,9 @@ known, so they stay open, with their stamp, and are tried again from time to tim
 
 from __future__ import annotations
 
+import itertools
 import logging
+import math
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,8 +36,8 @@ from ..errors import (
     UnknownProducer,
 )
 from ..model import schedule
-from ..model.batch import Record, read_header, records, verify, with_base_offset
-from ..model.schedule import DUTY, Planned, Waiting
+from ..model.batch import read_header, verify, with_base_offset
+from ..model.schedule import DUTY, Opening, Planned, Waiting
 from ..model.sequence import next_sequence
 from ..store.contract import Append, Appended, Finished, Move, Store, StoredBatch, Topic
 
@@ -186,7 +188,7 @@ class ScheduleMover:
         for move in self._store.schedule.moves():
             wanted = {part.row for planned in move.planned for part in planned.parts}
             rows = self._store.schedule.rows(wanted)
-            opening = _Opening()
+            opening = Opening(max_bytes=math.inf)  # as much as was planned
             sound = {row.id: row for row in self._sound(rows.values(), opening)}
             self._know_topics(sound.values())
             known = [p for p in move.planned if all(part.row in sound for part in p.parts)]
@@ -234,7 +236,7 @@ class ScheduleMover:
         )
         later = self._left_alone()  # once more: routes that were made meanwhile have rows already
         due = [row for row in due if row.partition_id not in later]
-        opening = _Opening()
+        opening = Opening()
         rows = {row.id: row for row in self._of_topics(self._sound(due, opening))}
         if not rows:
             return len(due) > 0
@@ -257,10 +259,13 @@ class ScheduleMover:
             self._store.schedule.finish(self._holder, last)
             self._clean = True
 
-    def _sound(self, rows: Iterable[Waiting], opening: _Opening) -> list[Waiting]:
-        """Those that are not damaged. The others are kept, and said aloud from time to time."""
+    def _sound(self, rows: Iterable[Waiting], opening: Opening) -> list[Waiting]:
+        """Those that are not damaged, as far as there is room for them open.
+
+        Damaged ones are kept, and said aloud from time to time.
+        """
         found = []
-        for row in rows:
+        for row in itertools.takewhile(opening.takes, rows):
             try:
                 verify(row.batch) if schedule.is_large(row) else opening(row)
                 found.append(row)
@@ -289,7 +294,7 @@ class ScheduleMover:
             if missing:
                 raise  # and else the last route is good enough
 
-    def _carry_out(self, move: Move, rows: Mapping[int, Waiting], opening: _Opening) -> Finished:
+    def _carry_out(self, move: Move, rows: Mapping[int, Waiting], opening: Opening) -> Finished:
         """The second step; returns what the third one is to do."""
         appends = [
             Append(p.partition_id, schedule.build(p, rows, move.producer_id, opening), ids=self._ids(p, rows))
@@ -324,19 +329,6 @@ class ScheduleMover:
                 self._stall((rows[part.row] for part in planned.parts), _STALLED_MS)
         if any(isinstance(result, PostroomError) for result in results):
             self._new_identity()
-
-
-class _Opening:
-    """Opens each row once."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, list[Record]] = {}
-
-    def __call__(self, row: Waiting) -> list[Record]:
-        found = self._known.get(row.id)
-        if found is None:
-            found = self._known[row.id] = records(row.batch)
-        return found
 
 
 def _stored(append: Append, appended: Appended) -> tuple[int, StoredBatch]:

@@ -46,6 +46,7 @@ __all__ = [
     "control_payload",
     "each",
     "is_compressed",
+    "measured_records",
     "opened",
     "plain_form",
     "read_header",
@@ -194,8 +195,13 @@ def stamp(batch: Buffer, producer_id: int, epoch: int, base_sequence: int) -> by
 
 def records(batch: Buffer) -> list[Record]:
     """The messages of a batch, after every check; none for a control batch (I18)."""
+    return measured_records(batch)[0]
+
+
+def measured_records(batch: Buffer) -> tuple[list[Record], int]:
+    """The messages of a batch, as `records`, and how many bytes they take unpacked."""
     header = verify(batch)
-    return [] if header.control else _open(batch, header)[0]
+    return ([], 0) if header.control else _open(batch, header)
 
 
 def stored_records(batch: Stored) -> list[Record]:

@@ -11,13 +11,23 @@ messages goes where its slot is now: the one it was sent with, else that of its 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from ..config import DEFAULTS, SLOTS
-from .batch import HEADER_SIZE, BatchBuilder, Record, is_compressed, read_header, records, stamp
+from .batch import (
+    HEADER_SIZE,
+    BatchBuilder,
+    Record,
+    is_compressed,
+    measured_records,
+    read_header,
+    records,
+    stamp,
+)
 from .dedup import DIGEST_SIZE
 from .names import HEADER_PREFIX
 from .route import Route
@@ -29,6 +39,7 @@ __all__ = [
     "EPOCH",
     "SLOT_HEADER",
     "Home",
+    "Opening",
     "Part",
     "Planned",
     "Waiting",
@@ -40,7 +51,6 @@ __all__ = [
     "leaving",
     "left_of",
     "moved_rows",
-    "opened",
     "plan",
     "without",
 ]
@@ -55,6 +65,7 @@ EPOCH = 0
 _ID = f"{HEADER_PREFIX}id"
 _BATCHES = DEFAULTS.remembered_batches  # per partition and plan: all are still known if it is resumed (I3)
 _LARGE_RECORDS, _LARGE_BYTES = 250, 128 * 1024  # a row from here on is a batch of its own, unopened
+_OPEN_BYTES = 32 * 1024 * 1024  # unpacked rows of one plan; the row that exceeds it is still taken
 _WHOLE = 2**31 - 1  # internal appends are exempt from limits on size (I17)
 
 
@@ -103,12 +114,27 @@ def decode(stored: bytes) -> list[Planned]:
 
 # ---- planning ---------------------------------------------------------------------------------------
 
-Opened = Callable[[Waiting], list[Record]]
-"""The messages of a row. Whoever plans and then builds opens each row once."""
 
+class Opening:
+    """Opens each row once, for whoever plans and then builds, and says whether there is room for another.
 
-def opened(row: Waiting) -> list[Record]:
-    return records(row.batch)
+    A row of a few bytes may unpack to megabytes: rows are counted by what they are once they are open.
+    """
+
+    def __init__(self, max_bytes: float = _OPEN_BYTES) -> None:
+        self._known: dict[int, list[Record]] = {}
+        self._room = max_bytes
+
+    def __call__(self, row: Waiting) -> list[Record]:
+        found = self._known.get(row.id)
+        if found is None:
+            found, size = measured_records(row.batch)
+            self._known[row.id] = found
+            self._room -= size
+        return found
+
+    def takes(self, row: Waiting) -> bool:
+        return self._room > 0 or row.id in self._known
 
 
 def is_large(row: Waiting) -> bool:
@@ -120,19 +146,20 @@ def plan(
     rows: Sequence[Waiting],
     routes: Mapping[int, Route],
     sequences: Mapping[int, int],
-    open_row: Opened = opened,
+    open_row: Opening | None = None,
 ) -> list[Planned]:
     """Batches for as many of these rows as fit, each row whole, in the order of the rows.
 
     `routes` are by topic id, `sequences` what the mover uses next for a partition (0 where it is missing).
     Of two rows for one partition the first is never left for later while the second is taken.
     """
+    open_row = open_row or Opening()
     draft = _Draft(sequences, open_row)
     homes = {
         topic_id: {piece.partition_id for piece in routes[topic_id].ranges}
         for topic_id in {row.topic_id for row in rows}
     }
-    for row in rows:
+    for row in itertools.takewhile(open_row.takes, rows):
         if row.partition_id in homes[row.topic_id]:
             draft.take(row, {row.partition_id: ()})
         else:
@@ -140,7 +167,7 @@ def plan(
     return draft.planned()
 
 
-def _targets(row: Waiting, route: Route, open_row: Opened) -> dict[int, tuple[int, ...]]:
+def _targets(row: Waiting, route: Route, open_row: Opening) -> dict[int, tuple[int, ...]]:
     """Which messages go to which partition, where it is no longer the one they were sent to."""
     places: dict[int, list[int]] = {}
     for place, record in enumerate(open_row(row)):
@@ -212,7 +239,7 @@ class _Filling:
 
 
 class _Draft:
-    def __init__(self, sequences: Mapping[int, int], open_row: Opened) -> None:
+    def __init__(self, sequences: Mapping[int, int], open_row: Opening) -> None:
         self._sequences = sequences
         self._open_row = open_row
         self._filling: dict[int, _Filling] = {}
@@ -264,12 +291,13 @@ def _size(record: Record) -> int:
 
 
 def build(
-    planned: Planned, rows: Mapping[int, Waiting], producer_id: int, open_row: Opened = opened
+    planned: Planned, rows: Mapping[int, Waiting], producer_id: int, open_row: Opening | None = None
 ) -> bytes:
     """The batch as it is stored. Its rows are sound: a new checksum would hide that they are not."""
     first = rows[planned.parts[0].row]
     if len(planned.parts) == 1 and not planned.parts[0].places:
         return stamp(first.batch, producer_id, EPOCH, planned.sequence)
+    open_row = open_row or Opening()
     builder = BatchBuilder(read_header(first.batch).compression, max_bytes=_WHOLE)
     for part in planned.parts:
         found = open_row(rows[part.row])
