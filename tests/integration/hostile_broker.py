@@ -137,9 +137,9 @@ async def figures(mq: postroom.Connection, broker: Broker) -> dict[str, Any]:
     return found
 
 
-async def main(file: str) -> None:
+async def main(url: str) -> None:
     probe = Probe()
-    async with postroom.connect(f"sqlite:///{file}") as mq:
+    async with postroom.connect(url) as mq:
         broker = mq._endpoint
         assert isinstance(broker, Broker)
         tokens = {name: new_token() for name in RIGHTS}

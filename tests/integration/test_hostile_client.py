@@ -43,6 +43,14 @@ OPERATIONS = list(m.OPERATIONS.values())
 ENTITLED = {"send": "sender", "consume": "consumer", "manage": "manager", "any": "owner", "none": "nobody"}
 
 
+@pytest.fixture(params=["sqlite", "postgres", "mysql"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/queue.db"
+    found: str = request.getfixturevalue(f"{request.param}_ready")
+    return found
+
+
 class Broker:
     """The process, and what it is asked."""
 
@@ -73,11 +81,11 @@ class Broker:
 
 
 @asynccontextmanager
-async def running(tmp_path: Path) -> AsyncIterator[Broker]:
+async def running(tmp_path: Path, url: str = "") -> AsyncIterator[Broker]:
     log = tmp_path / "log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.integration.hostile_broker", str(tmp_path / "queue.db"),
+            sys.executable, "-m", "tests.integration.hostile_broker", url or f"sqlite:///{tmp_path}/queue.db",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=1 << 20,
         )  # fmt: skip
     try:
@@ -210,9 +218,9 @@ async def attack(
     return max(worst, after, key=lambda one: one["worst_ms"])
 
 
-async def test_no_request_hurts_anybody_else(tmp_path: Path) -> None:
+async def test_no_request_hurts_anybody_else(tmp_path: Path, url: str) -> None:
     """Every operation, with each single right and with none (R48)."""
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, url) as broker:
         attackers = {who: Attacker(broker, who) for who in RIGHTS}
         was = await broker.ask("figures")
         worst: dict[str, Any] = {}
@@ -232,9 +240,9 @@ async def test_no_request_hurts_anybody_else(tmp_path: Path) -> None:
         print({who: attacker.answers for who, attacker in attackers.items()})
 
 
-async def test_no_request_decides_for_anothers_job(tmp_path: Path) -> None:
+async def test_no_request_decides_for_anothers_job(tmp_path: Path, url: str) -> None:
     """A job's name is known to people, and stands in logs: it is no secret (I20)."""
-    async with running(tmp_path) as broker:
+    async with running(tmp_path, url) as broker:
         attackers = {"sender": Attacker(broker, "sender")}
         was = await broker.ask("figures")
         for operation in OPERATIONS:
