@@ -243,6 +243,9 @@ async def test_far_retries_that_cannot_be_read(mq: Connection) -> None:
     assert "orders.g.retry" in (await letter_of(mq)).reason
 
 
+STOP: dict[str, Any] = {"mode": "ordered", "exhausted": "stop", "max_attempts": 1}
+
+
 async def stopped_in(mq: Connection, clock: ManualClock, consumer: Consumer) -> None:
     """The first of three messages of one batch has stopped; two of its key are parked behind it."""
     await mq.send_many("orders", [postroom.Message(b"a%d" % at, key="a") for at in range(3)])
@@ -254,8 +257,7 @@ async def stopped_in(mq: Connection, clock: ManualClock, consumer: Consumer) -> 
 async def test_what_stopped_can_be_listed_and_skipped_though_it_cannot_be_read(
     mq: Connection, clock: ManualClock
 ) -> None:
-    stop: dict[str, Any] = {"mode": "ordered", "exhausted": "stop", "max_attempts": 1}
-    async with mq.consumer("orders", "g", member="ann", **stop) as ann:
+    async with mq.consumer("orders", "g", member="ann", **STOP) as ann:
         await stopped_in(mq, clock, ann)
         await mq.send("orders", b"b", key="b")
         assert await handled(ann, 1) == ["b"]  # the others are parked by now, or will be
@@ -289,13 +291,12 @@ async def test_a_parked_line_that_cannot_be_read_holds_its_key_no_longer(
     mq: Connection, clock: ManualClock
 ) -> None:
     """What is parked is looked for in the log: an unreadable batch among it goes to the dead letters."""
-    stop: dict[str, Any] = {"mode": "ordered", "exhausted": "stop", "max_attempts": 1}
-    async with mq.consumer("orders", "g", member="ann", **stop) as ann:
+    async with mq.consumer("orders", "g", member="ann", **STOP) as ann:
         await stopped_in(mq, clock, ann)
         await handled_nothing(ann)
     await rot(mq)
     await mq.send("orders", b"a3", key="a")
-    async with mq.consumer("orders", "g", member="ben", **stop) as ben:
+    async with mq.consumer("orders", "g", member="ben", **STOP) as ben:
         await mq.skip_stopped("orders", "g")
         assert await handled(ben, 1) == ["a3"]
         assert not await ben.poll(wait=0)
