@@ -11,15 +11,16 @@ import gc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..broker.endpoint import Fetched
 from ..errors import CorruptBatch, DataLoss, UnknownPartition
 from ..store.contract import StoredBatch
 from .columns import Columns
+from .offsets import Offsets, Place
 from .options import Reach
-from .planning import Span
+from .planning import Snapshot, Span
 from .queue import Queue
 
 __all__ = ["Losses", "read_spans", "shown"]
@@ -45,6 +46,25 @@ class Losses:
                 "retention"
             )
         log.warning("%s; reading goes on without it, as failOnDataLoss=false says", what)
+
+    def meet_set_back(self, at: Offsets, now: Snapshot, places: Sequence[Place]) -> None:
+        """The log is not the one that was read."""
+        listed = "; ".join(
+            f"topic {topic!r} partition {number}: offsets up to {at.at[topic, number] - 1} were read, and "
+            f"the log now ends at {now.partitions[topic, number].end - 1}"
+            for topic, number in places[:_SHOWN]
+        )
+        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        what = (
+            "the queue was restored from an older backup (or is another one, or a crash took volatile "
+            f"messages), so that the log is not the one that was read: {listed}{more}"
+        )
+        if self.fail:
+            raise DataLoss(
+                f"{what}. To read again all that is there, set the option failOnDataLoss to false for one "
+                "run, or begin with a new checkpointLocation (an archive: a new folder)"
+            )
+        log.warning("%s; these begin again at the oldest message, as failOnDataLoss=false says", what)
 
     def meet_unreadable(self, span: Span, batch: StoredBatch, error: CorruptBatch) -> None:
         what = shown([_part(span, batch.base_offset, batch.last_offset + 1)])
@@ -119,4 +139,4 @@ def _fetched(queue: Queue, span: Span, losses: Losses) -> Iterator[Fetched]:
 
 
 def _part(span: Span, first: int, end: int) -> Span:
-    return Span(span.topic, span.partition, span.partition_id, first, end)
+    return replace(span, first=first, end=end)
