@@ -46,7 +46,7 @@ _START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STREAM = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group")
-_BOTH = ("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders")
+_BOTH = ("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders", "includeSource")
 _BATCH = (*_END, "pushFilters")
 _READ = (*CONNECTION, *_TOPICS, *_START, _STRATEGY, *_BATCH, *_STREAM, *_BOTH)
 _INSTEAD = {
@@ -117,6 +117,7 @@ class ReadOptions:
     max_records: int | None = None
     fail_on_data_loss: bool = True
     headers: bool = False
+    source: bool = False
     group: str | None = None
     push_filters: bool = False
 
@@ -150,6 +151,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_records=_number(given, "maxRecordsPerPartition"),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         headers=_flag(given, "includeHeaders", False),
+        source=_flag(given, "includeSource", False),
         group=_parsed(given, "group", check_group, None),
         push_filters=_flag(given, "pushFilters", False),
     )
