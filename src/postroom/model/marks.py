@@ -9,7 +9,6 @@ is another one in every queue, and a new one once somebody says that the queue w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 __all__ = ["Kept", "TopicBounds", "mark_of"]
@@ -33,4 +32,4 @@ class Kept:
 @dataclass(frozen=True, slots=True)
 class TopicBounds:
     incarnation: str  # of the queue
-    partitions: Mapping[int, Kept]  # by partition id
+    partitions: dict[int, Kept]  # by partition id

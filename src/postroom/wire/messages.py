@@ -431,8 +431,8 @@ _TABLE = (
     Operation(10, "append", Append, Appended, body="batch"),
     Operation(11, "fetch", Fetch, batches.FetchedHead, pack=batches.pack_fetched, unpack=batches.fetched),
     Operation(12, "resolve", Resolve, dict[int, int]),
-    Operation(14, "bounds", BoundsOf, TopicBounds),
     _once(13, "cancel", CancelDelayed, bool),  # repeated it would say that nothing was waiting
+    Operation(14, "bounds", BoundsOf, TopicBounds),
     # deliveries
     Operation(20, "subscribe", Subscribe, GroupInfo),
     Operation(21, "unsubscribe", Unsubscribe, None),
