@@ -31,11 +31,14 @@ from .offsets import Place
 from .options import Reach, Topics, bad_option
 from .planning import Partition, Snapshot, Span
 
-__all__ = ["Queue", "patiently"]
+__all__ = ["AHEAD", "Queue", "patiently"]
 
 log = logging.getLogger("postroom.spark")
 
 T = TypeVar("T")
+
+AHEAD = 4
+"""So many fetches are on their way at once."""
 
 _TRIES = 20
 _TELL_S = 1.0  # a wait that is longer is worth a line
@@ -73,7 +76,7 @@ def patiently(call: Callable[[], T], wait_ms: int) -> T:
 class Queue:
     def __init__(self, reach: Reach) -> None:
         self._loop = LoopThread(lambda portal, value: value)
-        self._ahead = ThreadPoolExecutor(1, "postroom-ahead")
+        self._ahead = ThreadPoolExecutor(AHEAD, "postroom-ahead")
         self._wait_ms = reach.wait_ms
         try:
             self._mq: Connection = patiently(lambda: self._loop.call(_open, reach), reach.wait_ms)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +23,7 @@ from .columns import Columns
 from .offsets import Offsets, Place
 from .options import Reach
 from .planning import Snapshot, Span
-from .queue import Queue
+from .queue import AHEAD, Queue
 
 __all__ = ["Losses", "read_spans", "shown"]
 
@@ -92,8 +94,8 @@ def read_spans(
 ) -> Iterator[Any]:
     """Arrow batches."""
     with _uncollected(), Queue(reach) as queue:
-        for span in spans:
-            for fetched in _fetched(queue, span, losses):
+        for span, first in _begun(queue, spans):
+            for fetched in _fetched(queue, span, first, losses):
                 for batch in fetched.batches:
                     try:
                         columns.add(batch, span, not_before_ms)
@@ -117,10 +119,22 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _fetched(queue: Queue, span: Span, losses: Losses) -> Iterator[Fetched]:
+def _begun(queue: Queue, spans: Iterable[Span]) -> Iterator[tuple[Span, Future[Fetched]]]:
+    """The spans, each with its first part; those of the next ones are on their way, too.
+
+    There may be hundreds of short ones, and a round trip for each would add up.
+    """
+    coming: deque[tuple[Span, Future[Fetched]]] = deque()
+    for span in spans:
+        coming.append((span, queue.fetch_ahead(span, span.first)))
+        if len(coming) > AHEAD:
+            yield coming.popleft()
+    yield from coming
+
+
+def _fetched(queue: Queue, span: Span, coming: Future[Fetched], losses: Losses) -> Iterator[Fetched]:
     """All that is stored in the span; the next part is on its way while this one is decoded."""
     offset = span.first
-    coming = queue.fetch_ahead(span, offset)
     while offset < span.end:
         try:
             fetched = coming.result()
