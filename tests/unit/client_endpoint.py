@@ -31,7 +31,9 @@ from postroom.clock import ManualClock
 from postroom.errors import PartitionSealed, UnknownPartition, UnknownTopic
 from postroom.model import delivery, settlement
 from postroom.model.batch import BatchHeader, read_header, records, verify, with_base_offset
+from postroom.model.bounds import Positions
 from postroom.model.delivery import Ask, Delivery, Kind, Settlement, Span, Terms
+from postroom.model.marks import TopicBounds
 from postroom.model.route import Range, Route, even_ranges
 from postroom.model.sequence import SequenceState, check, remember
 from postroom.model.settings import GroupSettings, GroupWish, Start, TopicSettings
@@ -192,6 +194,9 @@ class FakeEndpoint:
             return {i: self.partitions[i].end for i in ids}
         wanted = dict(start.offsets)
         return {i: wanted.get(number, 0) for i, number in ids.items()}
+
+    async def bounds(self, topic: str, at: Positions = ()) -> TopicBounds:
+        raise NotImplementedError
 
     # ---- deliveries ----
 

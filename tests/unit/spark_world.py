@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from postroom.model.settings import Start
+from postroom.spark.offsets import Place
 from postroom.spark.options import ReadOptions, Topics
 from postroom.spark.planning import Partition, Snapshot, Span
 from postroom.spark.streaming import Stream
@@ -34,6 +35,10 @@ class Log:
     sealed: bool = False
     start: int = 0
 
+    def mark(self, offset: int) -> str:
+        """Of the batch before it: every message is a batch here."""
+        return f"{offset - 1}-{self.rows[offset - 1]}" if self.start < offset <= len(self.rows) else ""
+
 
 class World:
     def __init__(self, topic: str = "t", partitions: int = 2) -> None:
@@ -42,11 +47,13 @@ class World:
         self.next_number = 0
         self.groups: dict[str, dict[int, int]] = {}
         self.told = 0
+        self.incarnation = "first"
         self.make(partitions)
 
     def make(self, partitions: int = 2) -> None:
         """The topic; once more: it was deleted, and is made again."""
         self.logs, self.next_number, self.first_id = {}, 0, self.next_id
+        self.removed: dict[int, int] = {}
         width = SLOTS // partitions
         for n in range(partitions):
             self._open(n * width, SLOTS - 1 if n == partitions - 1 else (n + 1) * width - 1, ())
@@ -98,23 +105,41 @@ class World:
 
     def drop(self, number: int) -> None:
         """Retention has dropped the whole of a sealed partition."""
-        del self.logs[number]
+        self.removed[number] = len(self.logs.pop(number).rows)
+
+    def backup(self) -> bytes:
+        kept = {name: value for name, value in vars(self).items() if name not in ("sent", "told")}
+        return pickle.dumps(kept)
+
+    def restore(self, backup: bytes) -> None:
+        """As it was then, without a word; what is sent from now on is new."""
+        vars(self).update(pickle.loads(backup))
 
     # ---- what a stream asks ----
 
-    def snapshot(self, wanted: Topics, identity: Callable[[str], int], *, starts: bool) -> Snapshot:
+    def snapshot(
+        self, wanted: Topics, identity: Callable[[str], int], at: Mapping[Place, int] | None = None
+    ) -> Snapshot:
         found = {
             (self.topic, n): Partition(
                 log.id,
                 len(log.rows),
-                log.start if starts else 0,
+                log.start,
                 log.sealed,
                 tuple(one for one in log.before if one in self.logs),
+                log.mark((at or {}).get((self.topic, n), 0)),
             )
             for n, log in self.logs.items()
             if wanted.takes(self.topic) and (not wanted.partitions or (self.topic, n) in wanted.partitions)
         }
-        return Snapshot(found, {self.topic: identity(self.topic)})
+        return Snapshot(found, {self.topic: identity(self.topic)}, self.incarnation)
+
+    def marks(self, at: Mapping[Place, int], now: Snapshot) -> dict[Place, str]:
+        found = {place: self.logs[place[1]].mark(offset) for place, offset in at.items()}
+        return {place: mark for place, mark in found.items() if mark}
+
+    def final_ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        return {place: self.removed[place[1]] for place in places if place[1] in self.removed}
 
     def identity(self, topic: str) -> int:
         return self.first_id

@@ -235,8 +235,8 @@ def test_what_changes_or_destroys_needs_manage() -> None:
     needs = {name: need for name, need in ACTIONS.items() if need in harmless}
     assert set(needs) == {
         *("topics", "topic", "route", "route_history", "route_change", "groups", "lag", "now_ms", "close"),
-        *("append", "cancel", "fetch", "resolve", "subscribe", "unsubscribe", "poll", "settle", "hand_over"),
-        *("unpark",),
+        *("append", "cancel", "fetch", "resolve", "bounds", "subscribe", "unsubscribe", "poll", "settle"),
+        *("hand_over", "unpark"),
         *("beat", "dead_letters", "redrive", "lanes", "report_sources"),
         *("stopped", "restart_stopped", "skip_stopped", "drop_stopped"),  # who consumes could ack it as well
         *("open_replies", "close_replies"),

@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 
 from postroom.spark.filters import narrowing
 from postroom.spark.offsets import Offsets
-from postroom.spark.planning import Partition, Snapshot, Span, advance, below_start, pack, until
+from postroom.spark.planning import Partition, Snapshot, Span, advance, backlog, below_start, pack, until
 
 lists_of_spans = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300_000)), max_size=12).map(
     lambda found: [Span("t", n, n + 100, first, first + rows) for n, (first, rows) in enumerate(found)]
@@ -81,10 +81,26 @@ def test_a_limit_is_shared_by_backlog(sizes: list[int], starts: list[int], limit
     begin = Offsets({("t", n): starts[n] for n in range(len(sizes))}, ids={"t": 1})
     now = Snapshot({("t", n): Partition(n, starts[n] + size) for n, size in enumerate(sizes)}, {"t": 1})
     taken = [advance(begin, now, limit).at["t", n] - starts[n] for n in range(len(sizes))]
-    assert all(0 <= got <= size and bool(got) == bool(size) for got, size in zip(taken, sizes, strict=True))
-    assert sum(taken) <= max(limit, sum(1 for size in sizes if size)) + len(sizes)
-    if sum(sizes) <= limit:
-        assert taken == sizes
+    assert all(0 <= got <= size for got, size in zip(taken, sizes, strict=True))
+    assert sum(taken) == min(limit, sum(sizes)), "kept, and used"
+    if limit >= sum(1 for size in sizes if size):
+        assert all(bool(got) == bool(size) for got, size in zip(taken, sizes, strict=True))
+
+
+def test_a_limit_is_kept_with_more_partitions_than_messages() -> None:
+    """And each of them has its turn, whatever comes meanwhile into the first ones."""
+    ends = {("t", n): 3 for n in range(100)}
+    at = Offsets(dict.fromkeys(ends, 0), ids={"t": 1})
+    read: list[int] = []
+    for _ in range(10):
+        now = Snapshot({place: Partition(place[1], end) for place, end in ends.items()}, {"t": 1})
+        end = advance(at, now, 10)
+        moved = [place[1] for place in ends if end.at[place] > at.at[place]]
+        assert backlog(at, end) == len(moved) == 10
+        read += moved
+        ends = {place: end + 50 * (place[1] < 5) for place, end in ends.items()}
+        at = end
+    assert sorted(read) == list(range(100))
 
 
 def test_what_came_after_the_target_is_not_read() -> None:

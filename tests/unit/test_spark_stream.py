@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from postroom.errors import DataLoss, InvalidSetting
 from postroom.spark.offsets import VERSION
 from postroom.spark.options import Position, Reach, ReadOptions, Topics
+from postroom.spark.planning import Span
 from postroom.spark.streaming import Stream
 from tests.unit.spark_world import SLOTS, Driver, Killed, World
 
@@ -209,6 +210,7 @@ def test_a_partition_that_is_gone_and_was_not_read(fail: bool) -> None:
     driver = Driver(replace(OPTIONS, fail_on_data_loss=fail), world)
     driver.start()
     driver.step()
+    world.send(0, 1)
     world.split(0)
     world.send(0, 2)
     world.drop(0)
@@ -217,7 +219,188 @@ def test_a_partition_that_is_gone_and_was_not_read(fail: bool) -> None:
             driver.step()
     else:
         assert driver.step()
-        assert [number for _, number in driver.rows] == [3, 4]
+        assert [number for _, number in driver.rows] == [4, 5]
+
+
+@pytest.mark.parametrize("available_now", [True, False])
+def test_read_to_the_end_and_dropped_after_a_split_is_no_loss(available_now: bool) -> None:
+    """The stream was down, and never saw the seal."""
+    world = World(partitions=1)
+    world.send(0, 3)
+    driver = Driver(OPTIONS, world)
+    driver.run()
+    world.split(0)
+    world.send(0, 2)
+    world.drop(0)
+    driver.start(available_now=available_now)
+    while driver.step():
+        pass
+    assert [number for _, number in driver.rows] == [0, 1, 2, 3, 4]
+
+
+def test_dropped_after_it_was_restored_is_a_loss() -> None:
+    """What ended before the stream's offset, or in another incarnation, is not what was read."""
+    for wrong in ("end", "incarnation"):
+        world = World(partitions=1)
+        world.send(0, 3)
+        driver = Driver(OPTIONS, world)
+        driver.run()
+        world.split(0)
+        world.drop(0)
+        if wrong == "end":
+            world.removed[0] = 2  # one message and the seal, and the stream has read three
+        else:
+            world.incarnation = "second"
+        driver.start()
+        with pytest.raises(DataLoss, match="gone, and was not read"):
+            driver.step()
+
+
+# ---- a restored queue ----
+
+
+def numbers(driver: Driver) -> list[int]:
+    return [number for _, number in driver.rows]
+
+
+@pytest.mark.parametrize("down", [True, False])
+@pytest.mark.parametrize("sent", [0, 500, 2000])
+def test_a_queue_that_was_restored_is_noticed_at_once(sent: int, down: bool) -> None:
+    """Also if it has grown past the offset that was read."""
+    world = World(partitions=1)
+    world.send(0, 1000)
+    backup = world.backup()
+    world.send(0, 1000)
+    driver = Driver(OPTIONS, world)
+    driver.start()
+    while driver.step():
+        pass
+    world.restore(backup)
+    world.send(0, sent)
+    if down:
+        driver.start()
+    with pytest.raises(
+        DataLoss,
+        match=r"restored from an older backup .* topic 't' partition 0: offsets up to 1999 were read, and "
+        rf"the log now ends at {999 + sent}\. To read again .* failOnDataLoss .* new checkpointLocation",
+    ):
+        driver.step()
+    driver.options = replace(OPTIONS, fail_on_data_loss=False)
+    driver.run()
+    assert numbers(driver) == [*range(2000), *range(1000), *range(2000, 2000 + sent)]
+    assert not driver.step()
+    driver.options = OPTIONS
+    world.send(0, 3)
+    driver.run()  # from now on it is the log that was read
+    assert len(driver.rows) == 3003 + sent
+
+
+def test_a_restored_queue_that_has_all_that_was_read_goes_on() -> None:
+    """Whoever restored it has said so; nothing of this partition was lost."""
+    world = World(partitions=1)
+    world.send(0, 5)
+    driver = Driver(OPTIONS, world)
+    driver.run()
+    backup = world.backup()
+    world.send(0, 5)
+    world.restore(backup)
+    world.incarnation = "second"
+    world.send(0, 2)
+    driver.run()
+    assert len(driver.rows) == 7 and not driver.repeated()
+
+
+def test_without_a_mark_the_incarnation_decides() -> None:
+    for said in (True, False):
+        world = World(partitions=1)
+        world.send(0, 5)
+        driver = Driver(OPTIONS, world)
+        driver.run()
+        world.send(0, 1)
+        world.logs[0].start = 5  # retention has dropped the batch that was marked
+        if said:
+            world.incarnation = "second"
+            with pytest.raises(DataLoss, match="restored"):
+                driver.run()
+        else:
+            driver.run()
+            assert len(driver.rows) == 6
+
+
+@pytest.mark.parametrize("sent", [0, 10])
+def test_restored_while_a_micro_batch_is_due_again(sent: int) -> None:
+    """It was logged and not run: what is there now is not what it meant."""
+    world = World(partitions=2)
+    world.send(0, 2)
+    world.send(SLOTS - 1, 4)
+    backup = world.backup()
+    world.send(0, 3)
+    driver = Driver(OPTIONS, world)
+    driver.start()
+    driver.step()
+    with pytest.raises(Killed):
+        driver.step(kill="logged")
+    world.restore(backup)
+    world.send(0, sent)
+    with pytest.raises(DataLoss, match="restored"):
+        driver.start()
+    driver.options = replace(OPTIONS, fail_on_data_loss=False)
+    driver.run()
+    assert sorted(numbers(driver)) == [*range(6), *range(9, 9 + sent)]
+
+
+def test_a_partition_that_begins_again_has_another_name_as_a_source() -> None:
+    """Else a sink that leaves out what it has written would leave out what is new."""
+    world = World(partitions=1)
+    world.send(0, 2)
+    backup = world.backup()
+    world.send(0, 2)
+    names: list[tuple[str, int, int]] = []
+
+    def read(span: Span) -> list[tuple[int, int]]:
+        names.append((span.source, span.first, span.end))
+        return world.read(span)
+
+    driver = Driver(replace(OPTIONS, fail_on_data_loss=False), world, read)
+    driver.run()
+    world.restore(backup)
+    world.send(0, 1)
+    driver.run()
+    world.restore(backup)
+    world.send(0, 1)
+    driver.run()
+    assert names == [("t/0@1", 0, 4), ("t/0@1.1", 0, 3), ("t/0@1.2", 0, 3)]
+
+
+def test_a_group_is_set_back_with_a_restored_queue() -> None:
+    """What is not read again yet is not to be dropped."""
+    world = World(partitions=1)
+    world.send(0, 2)
+    backup = world.backup()
+    world.send(0, 2)
+    driver = Driver(replace(OPTIONS, fail_on_data_loss=False, group="lake"), world)
+    driver.run()
+    assert world.groups["lake"] == {0: 4}
+    world.restore(backup)
+    driver.start()
+    driver.step()
+    assert world.groups["lake"] == {0: 0}
+
+
+def test_a_checkpoint_of_version_1_goes_on() -> None:
+    world = World(partitions=1)
+    world.send(0, 3)
+    driver = Driver(OPTIONS, world)
+    driver.run()
+    old = json.loads(driver.offsets[-1])
+    driver.offsets[-1] = json.dumps({"v": 1, "topics": old["topics"], "ids": old["ids"]})
+    world.send(0, 2)
+    driver.run()
+    assert len(driver.rows) == 5
+    assert json.loads(driver.offsets[-1])["v"] == 2 and "marks" in json.loads(driver.offsets[-1])
+
+
+# ---- topics that are made again ----
 
 
 @pytest.mark.parametrize("restart", [True, False])

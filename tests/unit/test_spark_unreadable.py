@@ -28,6 +28,8 @@ class NoQueue:
 
     def __exit__(self, *error: object) -> None: ...
 
+    def fetch_ahead(self, span: object, offset: int) -> None: ...
+
 
 @pytest.fixture
 def columns(monkeypatch: pytest.MonkeyPatch) -> Columns:

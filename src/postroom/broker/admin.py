@@ -6,12 +6,14 @@ A topic goes with its groups and their own topics. Decides nothing about groups:
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ..config import DEFAULTS
 from ..errors import TopicExists, UnknownPartition
 from ..model.access import Principal, beginnings, visible
+from ..model.bounds import Positions
+from ..model.marks import Kept, TopicBounds
 from ..model.names import base_of, check_topic, is_internal, owner
 from ..model.route import Route
 from ..model.settings import Start, TopicSettings
@@ -132,6 +134,24 @@ class Admin:
                 offset = named.get(piece.partition, edge.start)
             found[piece.partition_id] = min(max(offset, edge.start), edge.end)
         return found
+
+    def bounds(self, topic: str, at: Positions = ()) -> TopicBounds:
+        there = {piece.partition_id for piece in self._catalog.topic(topic).route.partitions}
+        log, asked = self._store.log, dict(at)
+        marks = log.marks({one: offset for one, offset in asked.items() if one in there})
+        kept = {
+            one: Kept(edges.start, edges.end, marks.get(one, "")) for one, edges in log.bounds(there).items()
+        }
+        for one, end in self._removed(topic, asked.keys() - there).items():
+            kept[one] = Kept(end, end, removed=True)
+        return TopicBounds(self._store.catalog.incarnation(), kept)
+
+    def _removed(self, topic: str, partition_ids: Set[int]) -> dict[int, int]:
+        """Where they ended; of partitions of this topic only."""
+        if not partition_ids:
+            return {}
+        older = {r.partition_id for route in self._store.routes.history(topic) for r in route.ranges}
+        return self._store.log.removed(sorted(partition_ids & older))
 
     # ---- backlog ----
 

@@ -21,11 +21,13 @@ from ..config import DEFAULTS, Limits
 from ..errors import PartitionSealed, PostroomError, UsageError
 from ..model.access import Principal
 from ..model.batch import verify
+from ..model.bounds import Positions
 from ..model.cache import make_room
 from ..model.dedup import digest, digests_of
 from ..model.delivery import Span
 from ..model.flow import Rate
 from ..model.identity import producer_of
+from ..model.marks import TopicBounds
 from ..model.route import Change, Route
 from ..model.settings import GroupWish, Start, TopicSettings
 from ..store import open_store
@@ -456,6 +458,9 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
 
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
         return await self._in_thread(self._admin.resolve, topic, start)
+
+    async def bounds(self, topic: str, at: Positions = ()) -> TopicBounds:
+        return await self._in_thread(self._admin.bounds, topic, at)
 
     # ---- groups ----
 

@@ -40,6 +40,7 @@ from ..model.bounds import (
 from ..model.delivery import Span
 from ..model.flow import Rate
 from ..model.lanes import LaneInfo, LaneView, Seen
+from ..model.marks import TopicBounds
 from ..model.parking import Line
 from ..model.requests import ReplyTopic
 from ..model.route import Change, Route
@@ -446,6 +447,12 @@ class Endpoint(Protocol):
     ) -> Fetched: ...
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
         """Offsets by partition id; for `read`."""
+
+    async def bounds(self, topic: str, at: Positions = ()) -> TopicBounds:
+        """What is kept, and the marks before these offsets, by partition id (`model.marks`).
+
+        Partitions that were removed are in it if they are named.
+        """
 
     # groups
     async def create_group(self, topic: str, name: str, wish: GroupWish) -> GroupInfo: ...

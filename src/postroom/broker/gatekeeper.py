@@ -76,6 +76,7 @@ ACTIONS: dict[str, Need] = {
     "cancel": "send",
     "fetch": "consume",
     "resolve": "consume",
+    "bounds": "consume",
     "create_group": "manage",
     "groups": "any",
     "alter_group": "manage",

@@ -23,6 +23,7 @@ from . import (
     pipeline,
     rate,
     read,
+    restored,
     route,
     send,
     serve,
@@ -59,7 +60,8 @@ for family in (
 app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
 for register in (
     send.register, consume.register, read.register, lag.register,
-    serve.register, worker.register, migrate.register, doctor.register, spool.register, demo.register,
+    serve.register, worker.register, migrate.register, restored.register, doctor.register, spool.register,
+    demo.register,
 ):  # fmt: skip
     register(app)
 

@@ -15,7 +15,7 @@ from ..model.batch import Record, opened, read_header
 from ..store.contract import StoredBatch
 from .planning import Span
 
-__all__ = ["COLUMNS", "HEADERS", "Columns", "check_schema", "schema_text"]
+__all__ = ["COLUMNS", "HEADERS", "SOURCE", "Columns", "check_schema", "schema_text"]
 
 COLUMNS = {
     "key": "binary",
@@ -27,25 +27,27 @@ COLUMNS = {
     "timestampType": "int",
 }
 HEADERS = "array<struct<key:string,value:binary>>"
+SOURCE = {"source_partition": "string", "source_offset": "bigint"}
+"""Where a row comes from, as the writer takes it: the partition by a name that no other log has."""
 
 _INSIDE = ("key", "value", "timestamp", "headers")  # the batch has to be opened for these
 _CREATE_TIME = 0
 
 
-def schema_text(headers: bool) -> str:
-    listed = {**COLUMNS, "headers": HEADERS} if headers else COLUMNS
+def schema_text(headers: bool, source: bool = False) -> str:
+    listed = {**COLUMNS, **({"headers": HEADERS} if headers else {}), **(SOURCE if source else {})}
     return ", ".join(f"{name} {kind}" for name, kind in listed.items())
 
 
 def check_schema(schema: Any) -> None:
     """A schema given by the user: these columns, or some of them, in any order."""
-    known = {**COLUMNS, "headers": HEADERS}
+    known = {**COLUMNS, "headers": HEADERS, **SOURCE}
     for column in schema.fields:
         kind = column.dataType.simpleString()
         if column.name not in known:
             raise InvalidSetting(
-                f"schema: there is no column {column.name!r}; the columns are {schema_text(True)}. To read "
-                "what is in value, leave the schema out and use from_json or a cast"
+                f"schema: there is no column {column.name!r}; the columns are {schema_text(True, True)}. To "
+                "read what is in value, leave the schema out and use from_json or a cast"
             )
         if kind != known[column.name]:
             raise InvalidSetting(f"schema: the column {column.name} is {known[column.name]}, not {kind}")
@@ -117,7 +119,9 @@ class Columns:
                 return pa.array(self._stamps, pa.timestamp("ms", "UTC")).cast(field.type)
             case "headers":
                 return _header_array(self._headers, field.type)
-            case "offset":
+            case "source_partition":
+                return pa.repeat(pa.scalar(span.source, field.type), self.rows)
+            case "offset" | "source_offset":
                 return _offset_array(self._runs)
             case "topic":
                 return pa.repeat(pa.scalar(span.topic, field.type), self.rows)

@@ -38,7 +38,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-CONNECTION = ("url", "token", "tls")
+CONNECTION = ("url", "token", "tls", "unreachableTimeout")
 """How the queue is reached; `url.NAME` is the address of a further shard."""
 
 _TOPICS = ("subscribe", "subscribePattern", "assign")
@@ -46,7 +46,7 @@ _START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STREAM = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group")
-_BOTH = ("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders")
+_BOTH = ("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders", "includeSource")
 _BATCH = (*_END, "pushFilters")
 _READ = (*CONNECTION, *_TOPICS, *_START, _STRATEGY, *_BATCH, *_STREAM, *_BOTH)
 _INSTEAD = {
@@ -63,6 +63,10 @@ EARLIEST, LATEST = -2, -1
 """In offsets by partition: the oldest that is kept, and behind the newest."""
 
 
+WAIT_MS = 60_000
+"""For so long brokers or databases that cannot be reached are waited for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How the queue is reached."""
@@ -71,6 +75,7 @@ class Reach:
     token: str | None = field(default=None, repr=False)
     tls: str | None = None
     shards: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    wait_ms: int = WAIT_MS  # for brokers or databases that cannot be reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +117,7 @@ class ReadOptions:
     max_records: int | None = None
     fail_on_data_loss: bool = True
     headers: bool = False
+    source: bool = False
     group: str | None = None
     push_filters: bool = False
 
@@ -145,6 +151,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         max_records=_number(given, "maxRecordsPerPartition"),
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         headers=_flag(given, "includeHeaders", False),
+        source=_flag(given, "includeSource", False),
         group=_parsed(given, "group", check_group, None),
         push_filters=_flag(given, "pushFilters", False),
     )
@@ -152,8 +159,9 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 def reach_options(options: Mapping[str, str]) -> Reach:
     """The part of the options that reading and writing share; the others are not looked at."""
+    names = {name.lower(): name for name in CONNECTION}
     lower = {name.lower(): value for name, value in options.items()}
-    return _reach({n: v for n, v in lower.items() if n in CONNECTION or n.startswith("url.")})
+    return _reach({names.get(n, n): v for n, v in lower.items() if n in names or n.startswith("url.")})
 
 
 def bad_option(name: str, text: str) -> InvalidSetting:
@@ -235,7 +243,8 @@ def _reach(given: Mapping[str, str]) -> Reach:
     token = given.get("token")
     if token is None and address.kind == "postroom":  # of the driver: executors may have another environment
         token = os.environ.get("POSTROOM_TOKEN") or None
-    return Reach(url, token, given.get("tls"), tuple(sorted(shards)))
+    wait_ms = _parsed(given, "unreachableTimeout", _wait_ms, WAIT_MS)
+    return Reach(url, token, given.get("tls"), tuple(sorted(shards)), wait_ms)
 
 
 # ---- topics ----
@@ -342,8 +351,15 @@ def _parsed(given: Mapping[str, str], name: str, read: Callable[[str], T], other
     return _told(name, lambda: read(given[name]))
 
 
-def _delay_ms(text: str) -> int:
-    return duration_ms(float(text) / 1000 if text.isdecimal() else text, name="maxTriggerDelay")
+def _delay_ms(text: str, name: str = "maxTriggerDelay") -> int:
+    return duration_ms(float(text) / 1000 if text.isdecimal() else text, name=name)
+
+
+def _wait_ms(text: str) -> int:
+    found = _delay_ms(text, "unreachableTimeout")
+    if not 1000 <= found <= 86_400_000:
+        raise ValueError(f"{text!r}: from 1s to 1d, such as 60s")
+    return found
 
 
 def _number(given: Mapping[str, str], name: str) -> int | None:

@@ -4,7 +4,8 @@ A micro-batch reads from one `Offsets` to the next. Every offset is in exactly o
 goes back, and a partition that was not there before is read from its beginning. A partition advances only
 once those it follows are read to their seal, so that the messages of a key, too, come in their order from one
 micro-batch to the next (R25). A partition that retention dropped leaves the offsets if it was read to its
-seal; otherwise messages are lost, and `reading.Losses` says so.
+seal; otherwise messages are lost, and `reading.Losses` says so. A partition whose log is not the one that was
+read begins again, in its next turn: nothing that is there is ever taken for read.
 
 A span is a range of offsets of one partition. Long ones are cut and short ones packed, so that there are few
 tasks of about equal weight: a task costs about 35 ms, however little it reads.
@@ -26,8 +27,12 @@ __all__ = [
     "advance",
     "backlog",
     "below_start",
+    "first_offset",
     "pack",
+    "read_up",
+    "renewed",
     "restarted",
+    "set_back",
     "spans",
     "until",
     "vanished",
@@ -47,6 +52,7 @@ class Partition:
     start: int = 0  # the lowest offset that is kept
     sealed: bool = False
     before: tuple[int, ...] = ()  # the numbers of those it follows, as far as they are there
+    mark: str = ""  # of the batch before the offset that was asked about
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Snapshot:
 
     partitions: Mapping[Place, Partition]
     ids: Mapping[str, int] = field(default_factory=dict)  # tells topics of the same name apart
+    incarnation: str = ""  # of the queue
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -64,6 +71,13 @@ class Span:
     partition_id: int
     first: int
     end: int  # excluded
+    turn: int = 0  # how often the stream has begun the partition again
+
+    @property
+    def source(self) -> str:
+        """A name for the log: that of another one in its place, or after it, is another."""
+        turn = f".{self.turn}" if self.turn else ""
+        return f"{self.topic}/{self.partition}@{self.partition_id}{turn}"
 
     @property
     def rows(self) -> int:
@@ -84,8 +98,15 @@ def advance(start: Offsets, now: Snapshot, limit: int | None = None) -> Offsets:
     if limit is not None:
         ends = _limited(start.at, ends, limit)
     sealed = {p for p, end in ends.items() if now.partitions[p].sealed and end >= now.partitions[p].end}
-    after = Offsets(ends, frozenset(sealed), dict(now.ids))
-    return start if replace(after, first=start.first) == start else after
+    after = Offsets(
+        ends,
+        frozenset(sealed),
+        dict(now.ids),
+        queue=now.incarnation,
+        marks={p: mark for p, mark in start.marks.items() if ends.get(p) == start.at.get(p)},
+        turns={p: turn for p, turn in start.turns.items() if p in ends},
+    )
+    return start if after.goes_to(start) else after
 
 
 def _open(place: Place, there: Partition, start: Offsets, now: Snapshot) -> bool:
@@ -98,15 +119,29 @@ def _open(place: Place, there: Partition, start: Offsets, now: Snapshot) -> bool
 
 
 def _limited(start: Mapping[Place, int], ends: Mapping[Place, int], limit: int) -> dict[Place, int]:
-    """Not more than `limit` in all, shared by backlog, but at least one from each that has any."""
+    """Not more than `limit` in all: one from each that has any, and the rest by backlog.
+
+    If there are more partitions than that, they take turns. Which are next follows from how much was read:
+    so much further in the circle of partitions as the last micro-batch has read. So each of them is among the
+    next ones after as many micro-batches as it takes to read one message of all.
+    """
     sizes = {place: end - start.get(place, 0) for place, end in ends.items()}
-    total = sum(sizes.values())
-    if total <= limit:
+    if sum(sizes.values()) <= limit:
         return dict(ends)
-    return {
-        place: start.get(place, 0) + (min(size, max(1, limit * size // total)) if size else 0)
-        for place, size in sizes.items()
-    }
+    circle = sorted(sizes)
+    first = sum(start.values()) % len(circle)
+    waiting = [place for place in [*circle[first:], *circle[:first]] if sizes[place]]
+    taken = dict.fromkeys(waiting[:limit], 1)
+    left = limit - len(taken)
+    if left:  # then everybody has one
+        rest = {place: sizes[place] - 1 for place in waiting}
+        total = sum(rest.values())
+        for place, size in rest.items():
+            taken[place] += left * size // total
+        odd = sorted(rest, key=lambda place: -(left * rest[place] % total))
+        for place in odd[: limit - sum(taken.values())]:
+            taken[place] += 1
+    return {place: start.get(place, 0) + taken.get(place, 0) for place in ends}
 
 
 def until(now: Snapshot, target: Snapshot, start: Offsets) -> Snapshot:
@@ -117,7 +152,7 @@ def until(now: Snapshot, target: Snapshot, start: Offsets) -> Snapshot:
         end = start.at.get(place, 0) if then is None else min(there.end, then.end)
         found[place] = replace(there, end=end, sealed=there.sealed and end == there.end)
     listed = {p: t for p, t in found.items() if p in start.at or p in target.partitions}
-    return Snapshot(listed, now.ids)
+    return replace(now, partitions=listed)
 
 
 def backlog(start: Offsets, end: Offsets) -> int:
@@ -128,8 +163,47 @@ def backlog(start: Offsets, end: Offsets) -> int:
 
 
 def vanished(start: Offsets, now: Snapshot) -> list[Place]:
-    """Partitions that are gone, and were not read to their seal."""
+    """Partitions that are gone, and were not seen to be read to their seal."""
     return sorted(p for p in start.at if p not in now.partitions and p not in start.sealed)
+
+
+def read_up(start: Offsets, place: Place, end: int | None, now: Snapshot) -> bool:
+    """Whether all messages of a partition that is gone were read; `end` is behind its seal, if it is known.
+
+    Whoever has read beyond it has read another log.
+    """
+    return end is not None and start.at.get(place, 0) in (end - 1, end) and _same_queue(start, now)
+
+
+def set_back(start: Offsets, now: Snapshot) -> list[Place]:
+    """Partitions whose log is not the one that was read up to `start`, by which the marks were asked for."""
+    found = []
+    for place, offset in start.at.items():
+        there, mark = now.partitions.get(place), start.marks.get(place, "")
+        if there is None or not offset:
+            continue
+        known = bool(mark and there.mark)
+        same = mark == there.mark if known else _same_queue(start, now)
+        if there.end < offset or not same:
+            found.append(place)
+    return sorted(found)
+
+
+def _same_queue(start: Offsets, now: Snapshot) -> bool:
+    return not start.queue or start.queue == now.incarnation
+
+
+def renewed(start: Offsets, now: Snapshot, places: Iterable[Place]) -> Offsets:
+    """These partitions begin again, each at the oldest message that is kept."""
+    again = {p: (start.turns.get(p, (0, 0))[0] + 1, now.partitions[p].start) for p in places}
+    return replace(
+        start,
+        at={p: again[p][1] if p in again else offset for p, offset in start.at.items()},
+        sealed=start.sealed - again.keys(),
+        first=False,
+        marks={p: mark for p, mark in start.marks.items() if p not in again},
+        turns={**start.turns, **again},
+    )
 
 
 def restarted(start: Offsets, now: Snapshot) -> list[str]:
@@ -155,10 +229,16 @@ def spans(start: Offsets, end: Offsets, now: Snapshot) -> list[Span]:
     """What lies between the two, of partitions that are there."""
     found = []
     for place, last in sorted(end.at.items()):
-        first, there = start.at.get(place, 0), now.partitions.get(place)
+        first, there = first_offset(start, end, place), now.partitions.get(place)
         if there is not None and last > first:
-            found.append(Span(*place, there.id, first, last))
+            found.append(Span(*place, there.id, first, last, end.turns.get(place, (0, 0))[0]))
     return found
+
+
+def first_offset(start: Offsets, end: Offsets, place: Place) -> int:
+    """Where a micro-batch begins in a partition."""
+    turn = end.turns.get(place)
+    return start.at.get(place, 0) if turn is None or turn == start.turns.get(place) else turn[1]
 
 
 def pack(

@@ -20,7 +20,7 @@ __all__ = ["ends", "look", "starts"]
 
 def look(queue: Queue, wanted: Topics) -> Snapshot:
     """The partitions as they are, for somebody who begins; refuses what is not there."""
-    now = queue.snapshot(wanted, queue.identity, starts=True)
+    now = queue.snapshot(wanted, queue.identity)
     if wanted.pattern and not now.ids:
         raise bad_option(
             "subscribePattern", f"no topic fits {wanted.pattern!r} yet; `postroom topic list` lists them"
@@ -45,7 +45,7 @@ def starts(queue: Queue, options: ReadOptions, now: Snapshot) -> Offsets:
                     "startingOffsetsByTimestampStrategy=latest reading begins behind the newest one there",
                 )
     sealed = {p for p, there in now.partitions.items() if there.sealed and at[p] >= there.end}
-    return Offsets(at, frozenset(sealed), dict(now.ids), first=True)
+    return Offsets(at, frozenset(sealed), dict(now.ids), first=True, queue=now.incarnation)
 
 
 def ends(queue: Queue, options: ReadOptions, now: Snapshot) -> Offsets:

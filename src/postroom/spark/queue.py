@@ -6,10 +6,13 @@ that waits for Spark. A queue is opened where it is used, and never sent to anot
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from socket import gethostname
-from time import sleep
+from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -19,26 +22,64 @@ from ..client.app.portal import LoopThread
 from ..client.connection import Connection, connect
 from ..client.producing.appending import pause
 from ..errors import InvalidSetting, PostroomError, UnknownGroup, UnknownPartition
+from ..model.bounds import MOST_PARTITIONS
+from ..model.marks import TopicBounds
 from ..model.route import Route
 from ..model.settings import GroupWish, Start
+from ..units import format_duration
+from .offsets import Place
 from .options import Reach, Topics, bad_option
 from .planning import Partition, Snapshot, Span
 
-__all__ = ["Queue"]
+__all__ = ["AHEAD", "Queue", "patiently"]
+
+log = logging.getLogger("postroom.spark")
 
 T = TypeVar("T")
 
+AHEAD = 4
+"""So many fetches are on their way at once."""
+
 _TRIES = 20
+_TELL_S = 1.0  # a wait that is longer is worth a line
 _FETCH_MESSAGES = 50_000
 _FETCH_BYTES = 4 * 1024 * 1024
+
+
+def patiently(call: Callable[[], T], wait_ms: int) -> T:
+    """What it returns: asked again while it may succeed, since a broker or a database may be away a while."""
+    since, tries, told = monotonic(), 0, False
+    while True:
+        try:
+            found = call()
+        except PostroomError as error:
+            waited_s = monotonic() - since
+            if not error.retriable:
+                raise
+            if waited_s * 1000 >= wait_ms:
+                raise type(error)(
+                    f"{error}. It was tried for {format_duration(wait_ms)}, as the option unreachableTimeout "
+                    "says: start again when it is back, or set a longer time",
+                    **error.details,
+                ) from error
+            if not told and waited_s >= _TELL_S:
+                told = True
+                log.warning("waiting up to %s for the queue: %s", format_duration(wait_ms), error)
+            tries += 1
+            sleep(min(pause(tries), wait_ms / 1000 - waited_s))
+        else:
+            if told:
+                log.warning("the queue is back, after %.1f s", monotonic() - since)
+            return found
 
 
 class Queue:
     def __init__(self, reach: Reach) -> None:
         self._loop = LoopThread(lambda portal, value: value)
-        self._ahead = ThreadPoolExecutor(1, "postroom-ahead")
+        self._ahead = ThreadPoolExecutor(AHEAD, "postroom-ahead")
+        self._wait_ms = reach.wait_ms
         try:
-            self._mq: Connection = self._loop.call(_open, reach)
+            self._mq: Connection = patiently(lambda: self._loop.call(_open, reach), reach.wait_ms)
         except BaseException:
             self._loop.end()
             raise
@@ -60,13 +101,7 @@ class Queue:
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Asked again while it may succeed; everything here can be."""
-        for tries in range(1, _TRIES + 1):
-            try:
-                return self._loop.call(function, *args, **kwargs)
-            except PostroomError as error:
-                if not error.retriable or tries == _TRIES:
-                    raise
-                sleep(pause(tries))
+        return patiently(lambda: self._loop.call(function, *args, **kwargs), self._wait_ms)
 
     # ---- partitions ----
 
@@ -88,31 +123,72 @@ class Queue:
         history: list[Route] = self._call(self._mq.route_history, topic)
         return min(piece.partition_id for piece in history[0].ranges)
 
-    def snapshot(self, wanted: Topics, identity: Callable[[str], int], *, starts: bool) -> Snapshot:
-        """`starts`: also what is kept, which is a question more."""
-        for tries in range(1, _TRIES + 1):
-            try:
-                return self._snapshot(wanted, identity, starts)
-            except UnknownPartition:  # dropped by retention between two questions
-                if tries == _TRIES:
-                    raise
-        raise AssertionError
+    def snapshot(
+        self, wanted: Topics, identity: Callable[[str], int], at: Mapping[Place, int] | None = None
+    ) -> Snapshot:
+        """`at`: offsets; each partition has the mark of the batch before that."""
+        return self._settled(lambda: self._snapshot(wanted, identity, at or {}))
 
-    def _snapshot(self, wanted: Topics, identity: Callable[[str], int], starts: bool) -> Snapshot:
-        found = {}
+    def _snapshot(self, wanted: Topics, identity: Callable[[str], int], at: Mapping[Place, int]) -> Snapshot:
+        found, incarnation = {}, ""
         routes = self.routes(wanted)
         for route in routes:  # the route first: the end of what it shows as sealed is final
-            ends = self.resolve(route.topic, Start("latest"))
-            kept = self.resolve(route.topic, Start("earliest")) if starts else {}
+            ids = {
+                piece.partition_id: at.get((route.topic, piece.partition), 0) for piece in route.partitions
+            }
+            bounds = self._bounds(route.topic, ids)
+            incarnation, kept = bounds.incarnation, bounds.partitions
             numbers = {piece.partition_id: piece.partition for piece in route.partitions}
             sealed = {piece.partition_id for piece in route.sealed}
             for piece in route.partitions:
                 id, place = piece.partition_id, (route.topic, piece.partition)
-                if id not in ends or (wanted.partitions and place not in wanted.partitions):
+                if id not in kept or (wanted.partitions and place not in wanted.partitions):
                     continue
                 before = tuple(numbers[one] for one in route.predecessors.get(id, ()) if one in numbers)
-                found[place] = Partition(id, ends[id], kept.get(id, 0), id in sealed, before)
-        return Snapshot(found, {route.topic: identity(route.topic) for route in routes})
+                there = kept[id]
+                found[place] = Partition(id, there.end, there.start, id in sealed, before, there.mark)
+        return Snapshot(found, {route.topic: identity(route.topic) for route in routes}, incarnation)
+
+    def _bounds(self, topic: str, at: Mapping[int, int]) -> TopicBounds:
+        """`at`: by partition id; 0: no mark is asked for."""
+        asked = [(id, offset) for id, offset in at.items() if offset]
+        found: TopicBounds = self._call(self._mq._endpoint.bounds, topic, tuple(asked[:MOST_PARTITIONS]))
+        for first in range(MOST_PARTITIONS, len(asked), MOST_PARTITIONS):
+            some = tuple(asked[first : first + MOST_PARTITIONS])
+            more: TopicBounds = self._call(self._mq._endpoint.bounds, topic, some)
+            marked = {id: more.partitions[id] for id, _ in some if id in more.partitions}
+            found = replace(found, partitions={**found.partitions, **marked})
+        return found
+
+    def marks(self, at: Mapping[Place, int], now: Snapshot) -> dict[Place, str]:
+        """Of the batches before these offsets, as far as they are kept."""
+        found = {}
+        for topic in sorted({topic for topic, _ in at}):
+            ids = {now.partitions[p].id: p for p in at if p[0] == topic and p in now.partitions}
+            wish = {id: at[place] for id, place in ids.items()}
+            kept = self._settled(partial(self._bounds, topic, wish)).partitions
+            found.update({ids[id]: kept[id].mark for id in ids if id in kept and kept[id].mark})
+        return found
+
+    def final_ends(self, places: Iterable[Place]) -> dict[Place, int]:
+        """Where partitions ended that were sealed, and that retention has dropped; others are missing."""
+        found, wanted = {}, set(places)
+        for topic in sorted({topic for topic, _ in wanted}):
+            history: list[Route] = self._call(self._mq.route_history, topic)
+            older = {r.partition_id: (topic, r.partition) for route in history for r in route.ranges}
+            ids = {id: place for id, place in older.items() if place in wanted}
+            kept = self._settled(partial(self._bounds, topic, dict.fromkeys(ids, 1))).partitions
+            found.update({p: kept[id].end for id, p in ids.items() if id in kept and kept[id].removed})
+        return found
+
+    def _settled(self, look: Callable[[], T]) -> T:
+        """Again if a partition was dropped by retention between two questions."""
+        for _ in range(_TRIES - 1):
+            try:
+                return look()
+            except UnknownPartition:
+                sleep(pause(1))
+        return look()
 
     # ---- messages ----
 

@@ -9,18 +9,21 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..broker.endpoint import Fetched
 from ..errors import CorruptBatch, DataLoss, UnknownPartition
 from ..store.contract import StoredBatch
 from .columns import Columns
+from .offsets import Offsets, Place
 from .options import Reach
-from .planning import Span
-from .queue import Queue
+from .planning import Snapshot, Span
+from .queue import AHEAD, Queue
 
 __all__ = ["Losses", "read_spans", "shown"]
 
@@ -45,6 +48,25 @@ class Losses:
                 "retention"
             )
         log.warning("%s; reading goes on without it, as failOnDataLoss=false says", what)
+
+    def meet_set_back(self, at: Offsets, now: Snapshot, places: Sequence[Place]) -> None:
+        """The log is not the one that was read."""
+        listed = "; ".join(
+            f"topic {topic!r} partition {number}: offsets up to {at.at[topic, number] - 1} were read, and "
+            f"the log now ends at {now.partitions[topic, number].end - 1}"
+            for topic, number in places[:_SHOWN]
+        )
+        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
+        what = (
+            "the queue was restored from an older backup (or is another one, or a crash took volatile "
+            f"messages), so that the log is not the one that was read: {listed}{more}"
+        )
+        if self.fail:
+            raise DataLoss(
+                f"{what}. To read again all that is there, set the option failOnDataLoss to false for one "
+                "run, or begin with a new checkpointLocation (an archive: a new folder)"
+            )
+        log.warning("%s; these begin again at the oldest message, as failOnDataLoss=false says", what)
 
     def meet_unreadable(self, span: Span, batch: StoredBatch, error: CorruptBatch) -> None:
         what = shown([_part(span, batch.base_offset, batch.last_offset + 1)])
@@ -72,8 +94,8 @@ def read_spans(
 ) -> Iterator[Any]:
     """Arrow batches."""
     with _uncollected(), Queue(reach) as queue:
-        for span in spans:
-            for fetched in _fetched(queue, span, losses):
+        for span, first in _begun(queue, spans):
+            for fetched in _fetched(queue, span, first, losses):
                 for batch in fetched.batches:
                     try:
                         columns.add(batch, span, not_before_ms)
@@ -97,10 +119,22 @@ def _uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def _fetched(queue: Queue, span: Span, losses: Losses) -> Iterator[Fetched]:
+def _begun(queue: Queue, spans: Iterable[Span]) -> Iterator[tuple[Span, Future[Fetched]]]:
+    """The spans, each with its first part; those of the next ones are on their way, too.
+
+    There may be hundreds of short ones, and a round trip for each would add up.
+    """
+    coming: deque[tuple[Span, Future[Fetched]]] = deque()
+    for span in spans:
+        coming.append((span, queue.fetch_ahead(span, span.first)))
+        if len(coming) > AHEAD:
+            yield coming.popleft()
+    yield from coming
+
+
+def _fetched(queue: Queue, span: Span, coming: Future[Fetched], losses: Losses) -> Iterator[Fetched]:
     """All that is stored in the span; the next part is on its way while this one is decoded."""
     offset = span.first
-    coming = queue.fetch_ahead(span, offset)
     while offset < span.end:
         try:
             fetched = coming.result()
@@ -119,4 +153,4 @@ def _fetched(queue: Queue, span: Span, losses: Losses) -> Iterator[Fetched]:
 
 
 def _part(span: Span, first: int, end: int) -> Span:
-    return Span(span.topic, span.partition, span.partition_id, first, end)
+    return replace(span, first=first, end=end)

@@ -54,7 +54,11 @@ class PostroomSource(DataSource):  # type: ignore[misc]
         return "postroom"
 
     def schema(self) -> str:
-        return schema_text(str(self.options.get("includeHeaders", "")).strip().lower() == "true")
+        headers, source = (
+            str(self.options.get(name, "")).strip().lower() == "true"
+            for name in ("includeHeaders", "includeSource")
+        )
+        return schema_text(headers, source)
 
     def reader(self, schema: Any) -> BatchReader:
         """Takes conditions only where it is asked to, and Spark offers them: where it does not, it refuses a

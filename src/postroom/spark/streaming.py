@@ -11,14 +11,30 @@ Lives in one process of the driver, which Spark kills in the end. Needs no Spark
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from time import monotonic
 
 from ..errors import GroupLive, InvalidSetting
 from . import positions
 from .offsets import Offsets, Place
 from .options import ReadOptions
-from .planning import Snapshot, Span, advance, backlog, below_start, pack, restarted, spans, until, vanished
+from .planning import (
+    Snapshot,
+    Span,
+    advance,
+    backlog,
+    below_start,
+    first_offset,
+    pack,
+    read_up,
+    renewed,
+    restarted,
+    set_back,
+    spans,
+    until,
+    vanished,
+)
 from .queue import Queue
 from .reading import Losses
 
@@ -55,7 +71,7 @@ class Stream:
         """Asked twice at the first start, and again after a crash before the first commit."""
         if self._initial is None:
             now = positions.look(self.queue, self._options.topics)
-            self._initial = positions.starts(self.queue, self._options, now)
+            self._initial = self._marked(positions.starts(self.queue, self._options, now), now)
             if self._options.group is not None:  # from now on nothing of it is dropped
                 self._set_group(self._options.group, self._initial)
         return self._initial
@@ -68,20 +84,20 @@ class Stream:
         if self._initial == start and not self._pinned:
             self._pinned = True
             return start
-        now = self._now()
-        self._check(start, now)
+        now = self._now(start.at)
+        start = self._checked(start, now)
         self._tell_group(start)
         if self._target is not None:
             now = until(now, self._target, start)
-        start = self._renewed(start, now)
         found = advance(start, now, limit)
         least = self._options.min_offsets
         little = least is not None and self._target is None and backlog(start, found) < least
         if little and self._clock() - self._batch_at < self._options.max_delay_ms / 1000:
             return start
-        if found != start:
-            self._batch_at = self._clock()
-        return found
+        if found is start:
+            return start
+        self._batch_at = self._clock()
+        return self._marked(found, now)
 
     def newest(self) -> Offsets:
         """Behind the newest message of each partition."""
@@ -92,15 +108,13 @@ class Stream:
         self._pinned = True
         if end.first:  # it only writes down where the stream begins
             return []
-        now = self._now(starts=True)
-        start = self._renewed(start, now)
-        gone = [
-            Span(*place, -1, start.at.get(place, 0), last)
-            for place, last in sorted(end.at.items())
-            if place not in now.partitions and last > start.at.get(place, 0)
-        ]
-        wanted = spans(start, end, now)
-        self._losses.meet_spans([*gone, *below_start(wanted, now)])
+        now = self._now(end.at)
+        start = self._anew(start, now)
+        lost = set_back(end, now)
+        if lost:  # what is there now is for the next micro-batch, which sees that, too
+            self._losses.meet_set_back(end, now, lost)
+        wanted = [span for span in spans(start, end, now) if (span.topic, span.partition) not in lost]
+        self._losses.meet_spans([*self._gone(start, end, now), *below_start(wanted, now)])
         return pack(
             wanted,
             cores=os.cpu_count() or 1,
@@ -125,13 +139,13 @@ class Stream:
             self._queue = self._open()
         return self._queue
 
-    def _now(self, *, starts: bool = False) -> Snapshot:
-        now = self.queue.snapshot(self._options.topics, self._identity, starts=starts)
+    def _now(self, at: Mapping[Place, int] | None = None) -> Snapshot:
+        now = self.queue.snapshot(self._options.topics, self._identity, at)
         anew = {p[0] for p, there in now.partitions.items() if self._seen.setdefault(p, there.id) != there.id}
         if anew:  # deleted and made again, under the stream's feet
             self._seen = {place: id for place, id in self._seen.items() if place[0] not in anew}
             self._ids = {topic: id for topic, id in self._ids.items() if topic not in anew}
-            return self._now(starts=starts)
+            return self._now(at)
         return now
 
     def _identity(self, topic: str) -> int:
@@ -140,21 +154,54 @@ class Stream:
             self._ids[topic] = self.queue.identity(topic)
         return self._ids[topic]
 
-    def _check(self, start: Offsets, now: Snapshot) -> None:
+    def _checked(self, start: Offsets, now: Snapshot) -> Offsets:
+        """Where reading goes on, after what is lost was met."""
         for topic in restarted(start, now):
             self._losses.meet(f"topic {topic!r} was deleted, and made again, since the stream has read it")
-        gone = [place for place in vanished(start, now) if place[0] not in restarted(start, now)]
-        if gone:
-            listed = ", ".join(f"topic {topic!r} partition {number}" for topic, number in gone)
+        start = self._anew(start, now)
+        gone = vanished(start, now)
+        ends = self.queue.final_ends(gone) if gone else {}
+        unread = [place for place in gone if not read_up(start, place, ends.get(place), now)]
+        if unread:
+            listed = ", ".join(f"topic {topic!r} partition {number}" for topic, number in unread)
             self._losses.meet(f"{listed}: gone, and was not read to its end")
+        lost = set_back(start, now)
+        if lost:
+            self._losses.meet_set_back(start, now, lost)
+        return renewed(start, now, lost) if lost else start
 
-    def _renewed(self, start: Offsets, now: Snapshot) -> Offsets:
+    def _anew(self, start: Offsets, now: Snapshot) -> Offsets:
         """Without topics that were made again: those are read from their beginning."""
         new = restarted(start, now)
         if not new:
             return start
-        at = {place: offset for place, offset in start.at.items() if place[0] not in new}
-        return Offsets(at, frozenset(p for p in start.sealed if p[0] not in new), now.ids)
+        return replace(
+            start,
+            at={place: offset for place, offset in start.at.items() if place[0] not in new},
+            sealed=frozenset(p for p in start.sealed if p[0] not in new),
+            ids=now.ids,
+            marks={place: mark for place, mark in start.marks.items() if place[0] not in new},
+            turns={place: turn for place, turn in start.turns.items() if place[0] not in new},
+        )
+
+    def _gone(self, start: Offsets, end: Offsets, now: Snapshot) -> list[Span]:
+        """Spans of this micro-batch whose partition was dropped since it was planned."""
+        found = [
+            Span(*place, -1, first_offset(start, end, place), last)
+            for place, last in sorted(end.at.items())
+            if place not in now.partitions and last > first_offset(start, end, place)
+        ]
+        if not found:
+            return []
+        ends = self.queue.final_ends((span.topic, span.partition) for span in found)
+        places = {span: (span.topic, span.partition) for span in found}
+        return [span for span in found if not read_up(start, places[span], ends.get(places[span]), now)]
+
+    def _marked(self, at: Offsets, now: Snapshot) -> Offsets:
+        """With the marks by which it is told whether the log is still the one that was read."""
+        unmarked = {place: offset for place, offset in at.at.items() if offset and place not in at.marks}
+        found = self.queue.marks(unmarked, now) if unmarked else {}
+        return replace(at, marks={**at.marks, **found})
 
     # ---- the group ----
 

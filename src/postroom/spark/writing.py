@@ -32,6 +32,7 @@ from ..errors import InvalidSetting, PostroomError, UsageError
 from ..model.names import check_topic
 from ..model.staging import check_name
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
+from .queue import patiently
 from .writing_rows import Columns, Shape, shape_of
 
 __all__ = ["BatchWriter", "StreamWriter", "WriteOptions", "Written", "write_options"]
@@ -42,7 +43,6 @@ _BATCH = ("query", "batch")
 _WRITE = (*CONNECTION, "topic", *_BATCH)
 _OF_SPARK = ("path", "checkpointlocation", "queryname", "outputmode")  # Spark passes some of its own on
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
-_TIMEOUT = "5m"  # a store or broker that is away is waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class _Writing:
         context = TaskContext.get()
         place = f"{context.partitionId()}.{context.attemptNumber()}" if context is not None else "0.0"
         with _connected(self._options.reach) as mq:
-            staging = mq.staging(query, batch, timeout=_TIMEOUT)
+            staging = mq.staging(query, batch, timeout=self._options.reach.wait_ms / 1000)
             segment = staging.segment(f"{place}-{secrets.token_hex(8)}")
             try:
                 self._fill(staging, segment, rows)
@@ -130,7 +130,7 @@ class _Writing:
             return
         query, batch = found[0].query, found[0].batch
         with _connected(self._options.reach) as mq:
-            staging = mq.staging(query, batch, timeout=_TIMEOUT)
+            staging = mq.staging(query, batch, timeout=self._options.reach.wait_ms / 1000)
             topic = self._options.topic
             if topic is not None and not any(message.staged.topics for message in found):
                 found = [Written(query, batch, Staged("", 0, 0, (topic,)))]  # nothing: decided all the same
@@ -196,4 +196,7 @@ def _check_batch(messages: Messages, batch: int) -> None:
 
 def _connected(reach: Reach) -> sync.Connection:
     tls = {"true": True, "false": None}.get((reach.tls or "false").lower(), reach.tls)
-    return sync.connect(reach.url, token=reach.token, tls=tls, shards=dict(reach.shards) or None)
+    return patiently(
+        lambda: sync.connect(reach.url, token=reach.token, tls=tls, shards=dict(reach.shards) or None),
+        reach.wait_ms,
+    )

@@ -10,6 +10,7 @@ This is the catalog of one database. What a queue on several does differently is
 from __future__ import annotations
 
 import difflib
+import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,6 +58,7 @@ _GROUPS_AT = """SELECT g.id, g.name, g.settings, COALESCE(s.start_offset, 0), CO
                 LEFT JOIN postroom_starts s ON s.group_id = g.id AND s.partition_id = p.id WHERE p.id = ?"""
 _LINEAGE_AT = """SELECT l.partition_id, l.predecessor_id FROM postroom_lineage l
                  JOIN postroom_partitions p ON p.topic_id = l.topic_id WHERE p.id = ?"""
+_INCARNATION = "SELECT name, value FROM postroom_settings WHERE name IN ('uuid', 'incarnation')"
 _STARTS = """SELECT group_id, partition_id, start_offset, since FROM postroom_starts
              WHERE group_id IN ({marks})"""
 _INSERT_START = (
@@ -99,6 +101,18 @@ class SqlCatalog:
         with self._session.read(Lane.LOG) as tx:
             row = tx.one(_VERSION)
         return int(row[0]) if row else 0
+
+    def incarnation(self) -> str:
+        with self._session.read(Lane.LOG) as tx:
+            found: dict[str, str] = dict(tx.all(_INCARNATION))
+        return str(found.get("incarnation") or found.get("uuid", ""))
+
+    def restored(self) -> str:
+        made = str(uuid.uuid4())
+        with self.changing() as tx:
+            upsert = self._session.dialect.upsert("postroom_settings", ("name",), ("value",))
+            tx.do(upsert, "incarnation", made)
+        return made
 
     # ---- topics ----
 

@@ -86,6 +86,15 @@ class Log(Protocol):
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
         """What is kept of each partition. UnknownPartition for one that is gone."""
 
+    def marks(self, at: Mapping[int, int]) -> dict[int, str]:
+        """By partition id, the mark (`model.marks`) of the batch that holds the offset before this one.
+
+        Partitions are missing of which that batch is not kept. UnknownPartition for one that is gone.
+        """
+
+    def removed(self, partition_ids: Collection[int]) -> dict[int, int]:
+        """Where those of these partitions ended that were sealed and removed; the others are missing."""
+
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         """The offset of the first batch appended at `time_ms` or later; the end if there is none."""
 
@@ -128,6 +137,12 @@ class Catalog(Protocol):
 
     def version(self) -> int:
         """Grows with every change; one cheap read."""
+
+    def incarnation(self) -> str:
+        """Tells this queue from others, and from itself before the last `restored`; one cheap read."""
+
+    def restored(self) -> str:
+        """Somebody says that the queue was restored from a backup: a new incarnation. Flushed."""
 
     def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
         """TopicExists if there is one of that name."""

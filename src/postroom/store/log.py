@@ -6,16 +6,28 @@ the commits; nothing is cached here that could run ahead of one (I2).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from ..config import DEFAULTS, Limits
 from ..errors import PostroomError, StoreError, StoreFull
+from ..model.marks import mark_of
 from .append import Appending, seal
 from .catalog import SqlCatalog
 from .contract import Append, Appended, Bounds, News, StoredBatch
 from .ends import Ends
-from .lookups import GONE, each, first_kept, first_row, lane_of, log_of, reading_log, unknown_partition
+from .lookups import (
+    GONE,
+    each,
+    first_kept,
+    first_row,
+    lane_of,
+    log_of,
+    parts,
+    reading_log,
+    unknown_partition,
+)
 from .schema import log_table
 from .session import Lane, Session, Transaction, empties, verbs
 from .sifting import Sifting
@@ -38,6 +50,11 @@ _BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
               ORDER BY base_offset"""
 _AT = "SELECT base_offset, bytes_before FROM {log} WHERE base_offset <= ? ORDER BY base_offset DESC LIMIT 1"
 _FROM = "SELECT base_offset, bytes_before FROM {log} WHERE base_offset >= ? ORDER BY base_offset LIMIT 1"
+# `?` once: the batch that holds an offset, or the last one before it; the CRC as `model.batch` has it
+_MARK = """SELECT * FROM (SELECT {id} AS id, base_offset, records, SUBSTR(batch, 18, 4) AS crc FROM {log}
+           WHERE base_offset <= ? ORDER BY base_offset DESC LIMIT 1) AS log_{id}"""
+_MARKS_AT_ONCE = 50  # partitions of one statement
+_REMOVED = "SELECT id, next_offset FROM postroom_partitions WHERE state IN ('sealed', 'removed')"
 _MOVING = """SELECT producer_id FROM postroom_moves
              UNION SELECT producer_id FROM postroom_decisions WHERE published_at = 0"""
 _NEVER = 2**62
@@ -129,6 +146,39 @@ class SqlLog:
             if partition_id not in found:
                 raise unknown_partition(partition_id)
         return found
+
+    def marks(self, at: Mapping[int, int]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        wanted = [partition_id for partition_id, offset in at.items() if offset > 0]
+        for lane, mine in self._by_lane(wanted, lambda one: lane_of(self._session, one)):
+            for some in parts(mine, _MARKS_AT_ONCE):
+                for one, base, records, crc in self._marks(lane, some, at):
+                    if base + records >= at[one]:
+                        found[one] = mark_of(base, bytes(crc))
+        return found
+
+    def _marks(self, lane: Lane, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
+        sql = " UNION ALL ".join(_MARK.format(id=int(one), log=log_table(one)) for one in some)
+        with ExitStack() as logs:  # whichever of them is gone is named
+            for one in some:
+                logs.enter_context(log_of(self._session, one))
+            with self._session.read(lane) as tx:
+                return tx.all(sql, *(at[one] - 1 for one in some))
+
+    def removed(self, partition_ids: Collection[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for lane, mine in self._by_lane(partition_ids, self._place):
+            with self._session.read(lane) as tx:
+                found.update(each(tx, _REMOVED, "id", mine))
+        return found
+
+    def _by_lane(
+        self, partition_ids: Iterable[int], lane: Callable[[int], Lane]
+    ) -> list[tuple[Lane, list[int]]]:
+        lanes: dict[Lane, list[int]] = {}
+        for partition_id in partition_ids:
+            lanes.setdefault(lane(partition_id), []).append(partition_id)
+        return list(lanes.items())
 
     def _place(self, partition_id: int) -> Lane:
         """The lane whose tables tell where a partition ends."""

@@ -58,6 +58,18 @@ class ShardedLog:
             found |= shard.log.bounds(ids)
         return found
 
+    def marks(self, at: Mapping[int, int]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        for shard, ids in self._shards.split(at).items():
+            found |= shard.log.marks({partition_id: at[partition_id] for partition_id in ids})
+        return found
+
+    def removed(self, partition_ids: Collection[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for shard, ids in self._shards.split(partition_ids).items():
+            found |= shard.log.removed(ids)
+        return found
+
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         shard = self._shards.of(partition_id)
         return shard.log.offset_at(partition_id, self._shards.skew(shard).there(time_ms))

@@ -48,6 +48,7 @@ from ..model.bounds import (
     PartitionId,
     PartitionIds,
     Position,
+    Positions,
     ShardName,
     Size,
     SpotList,
@@ -58,6 +59,7 @@ from ..model.bounds import (
 from ..model.delivery import Span
 from ..model.flow import Rate
 from ..model.lanes import LaneInfo, LaneView
+from ..model.marks import TopicBounds
 from ..model.requests import ReplyTopic
 from ..model.route import Change
 from ..model.settings import GroupWish, Start, TopicSettings
@@ -237,6 +239,13 @@ class Append(Request):
     due_at: Moment = 0
     ids: Ids = b""
     producer: ClientName = ""  # whose rate it counts towards (R40), if the broker does not know it better
+
+
+class BoundsOf(Request):
+    most_bytes: ClassVar[int] = _LONG
+
+    topic: TopicName
+    at: Positions = ()
 
 
 class CancelDelayed(Request):
@@ -423,6 +432,7 @@ _TABLE = (
     Operation(11, "fetch", Fetch, batches.FetchedHead, pack=batches.pack_fetched, unpack=batches.fetched),
     Operation(12, "resolve", Resolve, dict[int, int]),
     _once(13, "cancel", CancelDelayed, bool),  # repeated it would say that nothing was waiting
+    Operation(14, "bounds", BoundsOf, TopicBounds),
     # deliveries
     Operation(20, "subscribe", Subscribe, GroupInfo),
     Operation(21, "unsubscribe", Unsubscribe, None),

@@ -180,6 +180,7 @@ class RemoteEndpoint:
     open_shard = _asked("open_shard")
 
     resolve = _asked("resolve")
+    bounds = _asked("bounds")
     cancel = _asked("cancel")
 
     create_group = _asked("create_group")

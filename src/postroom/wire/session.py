@@ -51,8 +51,8 @@ SMALL = frozenset({
 """Operations whose answer is no larger than their request, or nearly nothing: no room is looked for."""
 
 _READS = frozenset({
-    "fetch", "resolve", "topics", "topic", "route", "route_history", "shards", "groups", "lag", "lanes",
-    "dead_letters", "stopped", "rates",
+    "fetch", "resolve", "bounds", "topics", "topic", "route", "route_history", "shards", "groups", "lag",
+    "lanes", "dead_letters", "stopped", "rates",
 })  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def test_through_changes_of_the_route(spark: Any, url: str, mq: Any, tmp_path: P
     assert mq.lag("orders", "lake").total.messages == 0
     assert first.id == second.id
     last = query.offsets(query.batches - 1)
-    assert last["v"] == 1 and last["sealed"] == {"orders": [0, 1, 2]}
+    assert last["v"] == 2 and last["sealed"] == {"orders": [0, 1, 2]}
     assert max(query.offsets(1)["topics"]["orders"].values()) == 60
     progress = json.loads(second.lastProgress.json)["sources"][0]
     assert progress["endOffset"]["topics"] == progress["latestOffset"]["topics"]
@@ -67,7 +67,7 @@ def test_refused(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:
             Query(spark, tmp_path, **query.options, group="billing").run()
     newest = max((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"), key=lambda path: int(path.name))
     lines = newest.read_text().splitlines()
-    newest.write_text("\n".join([*lines[:2], lines[2].replace('"v":1', '"v":2').replace('"v": 1', '"v": 2')]))
+    newest.write_text("\n".join([*lines[:2], lines[2].replace('"v":2', '"v":3').replace('"v": 2', '"v": 3')]))
     (newest.parent / f".{newest.name}.crc").unlink(missing_ok=True)
-    with pytest.raises(Exception, match="the checkpoint has version 2 and was written by a newer Postroom"):
+    with pytest.raises(Exception, match="the checkpoint has version 3 and was written by a newer Postroom"):
         query.run()

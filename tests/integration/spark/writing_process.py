@@ -18,8 +18,8 @@ def copy(spark: object, url: str, checkpoint: str, source: bool = True, **option
     reading = spark.readStream.format("postroom").options(url=url, subscribe="in", startingOffsets="earliest")  # type: ignore[attr-defined]
     columns = ["key", "value"]
     if source:
-        columns += ["concat(topic, '-', partition) source_partition", "`offset` source_offset"]
-    rows = reading.options(**options).load().selectExpr(*columns)
+        columns += ["source_partition", "source_offset"]
+    rows = reading.options(includeSource=True, **options).load().selectExpr(*columns)
     writing = rows.writeStream.format("postroom").options(url=url, topic="out")
     return writing.option("checkpointLocation", checkpoint)
 

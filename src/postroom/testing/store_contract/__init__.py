@@ -29,6 +29,7 @@ _PARTS = (
     "harness",
     "ids",
     "lanes",
+    "marks",
     "measures",
     "moving",
     "ordered",
@@ -64,6 +65,7 @@ from .groups import GroupContract  # noqa: E402
 from .harness import MovableClock, StoreHarness  # noqa: E402
 from .ids import IdContract  # noqa: E402
 from .lanes import LaneContract  # noqa: E402
+from .marks import MarkContract  # noqa: E402
 from .measures import MeasureContract  # noqa: E402
 from .moving import MoveContract  # noqa: E402
 from .ordered import OrderedContract  # noqa: E402
@@ -92,6 +94,7 @@ __all__ = ["MovableClock", "StoreContract", "StoreHarness"]
 class StoreContract(
     AppendContract,
     ReadContract,
+    MarkContract,
     RetentionContract,
     ConcurrencyContract,
     TopicContract,
