@@ -47,7 +47,7 @@ _END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STREAM = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group")
 _BOTH = ("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders")
-_BATCH = (*_END, "pushFilters")
+_BATCH = _END
 _READ = (*CONNECTION, *_TOPICS, *_START, _STRATEGY, *_BATCH, *_STREAM, *_BOTH)
 _INSTEAD = {
     "path": "load() takes no path: name the topic with the option subscribe",
@@ -55,6 +55,10 @@ _INSTEAD = {
     "topics": "name the topics with the option subscribe, with commas between them",
     "kafka.bootstrap.servers": "name the queue with the option url, such as postroom://host:7070",
     "kafka.group.id": "a group that shows the lag and holds retention is the option group",
+    "pushfilters": (
+        "conditions are not pushed down, for Spark would apply them to every use of the DataFrame: leave it "
+        "out, and narrow down what is read with startingOffsets, endingOffsets, their times, or assign"
+    ),
     "groupidprefix": "a group that shows the lag and holds retention is the option group",
 }
 _SHARD = re.compile(r"url\.([A-Za-z0-9-]{1,60})")
@@ -113,7 +117,6 @@ class ReadOptions:
     fail_on_data_loss: bool = True
     headers: bool = False
     group: str | None = None
-    push_filters: bool = False
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -146,7 +149,6 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         fail_on_data_loss=_flag(given, "failOnDataLoss", True),
         headers=_flag(given, "includeHeaders", False),
         group=_parsed(given, "group", check_group, None),
-        push_filters=_flag(given, "pushFilters", False),
     )
 
 

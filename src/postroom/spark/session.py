@@ -71,7 +71,6 @@ def settings(
         "spark.driver.extraJavaOptions": "-Xss8m",  # a stream with foreachBatch that is stopped needs it
         "spark.ui.enabled": _text(ui),
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.streaming.pollingDelay": "50ms",  # a stream without news asks so often; Spark: every 10 ms
     }
     if master.startswith("local"):

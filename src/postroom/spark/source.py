@@ -7,7 +7,6 @@ to other processes, so that they hold options, and nothing that is open. Must ne
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -30,7 +29,6 @@ from ..errors import UsageError
 from ..install import how_to_install
 from . import positions
 from .columns import Columns, check_schema, schema_text
-from .filters import Narrowing, narrowing
 from .options import ReadOptions, read_options
 from .planning import Span, below_start, pack, spans
 from .queue import Queue
@@ -39,8 +37,6 @@ from .streaming import Stream
 from .writing import BatchWriter, StreamWriter, write_options
 
 __all__ = ["PostroomSource"]
-
-_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class PostroomSource(DataSource):  # type: ignore[misc]
@@ -57,11 +53,7 @@ class PostroomSource(DataSource):  # type: ignore[misc]
         return schema_text(str(self.options.get("includeHeaders", "")).strip().lower() == "true")
 
     def reader(self, schema: Any) -> BatchReader:
-        """Takes conditions only where it is asked to, and Spark offers them: where it does not, it refuses a
-        reader that could."""
-        options = read_options(self.options, streaming=False)
-        kind = NarrowingReader if options.push_filters and _pushing() else BatchReader
-        return kind(options, schema)
+        return BatchReader(read_options(self.options, streaming=False), schema)
 
     def streamReader(self, schema: Any) -> StreamReader:
         return StreamReader(read_options(self.options, streaming=True), schema)
@@ -74,11 +66,6 @@ class PostroomSource(DataSource):  # type: ignore[misc]
 
     def __repr__(self) -> str:
         return "PostroomSource(…)"  # the options have the token
-
-
-def _pushing() -> bool:
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHING in sys.modules or getattr(main, "name", "") == _PUSHING
 
 
 class Task(InputPartition):  # type: ignore[misc]
@@ -94,17 +81,19 @@ class Task(InputPartition):  # type: ignore[misc]
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
+    """Takes no conditions of a query (`pushFilters`): Spark keeps the plan that is narrowed by them with the
+    table, so that a second use of the DataFrame would miss rows."""
+
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         check_schema(schema)
         self._options, self._schema = options, schema
-        self._narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with Queue(options.reach) as queue:
             now = positions.look(queue, options.topics)
             start, end = positions.starts(queue, options, now), positions.ends(queue, options, now)
-        wanted = self._narrowing.apply(spans(start, end, now))
+        wanted = spans(start, end, now)
         Losses(options.fail_on_data_loss).meet_spans(below_start(wanted, now))
         tasks = pack(
             wanted,
@@ -117,16 +106,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Task):  # Spark's own, where there is nothing to read
             return iter(())
-        return _read(self._options, self._schema, partition, self._narrowing.not_before_ms)
-
-
-class NarrowingReader(BatchReader):
-    """Spark 4.3 keeps the plan of a scan with its table, so that one DataFrame in two places of a query,
-    or in a second query, reads what the last condition has left. So it is asked for by an option."""
-
-    def pushFilters(self, filters: list[Any]) -> list[Any]:
-        self._narrowing = narrowing(filters)
-        return filters  # Spark checks all of them again
+        return _read(self._options, self._schema, partition)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
@@ -171,6 +151,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._stream.close()
 
 
-def _read(options: ReadOptions, schema: Any, task: Task, not_before_ms: int | None = None) -> Iterator[Any]:
+def _read(options: ReadOptions, schema: Any, task: Task) -> Iterator[Any]:
     losses = Losses(options.fail_on_data_loss)
-    return read_spans(options.reach, task.spans, Columns(schema), losses, not_before_ms)
+    return read_spans(options.reach, task.spans, Columns(schema), losses)
