@@ -31,6 +31,7 @@ __all__ = [
     "ReadOptions",
     "Topics",
     "bad_option",
+    "kind_options",
     "reach_options",
     "read_options",
     "unknown_option",
@@ -156,6 +157,12 @@ def reach_options(options: Mapping[str, str]) -> Reach:
     """The part of the options that reading and writing share; the others are not looked at."""
     lower = {name.lower(): value for name, value in options.items()}
     return _reach({n: v for n, v in lower.items() if n in CONNECTION or n.startswith("url.")})
+
+
+def kind_options(kind: Literal["batch", "stream"]) -> tuple[str, ...]:
+    """The names that a read of this kind takes."""
+    other = _STREAM if kind == "batch" else _BATCH
+    return tuple(name for name in _READ if name not in other)
 
 
 def bad_option(name: str, text: str) -> InvalidSetting:

@@ -24,10 +24,12 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from ..errors import UsageError
+from ..errors import PostroomError, UsageError
 from ..install import how_to_install
-from . import positions
+from . import positions, tables
+from .border import one_sentence
 from .columns import Columns, check_schema, schema_text
 from .options import ReadOptions, read_options
 from .planning import Span, below_start, pack, spans
@@ -39,6 +41,7 @@ from .writing import BatchWriter, StreamWriter, write_options
 __all__ = ["PostroomSource"]
 
 
+@one_sentence
 class PostroomSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -49,20 +52,46 @@ class PostroomSource(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "postroom"
 
-    def schema(self) -> str:
-        return schema_text(str(self.options.get("includeHeaders", "")).strip().lower() == "true")
+    def schema(self) -> Any:
+        question = tables.asked(self.options)
+        if question == "topics":
+            return self._topics()
+        if question == "topic":
+            self._find_topic()
+        given = self.options if question is None else tables.of_query(self.options, "batch")
+        return schema_text(str(given.get("includeHeaders", "")).strip().lower() == "true")
 
     def reader(self, schema: Any) -> BatchReader:
-        return BatchReader(read_options(self.options, streaming=False), schema)
+        given = tables.of_query(self.options, "batch")
+        return BatchReader(read_options(given, streaming=False), schema)
 
-    def streamReader(self, schema: Any) -> StreamReader:
-        return StreamReader(read_options(self.options, streaming=True), schema)
+    def streamReader(self, schema: Any) -> StreamReader | RefusedStream:
+        try:
+            given = tables.of_query(self.options, "stream")
+            return StreamReader(read_options(given, streaming=True), schema)
+        except PostroomError as error:
+            return RefusedStream(error)
 
     def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
-        return BatchWriter(write_options(self.options, streaming=False), schema, overwrite)
+        given = tables.of_query(self.options, "write")
+        return BatchWriter(write_options(given, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return StreamWriter(write_options(self.options, streaming=True), schema, overwrite)
+        given = tables.of_query(self.options, "write")
+        return StreamWriter(write_options(given, streaming=True), schema, overwrite)
+
+    def _topics(self) -> StructType:
+        """A column for each topic: a schema is all that Spark asks a source for without a job."""
+        given = tables.of_query({**self.options, "option.subscribePattern": ".*"}, "batch")
+        options = read_options(given, streaming=False)
+        with Queue(options.reach) as queue:
+            names = queue.topics(options.topics)
+        return StructType([StructField(name, BinaryType()) for name in names])
+
+    def _find_topic(self) -> None:
+        options = read_options(tables.of_query(self.options, "batch"), streaming=False)
+        with Queue(options.reach) as queue:
+            queue.routes(options.topics)  # raises, and says which topic was probably meant
 
     def __repr__(self) -> str:
         return "PostroomSource(…)"  # the options have the token
@@ -80,6 +109,7 @@ class Task(InputPartition):  # type: ignore[misc]
         return found
 
 
+@one_sentence
 class BatchReader(DataSourceReader):  # type: ignore[misc]
     """Takes no conditions of a query (`pushFilters`): Spark keeps the plan that is narrowed by them with the
     table, so that a second use of the DataFrame would miss rows."""
@@ -109,6 +139,7 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
         return _read(self._options, self._schema, partition)
 
 
+@one_sentence
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         check_schema(schema)
@@ -149,6 +180,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
     def stop(self) -> None:
         if "_stream" in self.__dict__:
             self._stream.close()
+
+
+@one_sentence
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """A stream with options that are wrong. Spark has an error of its own for a reader that cannot be made,
+    about a variable: so it is made, and refuses whatever is asked first."""
+
+    def __init__(self, error: PostroomError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise self._error
 
 
 def _read(options: ReadOptions, schema: Any, task: Task) -> Iterator[Any]:
