@@ -15,7 +15,7 @@ LINTED := $(wildcard src tests bench examples docs)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers peers demo demo-queue test test-spark check bench chaos fuzz format clean
+.PHONY: help venv servers peers demo demo-queue jar test test-spark check bench chaos fuzz format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -37,6 +37,9 @@ demo: $(STAMP) ## See it work, the queue and the data pipeline: postroom demo
 
 demo-queue: $(STAMP) ## See the queue alone, without Spark
 	@$(BIN)/postroom demo --queue-only
+
+jar: $(STAMP) ## Build the jar for Spark's SQL tables from src/postroom/spark/jar (needs a JDK)
+	$(BIN)/python -m postroom.spark.jar build
 
 test: $(STAMP) servers ## Run all tests in parallel, but those that start Spark
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 -m 'not spark' $(ARGS)

@@ -61,12 +61,10 @@ def control(base: int) -> StoredBatch:
     return StoredBatch(base, 1, MS, with_base_offset(build_control(64), base))
 
 
-def read(
-    text: str, *batches: StoredBatch, span: Span = SPAN, not_before_ms: int | None = None
-) -> pa.RecordBatch:
+def read(text: str, *batches: StoredBatch, span: Span = SPAN) -> pa.RecordBatch:
     columns = Columns(schema(text))
     for batch in batches:
-        columns.add(batch, span, not_before_ms)
+        columns.add(batch, span)
     return columns.flush(span)
 
 
@@ -108,11 +106,6 @@ def test_a_batch_is_opened_only_if_that_is_needed() -> None:
     assert read("offset bigint, topic string", broken).column("offset").to_pylist() == [0, 1, 2, 3, 4]
     with pytest.raises(CorruptBatch):
         read("value binary", broken)
-
-
-def test_batches_that_are_too_old_are_left_out() -> None:
-    found = read("offset bigint", stored(0, 3), stored(3, 10), not_before_ms=MS + 5)
-    assert found.column("offset").to_pylist() == list(range(3, 13))
 
 
 def test_nothing_is_left_behind_by_a_flush() -> None:

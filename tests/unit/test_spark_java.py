@@ -73,4 +73,3 @@ def test_settings() -> None:
     assert (local["spark.ui.enabled"], local["spark.x"]) == ("true", "3")
     manager = "spark.sql.streaming.checkpointFileManagerClass"
     assert manager in local and manager not in settings("spark://h:7077")
-    assert local["spark.sql.python.filterPushdown.enabled"] == "true"

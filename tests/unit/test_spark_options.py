@@ -17,7 +17,7 @@ def test_what_is_left_out() -> None:
     batch, stream = read_options(BASE, streaming=False), read_options(BASE, streaming=True)
     assert (batch.start.kind, batch.end.kind, stream.start.kind) == ("earliest", "latest", "latest")
     assert batch.topics == Topics(names=("t",))
-    assert batch.fail_on_data_loss and not batch.headers and not batch.push_filters
+    assert batch.fail_on_data_loss and not batch.headers
 
 
 def test_names_are_the_same_in_any_case() -> None:
@@ -108,7 +108,11 @@ STREAM, BATCH = True, False
         (BATCH, {"maxOffsetsPerTrigger": "5"}, r"option maxOffsetsPerTrigger: it is for streams"),
         (BATCH, {"group": "g"}, "option group: it is for streams"),
         (STREAM, {"endingOffsets": "latest"}, "option endingOffsets: it is for batch reads"),
-        (STREAM, {"pushFilters": "true"}, "option pushFilters: it is for batch reads"),
+        (
+            BATCH,
+            {"pushFilters": "true"},
+            "conditions are not pushed down.*with startingOffsets",
+        ),
         (STREAM, {"maxOffsetsPerTrigger": "0"}, "whole number from 1 up"),
         (STREAM, {"maxOffsetsPerTrigger": "-5"}, "in digits"),
         (STREAM, {"maxOffsetsPerTrigger": "5", "minOffsetsPerTrigger": "6"}, "6 is more than maxOffsetsPer"),

@@ -1,27 +1,12 @@
-"""Who reads what: everything once, in few tasks of about equal weight; and what conditions leave."""
+"""Who reads what: everything once, in few tasks of about equal weight."""
 
 from __future__ import annotations
 
-from collections import Counter
-from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pyspark.sql.datasource import (
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-)
 
-from postroom.spark.filters import narrowing
 from postroom.spark.offsets import Offsets
 from postroom.spark.planning import Partition, Snapshot, Span, advance, backlog, below_start, pack, until
 
@@ -116,52 +101,3 @@ def test_what_was_dropped() -> None:
     now = Snapshot({("t", 0): Partition(1, 9, start=4), ("t", 1): Partition(8, 9)})
     wanted = [Span("t", 0, 1, 2, 6), Span("t", 0, 1, 5, 6), Span("t", 1, 2, 0, 3), Span("t", 2, 3, 0, 1)]
     assert below_start(wanted, now) == [Span("t", 0, 1, 2, 4), Span("t", 1, 2, 0, 3), Span("t", 2, 3, 0, 1)]
-
-
-MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678, tzinfo=UTC)
-SPANS = [Span(topic, number, 1, 0, 100) for topic in ("a", "b") for number in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("filters", "rows"),
-    [
-        ([EqualTo(("offset",), 7)], 6),
-        ([GreaterThan(("offset",), 7), LessThan(("offset",), 10)], 12),
-        ([GreaterThanOrEqual(("offset",), 7), LessThanOrEqual(("offset",), 10)], 24),
-        ([In(("offset",), (3, 5))], 18),
-        ([EqualTo(("offset",), 100)], 0),
-        ([EqualTo(("partition",), 1)], 200),
-        ([In(("partition",), (1, 2)), EqualTo(("topic",), "a")], 200),
-        ([In(("topic",), ("a",)), In(("topic",), ("b",))], 0),
-        ([Not(EqualTo(("offset",), 7)), IsNotNull(("offset",)), EqualTo(("key",), b"k")], 600),
-        ([GreaterThan(("value", "offset"), 7)], 600),
-        ([EqualTo(("offset",), None)], 600),
-    ],
-)
-def test_conditions_narrow(filters: list[Any], rows: int) -> None:
-    assert sum(span.rows for span in narrowing(filters).apply(SPANS)) == rows
-
-
-def test_conditions_on_time() -> None:
-    assert narrowing([]).not_before_ms is None
-    micros = 1_767_323_045_000_678
-    found = narrowing([GreaterThan(("timestamp",), MOMENT)])
-    assert (found.timestamp.low, found.not_before_ms) == (micros + 1, micros // 1000)
-    assert narrowing([LessThan(("timestamp",), MOMENT)]).not_before_ms is None
-
-
-@given(
-    kind=st.sampled_from([EqualTo, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual]),
-    value=st.integers(-5, 120),
-)
-def test_no_row_that_fits_is_left_out(kind: Any, value: int) -> None:
-    fits = {
-        EqualTo: lambda n: n == value,
-        GreaterThan: lambda n: n > value,
-        GreaterThanOrEqual: lambda n: n >= value,
-        LessThan: lambda n: n < value,
-        LessThanOrEqual: lambda n: n <= value,
-    }[kind]
-    left = narrowing([kind(("offset",), value)]).apply([Span("t", 0, 1, 0, 100)])
-    read = Counter(n for span in left for n in range(span.first, span.end))
-    assert set(read) >= {n for n in range(100) if fits(n)}

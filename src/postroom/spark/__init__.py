@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .jobs.failures import explained
 from .session import session, settings
 
-__all__ = ["session", "settings"]
+__all__ = ["explained", "session", "settings"]

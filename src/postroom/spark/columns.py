@@ -72,11 +72,11 @@ class Columns:
         self._stamps: list[int] = []
         self._headers: list[list[tuple[str, bytes | None]]] = []
 
-    def add(self, batch: StoredBatch, span: Span, not_before_ms: int | None = None) -> None:
+    def add(self, batch: StoredBatch, span: Span) -> None:
         """What of the batch is in the span; control batches have nothing (I18). CorruptBatch: as before."""
         header = read_header(batch.data)
         first, end = max(span.first, batch.base_offset), min(span.end, batch.last_offset + 1)
-        if header.control or first >= end or (not_before_ms is not None and header.last_ts < not_before_ms):
+        if header.control or first >= end:
             return
         if self._opens:
             found, size = opened(batch)

@@ -31,6 +31,7 @@ __all__ = [
     "ReadOptions",
     "Topics",
     "bad_option",
+    "kind_options",
     "reach_options",
     "read_options",
     "unknown_option",
@@ -47,7 +48,7 @@ _END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STREAM = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group")
 _BOTH = ("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders", "includeSource")
-_BATCH = (*_END, "pushFilters")
+_BATCH = _END
 _READ = (*CONNECTION, *_TOPICS, *_START, _STRATEGY, *_BATCH, *_STREAM, *_BOTH)
 _INSTEAD = {
     "path": "load() takes no path: name the topic with the option subscribe",
@@ -55,6 +56,10 @@ _INSTEAD = {
     "topics": "name the topics with the option subscribe, with commas between them",
     "kafka.bootstrap.servers": "name the queue with the option url, such as postroom://host:7070",
     "kafka.group.id": "a group that shows the lag and holds retention is the option group",
+    "pushfilters": (
+        "conditions are not pushed down, for Spark would apply them to every use of the DataFrame: leave it "
+        "out, and narrow down what is read with startingOffsets, endingOffsets, their times, or assign"
+    ),
     "groupidprefix": "a group that shows the lag and holds retention is the option group",
 }
 _SHARD = re.compile(r"url\.([A-Za-z0-9-]{1,60})")
@@ -119,7 +124,6 @@ class ReadOptions:
     headers: bool = False
     source: bool = False
     group: str | None = None
-    push_filters: bool = False
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
@@ -153,7 +157,6 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
         headers=_flag(given, "includeHeaders", False),
         source=_flag(given, "includeSource", False),
         group=_parsed(given, "group", check_group, None),
-        push_filters=_flag(given, "pushFilters", False),
     )
 
 
@@ -162,6 +165,12 @@ def reach_options(options: Mapping[str, str]) -> Reach:
     names = {name.lower(): name for name in CONNECTION}
     lower = {name.lower(): value for name, value in options.items()}
     return _reach({names.get(n, n): v for n, v in lower.items() if n in names or n.startswith("url.")})
+
+
+def kind_options(kind: Literal["batch", "stream"]) -> tuple[str, ...]:
+    """The names that a read of this kind takes."""
+    other = _STREAM if kind == "batch" else _BATCH
+    return tuple(name for name in _READ if name not in other)
 
 
 def bad_option(name: str, text: str) -> InvalidSetting:

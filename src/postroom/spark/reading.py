@@ -89,16 +89,14 @@ def shown(spans: Sequence[Span]) -> str:
     return "; ".join(listed) + (f" and {len(spans) - _SHOWN} more" if len(spans) > _SHOWN else "")
 
 
-def read_spans(
-    reach: Reach, spans: Iterable[Span], columns: Columns, losses: Losses, not_before_ms: int | None = None
-) -> Iterator[Any]:
+def read_spans(reach: Reach, spans: Iterable[Span], columns: Columns, losses: Losses) -> Iterator[Any]:
     """Arrow batches."""
     with _uncollected(), Queue(reach) as queue:
         for span, first in _begun(queue, spans):
             for fetched in _fetched(queue, span, first, losses):
                 for batch in fetched.batches:
                     try:
-                        columns.add(batch, span, not_before_ms)
+                        columns.add(batch, span)
                     except CorruptBatch as error:
                         losses.meet_unreadable(span, batch, error)
                     if columns.rows >= _ROWS or columns.bytes >= _BYTES:

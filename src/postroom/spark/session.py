@@ -7,15 +7,20 @@ change the settings of a session that somebody else has made, except where it is
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidSetting, UsageError
 from ..install import how_to_install
+from .jar import CATALOG, JAR
 from .java import find_java
 
 __all__ = ["session", "settings"]
+
+Catalog = str | Mapping[str, object]
+"""The address of a queue, or options of the data source with it."""
 
 _ONE_DRIVER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 
@@ -27,11 +32,13 @@ def session(
     memory: str = "2g",
     ui: bool = False,
     config: Mapping[str, object] | None = None,
+    catalog: Mapping[str, Catalog] | None = None,
 ) -> Any:
     """A SparkSession: the active one, or a new one on this machine (`master="local[2]"`) or a cluster.
 
-    `config` is added to the settings, and wins. Java: 17 or newer of this machine, or that of
-    the extra `spark-local`.
+    `config` is added to the settings, and wins. `catalog={"mq": url}`, or with options `{"mq": {"url": url,
+    "token": …}}`: the topics of that queue are tables, as in `SELECT * FROM mq.orders`. Java: 17 or newer of
+    this machine, or that of the extra `spark-local`.
     """
     try:
         from pyspark.sql import SparkSession
@@ -43,14 +50,18 @@ def session(
             raise InvalidSetting(
                 f"master={master!r}: a session on {active.sparkContext.master!r} is active; stop it first"
             )
-        for name, value in (config or {}).items():
+        if catalog and JAR.name not in active.conf.get("spark.jars", ""):
+            raise InvalidSetting(
+                "catalog: the session that is active was started without the jar; stop it first"
+            )
+        for name, value in {**_catalogs(catalog), **(config or {})}.items():
             active.conf.set(name, _text(value))
         return active
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = str(find_java())
     builder = SparkSession.builder.appName(app)
-    for name, value in settings(master, memory=memory, ui=ui, config=config).items():
+    for name, value in settings(master, memory=memory, ui=ui, config=config, catalog=catalog).items():
         builder = builder.config(name, value)
     return builder.getOrCreate()
 
@@ -61,6 +72,7 @@ def settings(
     memory: str = "2g",
     ui: bool = False,
     config: Mapping[str, object] | None = None,
+    catalog: Mapping[str, Catalog] | None = None,
 ) -> dict[str, str]:
     """The same, for a session that is made in another way, such as by spark-submit."""
     master = master or "local[*]"
@@ -71,8 +83,8 @@ def settings(
         "spark.driver.extraJavaOptions": "-Xss8m",  # a stream with foreachBatch that is stopped needs it
         "spark.ui.enabled": _text(ui),
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.python.filterPushdown.enabled": "true",
         "spark.sql.streaming.pollingDelay": "50ms",  # a stream without news asks so often; Spark: every 10 ms
+        **_catalogs(catalog),
     }
     if master.startswith("local"):
         found["spark.sql.shuffle.partitions"] = str(cores)
@@ -81,6 +93,18 @@ def settings(
         # Half the time of a small micro-batch; for checkpoints on a disk of this machine
         found["spark.sql.streaming.checkpointFileManagerClass"] = _ONE_DRIVER
     found.update({name: _text(value) for name, value in (config or {}).items()})
+    found["spark.jars"] = ",".join(filter(None, (found.get("spark.jars"), str(JAR))))  # for SQL tables
+    return found
+
+
+def _catalogs(catalog: Mapping[str, Catalog] | None) -> dict[str, str]:
+    found = {}
+    for name, given in (catalog or {}).items():
+        if not re.fullmatch(r"\w+", name):
+            raise InvalidSetting(f"catalog {name!r}: a name has letters, digits and _, such as mq")
+        found[f"spark.sql.catalog.{name}"] = CATALOG
+        options = {"url": given} if isinstance(given, str) else given
+        found.update({f"spark.sql.catalog.{name}.{option}": _text(v) for option, v in options.items()})
     return found
 
 

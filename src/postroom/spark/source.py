@@ -7,7 +7,6 @@ to other processes, so that they hold options, and nothing that is open. Must ne
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -25,12 +24,13 @@ from pyspark.sql.streaming.datasource import (
     ReadMaxRows,
     SupportsTriggerAvailableNow,
 )
+from pyspark.sql.types import BinaryType, StructField, StructType
 
-from ..errors import UsageError
+from ..errors import PostroomError, UsageError
 from ..install import how_to_install
-from . import positions
+from . import positions, tables
+from .border import one_sentence
 from .columns import Columns, check_schema, schema_text
-from .filters import Narrowing, narrowing
 from .options import ReadOptions, read_options
 from .planning import Span, below_start, pack, spans
 from .queue import Queue
@@ -40,9 +40,8 @@ from .writing import BatchWriter, StreamWriter, write_options
 
 __all__ = ["PostroomSource"]
 
-_PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 
-
+@one_sentence
 class PostroomSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
@@ -53,36 +52,52 @@ class PostroomSource(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "postroom"
 
-    def schema(self) -> str:
+    def schema(self) -> Any:
+        question = tables.asked(self.options)
+        if question == "topics":
+            return self._topics()
+        if question == "topic":
+            self._find_topic()
+        given = self.options if question is None else tables.of_query(self.options, "batch")
         headers, source = (
-            str(self.options.get(name, "")).strip().lower() == "true"
-            for name in ("includeHeaders", "includeSource")
+            str(given.get(name, "")).strip().lower() == "true" for name in ("includeHeaders", "includeSource")
         )
         return schema_text(headers, source)
 
     def reader(self, schema: Any) -> BatchReader:
-        """Takes conditions only where it is asked to, and Spark offers them: where it does not, it refuses a
-        reader that could."""
-        options = read_options(self.options, streaming=False)
-        kind = NarrowingReader if options.push_filters and _pushing() else BatchReader
-        return kind(options, schema)
+        given = tables.of_query(self.options, "batch")
+        return BatchReader(read_options(given, streaming=False), schema)
 
-    def streamReader(self, schema: Any) -> StreamReader:
-        return StreamReader(read_options(self.options, streaming=True), schema)
+    def streamReader(self, schema: Any) -> StreamReader | RefusedStream:
+        try:
+            given = tables.of_query(self.options, "stream")
+            return StreamReader(read_options(given, streaming=True), schema)
+        except PostroomError as error:
+            return RefusedStream(error)
 
     def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
-        return BatchWriter(write_options(self.options, streaming=False), schema, overwrite)
+        given = tables.of_query(self.options, "write")
+        return BatchWriter(write_options(given, streaming=False), schema, overwrite)
 
     def streamWriter(self, schema: Any, overwrite: bool) -> StreamWriter:
-        return StreamWriter(write_options(self.options, streaming=True), schema, overwrite)
+        given = tables.of_query(self.options, "write")
+        return StreamWriter(write_options(given, streaming=True), schema, overwrite)
+
+    def _topics(self) -> StructType:
+        """A column for each topic: a schema is all that Spark asks a source for without a job."""
+        given = tables.of_query({**self.options, "option.subscribePattern": ".*"}, "batch")
+        options = read_options(given, streaming=False)
+        with Queue(options.reach) as queue:
+            names = queue.topics(options.topics)
+        return StructType([StructField(name, BinaryType()) for name in names])
+
+    def _find_topic(self) -> None:
+        options = read_options(tables.of_query(self.options, "batch"), streaming=False)
+        with Queue(options.reach) as queue:
+            queue.routes(options.topics)  # raises, and says which topic was probably meant
 
     def __repr__(self) -> str:
         return "PostroomSource(…)"  # the options have the token
-
-
-def _pushing() -> bool:
-    main = getattr(sys.modules.get("__main__"), "__spec__", None)
-    return _PUSHING in sys.modules or getattr(main, "name", "") == _PUSHING
 
 
 class Task(InputPartition):  # type: ignore[misc]
@@ -97,18 +112,21 @@ class Task(InputPartition):  # type: ignore[misc]
         return found
 
 
+@one_sentence
 class BatchReader(DataSourceReader):  # type: ignore[misc]
+    """Takes no conditions of a query (`pushFilters`): Spark keeps the plan that is narrowed by them with the
+    table, so that a second use of the DataFrame would miss rows."""
+
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         check_schema(schema)
         self._options, self._schema = options, schema
-        self._narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
         with Queue(options.reach) as queue:
             now = positions.look(queue, options.topics)
             start, end = positions.starts(queue, options, now), positions.ends(queue, options, now)
-        wanted = self._narrowing.apply(spans(start, end, now))
+        wanted = spans(start, end, now)
         Losses(options.fail_on_data_loss).meet_spans(below_start(wanted, now))
         tasks = pack(
             wanted,
@@ -121,18 +139,10 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Task):  # Spark's own, where there is nothing to read
             return iter(())
-        return _read(self._options, self._schema, partition, self._narrowing.not_before_ms)
+        return _read(self._options, self._schema, partition)
 
 
-class NarrowingReader(BatchReader):
-    """Spark 4.3 keeps the plan of a scan with its table, so that one DataFrame in two places of a query,
-    or in a second query, reads what the last condition has left. So it is asked for by an option."""
-
-    def pushFilters(self, filters: list[Any]) -> list[Any]:
-        self._narrowing = narrowing(filters)
-        return filters  # Spark checks all of them again
-
-
+@one_sentence
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         check_schema(schema)
@@ -175,6 +185,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._stream.close()
 
 
-def _read(options: ReadOptions, schema: Any, task: Task, not_before_ms: int | None = None) -> Iterator[Any]:
+@one_sentence
+class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+    """A stream with options that are wrong. Spark has an error of its own for a reader that cannot be made,
+    about a variable: so it is made, and refuses whatever is asked first."""
+
+    def __init__(self, error: PostroomError) -> None:
+        self._error = error
+
+    def initialOffset(self) -> dict[str, Any]:
+        raise self._error
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        raise self._error
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        raise self._error
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        raise self._error
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        raise self._error
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        raise self._error
+
+
+def _read(options: ReadOptions, schema: Any, task: Task) -> Iterator[Any]:
     losses = Losses(options.fail_on_data_loss)
-    return read_spans(options.reach, task.spans, Columns(schema), losses, not_before_ms)
+    return read_spans(options.reach, task.spans, Columns(schema), losses)

@@ -31,6 +31,7 @@ from ..client.staging import Staged
 from ..errors import InvalidSetting, PostroomError, UsageError
 from ..model.names import check_topic
 from ..model.staging import check_name
+from .border import one_sentence
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
 from .queue import patiently
 from .writing_rows import Columns, Shape, shape_of
@@ -150,10 +151,11 @@ class _Writing:
                 mq.staging(found[0].query, found[0].batch).abort([message.staged for message in found])
 
 
+@one_sentence
 class BatchWriter(_Writing, DataSourceArrowWriter):  # type: ignore[misc]
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
         if overwrite:
-            raise InvalidSetting('a topic is not overwritten: write with mode("append")')
+            raise InvalidSetting('a topic is not overwritten: write with mode("append"), or INSERT INTO')
         super().__init__(options, schema)
         self._query = options.query or f"batch-{secrets.token_hex(16)}"
 
@@ -167,6 +169,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):  # type: ignore[misc]
         self._abort(messages)
 
 
+@one_sentence
 class StreamWriter(_Writing, DataSourceStreamArrowWriter):  # type: ignore[misc]
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
         if overwrite:

@@ -51,7 +51,8 @@ def shape_of(schema: Any, topic: str | None) -> Shape:
         if name not in _KINDS and name not in OF_SOURCES:
             raise InvalidSetting(
                 f"column {name}: it would not be written; select {', '.join(_KINDS)} (value is what a "
-                "message holds: to_json(struct(*)) makes one of all columns)"
+                "message holds: to_json(struct(*)) makes one of all columns; in SQL they are named: "
+                "INSERT INTO t (key, value) VALUES …)"
             )
         if name in _KINDS and kind not in _KINDS[name]:
             raise InvalidSetting(

@@ -1,8 +1,9 @@
 """What Spark raises, as errors of Postroom.
 
 An error of ours that was raised in a task, or in a process of Spark's, comes back as text inside an error of
-Spark's, with tracebacks around it. Here it becomes the same error again. What is Spark's own keeps its first
-line, which is the one that says something. Must never show more: there may be options in the rest.
+Spark's, with tracebacks around it. Here it becomes the same error again. An error of another kind in a Python
+process keeps the line that says what it was, and what is Spark's own its first. Must never show more: there
+may be options in the rest.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ from ...errors import PostroomError
 __all__ = ["explained", "found_in"]
 
 _OURS = re.compile(r"postroom\.errors\.([A-Za-z]+): (.+)")
+_TRACEBACK = "Traceback (most recent call last):"
+_RAISED = re.compile(
+    r"^([A-Za-z_][\w.]*)(: .+)?$", re.MULTILINE
+)  # what is behind the frames, which are indented
+_LOGIN = re.compile(r"://[^/\s@]*@")
 _LONGEST = 600
 
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """Whatever comes out of Spark in here is an error of Postroom, with Spark's as its cause."""
+    """`with explained(): query.awaitTermination()`: whatever Spark raises in there is an error of Postroom,
+    in one sentence, with Spark's as its cause."""
     try:
         yield
     except PostroomError:
@@ -45,8 +52,20 @@ def found_in(text: str) -> PostroomError:
     if ours:
         kind, said = ours[-1]
         return kind(_sentence(said))
-    first = next((line.strip() for line in text.splitlines() if line.strip()), "it did not say why")
-    return PostroomError(f"Spark failed: {_sentence(first)} (--debug shows all of it)")
+    first = _raised_in_python(text) or next(
+        filter(None, map(str.strip, text.splitlines())), "it did not say why"
+    )
+    return PostroomError(
+        f"Spark failed: {_sentence(_LOGIN.sub('://…@', first))} (the cause of this error has all of it; "
+        "--debug shows it)"
+    )
+
+
+def _raised_in_python(text: str) -> str | None:
+    """The error at the end of the last traceback: those before it led to it."""
+    _, found, rest = text.rpartition(_TRACEBACK)
+    raised = _RAISED.search(rest) if found else None
+    return raised[0] if raised else None
 
 
 def _sentence(text: str) -> str:
