@@ -13,23 +13,13 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from ..errors import UsageError
 from ..install import how_to_install
 from . import positions
 from .columns import Columns, check_schema, schema_text
+from .compat import StreamReading
 from .filters import Narrowing, narrowing
 from .options import ReadOptions, read_options
 from .planning import Span, below_start, pack, spans
@@ -129,32 +119,19 @@ class NarrowingReader(BatchReader):
         return filters  # Spark checks all of them again
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class StreamReader(StreamReading):
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         check_schema(schema)
+        self.check(options)
         self._options, self._schema = options, schema
 
     @cached_property
     def _stream(self) -> Stream:
         """Made where it is used: on the driver."""
-        return Stream(self._options)
+        return self.stream(self._options)
 
     def initialOffset(self) -> dict[str, Any]:
         return self._stream.initial().encode()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._stream.freeze()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._stream.latest(self._stream.decode(start), most).encode()
-
-    def reportLatestOffset(self) -> dict[str, Any]:
-        return self._stream.newest().encode()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         stream = self._stream
