@@ -25,16 +25,14 @@ class OldDriver(Driver):
         if self.offsets:
             seen = self.stream.decode(json.loads(self.offsets[-1]))
             assert self.stream.tasks(seen, seen) == []
-        if not self.commits:
-            self._initial()
         if len(self.offsets) > self.commits:
             self._run(len(self.offsets) - 1, None)
 
     def step(self, limit: int | None = None, *, kill: str | None = None) -> bool:
         assert isinstance(self.stream, WholeStream)
         batch = len(self.offsets)
-        begin, end = self._begin(batch), json.dumps(self.stream.next().encode())
-        if batch and end == begin:
+        end = json.dumps(self.stream.next().encode())  # of a new stream before it is asked where that begins
+        if batch and end == self.offsets[-1]:
             return False
         self.offsets.append(end)
         if kill == "logged":
@@ -91,7 +89,6 @@ def test_the_group_is_told_what_is_in_the_checkpoint() -> None:
     world.send(0, 3)
     driver = OldDriver(replace(OPTIONS, group="lake"), world)
     driver.start()
-    assert world.groups["lake"] == {0: 0}
     driver.step()
     assert world.groups["lake"] == {0: 0}  # not committed for sure
     driver.now += 2

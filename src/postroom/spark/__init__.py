@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from .lag import Lag, TopicLag, lag, lag_listener
 from .session import session, settings
 
-__all__ = ["session", "settings"]
+__all__ = ["Lag", "TopicLag", "lag", "lag_listener", "session", "settings"]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyspark
 from pyspark.sql import datasource
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from .options import ReadOptions
 from .streaming import Stream
@@ -27,14 +28,19 @@ try:
         SupportsTriggerAvailableNow,
     )
 except ImportError:
-    ADMISSION = False
+    _ADMISSION = False
 else:
-    ADMISSION = True
+    _ADMISSION = True
 
-__all__ = ["ADMISSION", "StreamArrowWriter", "StreamReading"]
+__all__ = ["StreamArrowWriter", "StreamReading", "arrow_schema"]
 
 # Spark 4.0 gives Arrow batches to any writer of this class, also to that of a stream
 StreamArrowWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceArrowWriter)
+
+
+def arrow_schema(schema: Any) -> Any:
+    """As Spark expects it to the letter, with timestamps in UTC."""
+    return to_arrow_schema(schema, timezone="UTC") if _ADMISSION else to_arrow_schema(schema)
 
 
 class _Reading(datasource.DataSourceStreamReader):  # type: ignore[misc]
@@ -47,7 +53,7 @@ class _Reading(datasource.DataSourceStreamReader):  # type: ignore[misc]
         return Stream(options)
 
 
-if ADMISSION:
+if _ADMISSION:
 
     class StreamReading(_Reading, SupportsTriggerAvailableNow):  # type: ignore[misc]
         """How Spark asks how far the next micro-batch goes."""

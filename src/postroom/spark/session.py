@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..errors import InvalidSetting, UsageError
@@ -17,7 +19,8 @@ from .java import find_java
 
 __all__ = ["session", "settings"]
 
-_ONE_DRIVER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_ONE_DRIVER = "FileSystemBasedCheckpointFileManager"
 
 
 def session(
@@ -31,7 +34,8 @@ def session(
     """A SparkSession: the active one, or a new one on this machine (`master="local[2]"`) or a cluster.
 
     `config` is added to the settings, and wins. Java: 17 or newer of this machine, or that of
-    the extra `spark-local`.
+    the extra `spark-local`. `master="sc://host"`, or `SPARK_REMOTE` in the environment, is a server of
+    Spark Connect: its own settings count, beside `config`.
     """
     try:
         from pyspark.sql import SparkSession
@@ -39,13 +43,18 @@ def session(
         raise UsageError(f"there is no pyspark here: {how_to_install('spark-local')}") from None
     active = SparkSession.getActiveSession()
     if active is not None:
-        if master is not None and master != active.sparkContext.master:
-            raise InvalidSetting(
-                f"master={master!r}: a session on {active.sparkContext.master!r} is active; stop it first"
-            )
+        there = active.conf.get("spark.master", None)  # Spark Connect has no SparkContext to ask
+        if master is not None and master != there and not _remote(master):
+            raise InvalidSetting(f"master={master!r}: a session on {there!r} is active; stop it first")
         for name, value in (config or {}).items():
             active.conf.set(name, _text(value))
         return active
+    server = master if _remote(master) else os.environ.get("SPARK_REMOTE") if master is None else None
+    if server:
+        builder = SparkSession.builder.appName(app).remote(server)
+        for name, value in (config or {}).items():
+            builder = builder.config(name, _text(value))
+        return builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = str(find_java())
@@ -79,9 +88,21 @@ def settings(
         found["spark.driver.host"] = "127.0.0.1"
         found["spark.driver.bindAddress"] = "127.0.0.1"
         # Half the time of a small micro-batch; for checkpoints on a disk of this machine
-        found["spark.sql.streaming.checkpointFileManagerClass"] = _ONE_DRIVER
+        found["spark.sql.streaming.checkpointFileManagerClass"] = f"{_package()}.{_ONE_DRIVER}"
     found.update({name: _text(value) for name, value in (config or {}).items()})
     return found
+
+
+def _remote(master: str | None) -> bool:
+    return master is not None and master.startswith("sc://")
+
+
+def _package() -> str:
+    """Where Spark's own class is: 4.1 has moved it."""
+    with suppress(PackageNotFoundError):
+        if version("pyspark").startswith("4.0."):
+            return _STREAMING
+    return f"{_STREAMING}.checkpointing"
 
 
 def _text(value: object) -> str:

@@ -12,7 +12,6 @@ micro-batch might leave something behind are refused.
 
 from __future__ import annotations
 
-from ..errors import UsageError
 from .offsets import Offsets
 from .options import LATEST, ReadOptions, bad_option
 from .planning import Snapshot, Span, advance
@@ -42,12 +41,7 @@ def refuse_short_runs(options: ReadOptions, version: str) -> None:
 
 
 class WholeStream(Stream):
-    _at: Offsets | None = None
-
-    def initial(self) -> Offsets:
-        found = super().initial()
-        self._at = self._at or found
-        return found
+    _at: Offsets | None = None  # None: of a new stream, until it is asked
 
     def tasks(self, start: Offsets, end: Offsets) -> list[tuple[Span, ...]]:
         self._at = end
@@ -55,9 +49,7 @@ class WholeStream(Stream):
 
     def next(self) -> Offsets:
         """Where the next micro-batch ends; what was told before is in the checkpoint by now."""
-        if self._at is None:
-            raise UsageError("Spark did not say where the stream is: begin with a new checkpointLocation")
-        self._at = self.latest(self._at, None)
+        self._at = self.latest(self._at or self.initial(), None)
         return self._at
 
     def _pins(self, start: Offsets) -> bool:
