@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TYPED := $(wildcard src bench)
-LINTED := $(wildcard src tests bench examples docs)
+LINTED := $(wildcard src tests bench examples docs deploy)
 
 # Tests start hundreds of processes: where bytecode may not be kept, each of them compiles everything again.
 export PYTHONDONTWRITEBYTECODE :=
