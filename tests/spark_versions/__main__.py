@@ -21,7 +21,8 @@ from tests.spark_versions.checks import CHECKS
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSIONS = ("4.0", "4.1", "4.2", "4.3")
-SECONDS = 900
+MODES = ("classic", "connect")
+SECONDS = 1800
 
 
 def environment(where: Path, version: str) -> Path:
@@ -69,13 +70,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.spark_versions", description=__doc__)
     parser.add_argument("versions", nargs="*", default=VERSIONS, metavar="VERSION")
     parser.add_argument("--where", type=Path, default=Path(tempfile.gettempdir()) / "postroom-spark-versions")
+    parser.add_argument("--mode", action="append", choices=MODES, help="may be repeated; default: both")
     parser.add_argument("--only", action="append", choices=sorted(CHECKS), help="one check; may be repeated")
     wish = parser.parse_args()
     checks = tuple(wish.only or CHECKS)
     columns: dict[str, dict[str, str]] = {}
     for version in wish.versions:
         python = environment(wish.where, version)
-        for mode in ("classic", "connect"):
+        for mode in wish.mode or MODES:
             found = tried(python, checks, mode)
             columns[f"{found.pop('version', version)} {mode}"] = found
             print(version, mode, found, file=sys.stderr, flush=True)
