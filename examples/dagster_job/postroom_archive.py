@@ -1,7 +1,8 @@
 """Dagster: a topic's archive as an asset, every hour, with an audit as its check; compaction every night.
 
 A retry is safe at any point. Each run goes on from the last commit of the table and writes every message
-exactly once. `dagster dev -f examples/dagster_job/postroom_archive.py`, where `postroom[spark-local]` is.
+exactly once. `dagster dev -f examples/dagster_job/postroom_archive.py`, where Postroom is installed with its
+extra `spark-local`.
 """
 
 import os

@@ -112,3 +112,22 @@ def test_what_would_end_early_is_refused(wanted: object, said: str) -> None:
         refuse_short_runs(wanted, "4.1.4")  # type: ignore[arg-type]
     refuse_short_runs(LATEST, "4.1.4")
     refuse_short_runs(OPTIONS, "4.1.4")
+
+
+@pytest.mark.parametrize("kill", [None, "logged", "ran"])
+def test_a_newer_spark_goes_on_with_the_checkpoint(kill: str | None) -> None:
+    world = World()
+    world.send(0, 5)
+    old = OldDriver(OPTIONS, world)
+    old.start()
+    if kill is None:
+        old.step()
+    else:
+        with pytest.raises(Killed):
+            old.step(kill=kill)
+    world.split(0)
+    world.send(0, 4)
+    new = Driver(OPTIONS, world)
+    new.offsets, new.commits, new.sink = old.offsets, old.commits, old.sink
+    new.run(limit=2)
+    assert [number for _, number in new.rows] == list(range(9))
