@@ -9,13 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TYPED := $(wildcard src bench)
-LINTED := $(wildcard src tests bench examples docs)
+LINTED := $(wildcard src tests bench examples docs deploy)
 
 # Tests start hundreds of processes: where bytecode may not be kept, each of them compiles everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers peers demo demo-queue jar test test-spark check bench chaos fuzz format clean
+.PHONY: help venv servers peers demo demo-queue jar test test-spark test-spark-versions check bench chaos fuzz format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ test: $(STAMP) servers ## Run all tests in parallel, but those that start Spark
 
 test-spark: $(STAMP) ## Run the tests that start Spark: one session, one process
 	$(BIN)/python -m pytest --durations 10 -m spark $(ARGS)
+
+test-spark-versions: $(STAMP) ## Try every version of PySpark, each in an environment of its own (4 GB, 1 hour)
+	$(BIN)/python -m tests.spark_versions $(ARGS)
 
 check: $(STAMP) ## Format, lint, types and layers, without changing anything
 	$(BIN)/ruff format --check $(LINTED)

@@ -31,9 +31,12 @@ class Streams(RuleBasedStateMachine):
     def begin(self, partitions: int, latest: bool, before: int) -> None:
         self.world = World(partitions=partitions)
         self.world.send(0, before)
-        self.driver = Driver(LATEST if latest else OPTIONS, self.world)
+        self.begin_with(latest)
         self.missed: set[int] | None = None if latest else set()
         self.start(available_now=False)
+
+    def begin_with(self, latest: bool) -> None:
+        self.driver = Driver(LATEST if latest else OPTIONS, self.world)
 
     def start(self, available_now: bool) -> None:
         self.driver.start(available_now=available_now)

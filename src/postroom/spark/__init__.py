@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .jobs.failures import explained
+from .lag import Lag, TopicLag, lag, lag_listener
 from .session import session, settings
 
-__all__ = ["explained", "session", "settings"]
+__all__ = ["Lag", "TopicLag", "explained", "lag", "lag_listener", "session", "settings"]

@@ -57,9 +57,9 @@ class Columns:
     """Gathers batches of one span, and gives them as an Arrow batch."""
 
     def __init__(self, schema: Any) -> None:
-        from pyspark.sql.pandas.types import to_arrow_schema
+        from .compat import arrow_schema
 
-        self._schema = to_arrow_schema(schema, timezone="UTC")
+        self._schema = arrow_schema(schema)
         self._names: list[str] = list(self._schema.names)
         self._opens = any(name in _INSIDE for name in self._names)
         self._clear()

@@ -10,6 +10,8 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ..errors import InvalidSetting, UsageError
@@ -22,7 +24,8 @@ __all__ = ["session", "settings"]
 Catalog = str | Mapping[str, object]
 """The address of a queue, or options of the data source with it."""
 
-_ONE_DRIVER = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_STREAMING = "org.apache.spark.sql.execution.streaming"
+_ONE_DRIVER = "FileSystemBasedCheckpointFileManager"
 
 
 def session(
@@ -38,7 +41,8 @@ def session(
 
     `config` is added to the settings, and wins. `catalog={"mq": url}`, or with options `{"mq": {"url": url,
     "token": …}}`: the topics of that queue are tables, as in `SELECT * FROM mq.orders`. Java: 17 or newer of
-    this machine, or that of the extra `spark-local`.
+    this machine, or that of the extra `spark-local`. `master="sc://host"`, or `SPARK_REMOTE` in the
+    environment, is a server of Spark Connect: its own settings count, beside `config`.
     """
     try:
         from pyspark.sql import SparkSession
@@ -46,10 +50,9 @@ def session(
         raise UsageError(f"there is no pyspark here: {how_to_install('spark-local')}") from None
     active = SparkSession.getActiveSession()
     if active is not None:
-        if master is not None and master != active.sparkContext.master:
-            raise InvalidSetting(
-                f"master={master!r}: a session on {active.sparkContext.master!r} is active; stop it first"
-            )
+        there = active.conf.get("spark.master", None)  # Spark Connect has no SparkContext to ask
+        if master is not None and master != there and not _remote(master):
+            raise InvalidSetting(f"master={master!r}: a session on {there!r} is active; stop it first")
         if catalog and JAR.name not in active.conf.get("spark.jars", ""):
             raise InvalidSetting(
                 "catalog: the session that is active was started without the jar; stop it first"
@@ -57,6 +60,12 @@ def session(
         for name, value in {**_catalogs(catalog), **(config or {})}.items():
             active.conf.set(name, _text(value))
         return active
+    server = master if _remote(master) else os.environ.get("SPARK_REMOTE") if master is None else None
+    if server:
+        builder = SparkSession.builder.appName(app).remote(server)
+        for name, value in (config or {}).items():
+            builder = builder.config(name, _text(value))
+        return builder.getOrCreate()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)  # else workers take the first python3 on PATH
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     os.environ["JAVA_HOME"] = str(find_java())
@@ -91,7 +100,7 @@ def settings(
         found["spark.driver.host"] = "127.0.0.1"
         found["spark.driver.bindAddress"] = "127.0.0.1"
         # Half the time of a small micro-batch; for checkpoints on a disk of this machine
-        found["spark.sql.streaming.checkpointFileManagerClass"] = _ONE_DRIVER
+        found["spark.sql.streaming.checkpointFileManagerClass"] = f"{_package()}.{_ONE_DRIVER}"
     found.update({name: _text(value) for name, value in (config or {}).items()})
     found["spark.jars"] = ",".join(filter(None, (found.get("spark.jars"), str(JAR))))  # for SQL tables
     return found
@@ -106,6 +115,18 @@ def _catalogs(catalog: Mapping[str, Catalog] | None) -> dict[str, str]:
         options = {"url": given} if isinstance(given, str) else given
         found.update({f"spark.sql.catalog.{name}.{option}": _text(v) for option, v in options.items()})
     return found
+
+
+def _remote(master: str | None) -> bool:
+    return master is not None and master.startswith("sc://")
+
+
+def _package() -> str:
+    """Where Spark's own class is: 4.1 has moved it."""
+    with suppress(PackageNotFoundError):
+        if version("pyspark").startswith("4.0."):
+            return _STREAMING
+    return f"{_STREAMING}.checkpointing"
 
 
 def _text(value: object) -> str:

@@ -12,18 +12,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
 
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamReader,
-    InputPartition,
-)
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import BinaryType, StructField, StructType
 
 from ..errors import PostroomError, UsageError
@@ -31,6 +20,7 @@ from ..install import how_to_install
 from . import positions, tables
 from .border import one_sentence
 from .columns import Columns, check_schema, schema_text
+from .compat import StreamReading
 from .options import ReadOptions, read_options
 from .planning import Span, below_start, pack, spans
 from .queue import Queue
@@ -143,32 +133,19 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
 
 
 @one_sentence
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class StreamReader(StreamReading):
     def __init__(self, options: ReadOptions, schema: Any) -> None:
         check_schema(schema)
+        self.check(options)
         self._options, self._schema = options, schema
 
     @cached_property
     def _stream(self) -> Stream:
         """Made where it is used: on the driver."""
-        return Stream(self._options)
+        return self.stream(self._options)
 
     def initialOffset(self) -> dict[str, Any]:
         return self._stream.initial().encode()
-
-    def getDefaultReadLimit(self) -> ReadLimit:
-        most = self._options.max_offsets
-        return ReadAllAvailable() if most is None else ReadMaxRows(most)
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        self._stream.freeze()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        return self._stream.latest(self._stream.decode(start), most).encode()
-
-    def reportLatestOffset(self) -> dict[str, Any]:
-        return self._stream.newest().encode()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         stream = self._stream
@@ -186,30 +163,18 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
 
 @one_sentence
-class RefusedStream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
+class RefusedStream(StreamReading):
     """A stream with options that are wrong. Spark has an error of its own for a reader that cannot be made,
     about a variable: so it is made, and refuses whatever is asked first."""
 
     def __init__(self, error: PostroomError) -> None:
         self._error = error
 
-    def initialOffset(self) -> dict[str, Any]:
+    def initialOffset(self, *asked: Any) -> Any:
         raise self._error
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        raise self._error
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        raise self._error
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        raise self._error
-
-    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        raise self._error
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        raise self._error
+    getDefaultReadLimit = prepareForTriggerAvailableNow = partitions = read = initialOffset
+    latestOffset = initialOffset  # type: ignore[assignment]
 
 
 def _read(options: ReadOptions, schema: Any, task: Task) -> Iterator[Any]:

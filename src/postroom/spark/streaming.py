@@ -81,7 +81,7 @@ class Stream:
         self._target = self._now()
 
     def latest(self, start: Offsets, limit: int | None) -> Offsets:
-        if self._initial == start and not self._pinned:
+        if self._pins(start):
             self._pinned = True
             return start
         now = self._now(start.at)
@@ -89,7 +89,7 @@ class Stream:
         self._tell_group(start)
         if self._target is not None:
             now = until(now, self._target, start)
-        found = advance(start, now, limit)
+        found = self._advanced(start, now, limit)
         least = self._options.min_offsets
         little = least is not None and self._target is None and backlog(start, found) < least
         if little and self._clock() - self._batch_at < self._options.max_delay_ms / 1000:
@@ -130,6 +130,12 @@ class Stream:
         if self._queue is not None:
             self._queue.close()
             self._queue = None
+
+    def _pins(self, start: Offsets) -> bool:
+        return self._initial == start and not self._pinned
+
+    def _advanced(self, start: Offsets, now: Snapshot, limit: int | None) -> Offsets:
+        return advance(start, now, limit)
 
     # ---- the queue ----
 

@@ -20,11 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pyspark import TaskContext
-from pyspark.sql.datasource import (
-    DataSourceArrowWriter,
-    DataSourceStreamArrowWriter,
-    WriterCommitMessage,
-)
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from .. import sync
 from ..client.staging import Staged
@@ -32,6 +28,7 @@ from ..errors import InvalidSetting, PostroomError, UsageError
 from ..model.names import check_topic
 from ..model.staging import check_name
 from .border import one_sentence
+from .compat import StreamArrowWriter
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
 from .queue import patiently
 from .writing_rows import Columns, Shape, shape_of
@@ -170,7 +167,7 @@ class BatchWriter(_Writing, DataSourceArrowWriter):  # type: ignore[misc]
 
 
 @one_sentence
-class StreamWriter(_Writing, DataSourceStreamArrowWriter):  # type: ignore[misc]
+class StreamWriter(_Writing, StreamArrowWriter):  # type: ignore[misc]
     def __init__(self, options: WriteOptions, schema: Any, overwrite: bool) -> None:
         if overwrite:
             raise InvalidSetting('a topic is not overwritten: use outputMode("append") or ("update")')

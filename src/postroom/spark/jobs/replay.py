@@ -178,8 +178,7 @@ def _publish(rows: Any, options: ReplayOptions, marks: Mapping[str, int]) -> tup
         "partition",
     )
     spread = f.coalesce(f.col("key"), f.col("source_partition").cast("binary"))
-    cores = rows.sparkSession.sparkContext.defaultParallelism
-    ordered = rows.repartition(cores, spread).sortWithinPartitions("partition", "source_offset")
+    ordered = _spread(rows, spread).sortWithinPartitions("partition", "source_offset")
     seen = Observation()
     new = " ".join(f"when '{name}' then source_offset > {int(mark)}" for name, mark in marks.items())
     is_new = f.expr(f"case source_partition {new} else true end" if new else "true")
@@ -189,6 +188,14 @@ def _publish(rows: Any, options: ReplayOptions, marks: Mapping[str, int]) -> tup
     write = {**options.queue, "topic": options.to, "query": options.job}
     counted.write.format("postroom").options(**write).mode("append").save()
     return int(seen.get["new"]), int(seen.get["rows"]) - int(seen.get["new"])
+
+
+def _spread(rows: Any, by: Any) -> Any:
+    """Equal values in one task: as many tasks as cores, which Spark Connect keeps to itself."""
+    spark = rows.sparkSession
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return rows.repartition(by)
+    return rows.repartition(spark.sparkContext.defaultParallelism, by)
 
 
 def _headers() -> str:

@@ -1,0 +1,1 @@
+"""Postroom on every version of PySpark that it is said to work on: `python -m tests.spark_versions`."""
