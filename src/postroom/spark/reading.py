@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +36,7 @@ class Losses:
     """What is done about messages that are gone."""
 
     fail: bool
+    aside: Callable[[Span, StoredBatch, CorruptBatch], None] | None = None  # takes batches nobody can read
 
     def meet(self, what: str) -> None:
         if self.fail:
@@ -47,6 +48,9 @@ class Losses:
         log.warning("%s; reading goes on without it, as failOnDataLoss=false says", what)
 
     def meet_unreadable(self, span: Span, batch: StoredBatch, error: CorruptBatch) -> None:
+        if self.aside is not None:
+            self.aside(span, batch, error)
+            return
         what = shown([_part(span, batch.base_offset, batch.last_offset + 1)])
         said = f"a batch of {batch.records:,} messages cannot be read ({error}): {what}"
         if self.fail:
