@@ -2,8 +2,8 @@
 
 A row has a hash, and a batch the sum of them: so neither the order of the rows counts, nor how they are
 spread over tasks, and each task adds up its own. A sum begins with how its rows were hashed; others are not
-compared with it, and an empty one with none. For accidents, not for adversaries: whoever wants another batch
-to look like an earlier one needs only not to write it.
+compared with it, and an empty one with none. It is there for mistakes, not against somebody who looks for
+rows with the same sum.
 """
 
 from __future__ import annotations
