@@ -42,7 +42,7 @@ def _measured(messages: int, size: int, compression: str, seconds: float) -> Adm
     for at in range(messages):
         builder.append(_NOW, None, b"%09d" % at + bytes(size - 9), [])
     batch = builder.build(1, 0, 0)
-    walked, summed = _cost(lambda: admit(batch), seconds), _cost(lambda: verify(batch), seconds / 4)
+    walked, summed = _cost(lambda: admit(batch, _NOW), seconds), _cost(lambda: verify(batch), seconds / 4)
     millions = 1e6 / messages
     return Admission(
         messages, size, compression, round(walked * millions, 3), round(summed * millions, 3), _longest(batch)
@@ -64,7 +64,7 @@ def _cost(work: Callable[[], object], seconds: float) -> float:
 def _longest(batch: bytes) -> float:
     longest = float("inf")
     for _ in range(10):
-        steps, here, before = walk(batch), 0.0, time.perf_counter()
+        steps, here, before = walk(batch, _NOW), 0.0, time.perf_counter()
         for _ in steps:
             here = max(here, time.perf_counter() - before)
             before = time.perf_counter()

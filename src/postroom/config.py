@@ -20,6 +20,7 @@ class Limits:
     max_message_bytes: int = 4 * 1024 * 1024  # key, value and headers together
     max_key_bytes: int = 32 * 1024
     max_headers: int = 64
+    timestamp_ahead_ms: int = 24 * 3_600_000  # a message's timestamp is ahead of the clock by no more
     max_reason_chars: int = 4000  # of why a message failed; what is longer is cut
     max_batch_messages: int = 10_000
     max_batch_bytes: int = 8 * 1024 * 1024  # a stored batch; always takes one message

@@ -9,6 +9,9 @@ from uuid import uuid4
 
 import pytest
 
+from postroom.model.batch import BatchBuilder
+from postroom.store import open_sqlite
+from postroom.store.contract import Append
 from tests.contract.cli_runner import Cli
 
 
@@ -17,6 +20,17 @@ def cli(tmp_path: Path) -> Cli:
     cli = Cli(tmp_path)
     cli.ok("topic", "create", "orders", "--partitions", "2")
     return cli
+
+
+def test_a_message_that_no_calendar_has_a_time_for_is_shown(cli: Cli, tmp_path: Path) -> None:
+    """Earlier versions took microseconds for milliseconds; now nobody can send them."""
+    builder = BatchBuilder()
+    builder.append(1_795_000_000_000_000, None, b"odd", [])
+    store = open_sqlite(tmp_path / "queue.db")
+    place = store.catalog.topic("orders").route.ranges[0].partition_id
+    store.log.append([Append(place, builder.build())])
+    store.close()
+    assert cli.ok("read", "orders", "--json").lines[0]["timestamp"] == "1795000000000000 ms"
 
 
 # --- send --------------------------------------------------------------------------------------------

@@ -48,6 +48,17 @@ async def test_everything_sent_arrives_once(mq: Connection) -> None:
     assert (await mq.lag("orders", "billing")).total.messages == 0
 
 
+async def test_a_timestamp_in_microseconds_is_refused_however_it_is_sent(mq: Connection) -> None:
+    odd = Message(b"odd", timestamp=mq._endpoint.now_ms() * 1000)
+    with pytest.raises(postroom.InvalidMessage, match="are these microseconds"):
+        await mq.send_many("orders", [Message(b"fine"), odd])
+    with pytest.raises(postroom.InvalidMessage, match="are these microseconds"):
+        await mq.send_many("orders", [odd], delay="1h")
+    with pytest.raises(postroom.InvalidMessage, match="are these microseconds"):
+        await mq.staging("job").segment().add("orders", [odd])
+    assert [m async for m in mq.read("orders")] == []
+
+
 async def test_groups_do_not_affect_each_other(mq: Connection) -> None:
     await mq.send_many("orders", [Message(b"%d" % i) for i in range(10)])
     assert len(await take(mq, 10, "billing")) == len(await take(mq, 10, "shipping")) == 10

@@ -123,6 +123,22 @@ async def test_rows_without_source_offsets_are_refused_if_they_are_others(mq: Co
     assert await there(mq) == [b"a", b"b"]
 
 
+@everywhere
+async def test_a_batch_that_comes_again_with_other_content_is_refused(mq: Connection, opened: Open) -> None:
+    await mq.staging("job").commit([await task(mq, "job", 0, [b"a", b"b", b"c"])])
+    async with opened() as other:
+        await other.staging("job").commit(
+            [await task(other, "job", 0, some) for some in ([b"c"], [b"b", b"a"])]
+        )
+        with pytest.raises(StagingConflict, match=r"3 rows, and comes again with as many of other content"):
+            await other.staging("job").commit([await task(other, "job", 0, [b"a", b"b", b"x"])])
+        staging = other.staging("job", compare=False)
+        segment = staging.segment()
+        await segment.add("orders", [Message(b"random", key="1") for _ in range(3)])
+        await staging.commit([await segment.close()])
+    assert sorted(await there(mq)) == [b"a", b"b", b"c"]
+
+
 async def test_a_split_in_the_middle(mq: Connection) -> None:
     first = await task(mq, "job", 0, [b"%c%d" % (97 + n % 26, n) for n in range(500)])
     await mq.split("orders", 0)

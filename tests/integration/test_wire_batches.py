@@ -8,7 +8,8 @@ import pytest
 
 import postroom
 from postroom.broker.gatekeeper import new_token
-from postroom.errors import CorruptBatch, MessageTooLarge, UsageError
+from postroom.clock import wall_ms
+from postroom.errors import CorruptBatch, InvalidMessage, MessageTooLarge, UsageError
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.batch import BatchBuilder, build_control
 from tests.damage import garbage
@@ -29,9 +30,9 @@ async def stranger() -> AsyncIterator[postroom.Connection]:
             yield evil
 
 
-def holding(size: int, headers: int = 0) -> bytes:
+def holding(size: int, headers: int = 0, timestamp: int = 1) -> bytes:
     builder = BatchBuilder("lz4", max_bytes=2**31 - 1)
-    builder.append(1, None, bytes(size), [("a", b"b")] * headers)
+    builder.append(timestamp, None, bytes(size), [("a", b"b")] * headers)
     return builder.build(5, 0, 0)
 
 
@@ -42,6 +43,8 @@ HOSTILE = [
     (holding(5 << 20), MessageTooLarge),
     (holding(1, 200), MessageTooLarge),
     (build_control(64), UsageError),
+    (holding(1, timestamp=wall_ms() * 1000), InvalidMessage),
+    (holding(1, timestamp=wall_ms() + 25 * 3_600_000), InvalidMessage),
 ]
 
 

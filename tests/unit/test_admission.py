@@ -12,12 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom.config import DEFAULTS
-from postroom.errors import CorruptBatch, MessageTooLarge, PostroomError, UsageError
+from postroom.errors import CorruptBatch, InvalidMessage, MessageTooLarge, PostroomError, UsageError
 from postroom.model.admission import MAX_HEADERS, admit, walk, walk_all
 from postroom.model.batch import BatchBuilder, Headers, build_control, records, stamp
 from postroom.model.compression import COMPRESSIONS, compress
 
 NOW = 1_700_000_000_000
+AHEAD = DEFAULTS.timestamp_ahead_ms + 1
 LIMIT = DEFAULTS.max_batch_bytes
 
 
@@ -72,9 +73,11 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], type[PostroomError]]] = {
     "offsets with a gap": (lambda: forged(record(0) + record(2), 2), CorruptBatch),
     "a gap far behind": (lambda: forged(_many(400) + record(401), 401), CorruptBatch),
     "a name that is no UTF-8": (lambda: forged(record(0, headers=b"\2\2\xff\0"), 1), CorruptBatch),
-    "a time before 1970": (lambda: forged(record(0, delta_ms=-NOW - 1), 1), CorruptBatch),
-    "a time at the end of the world": (lambda: forged(record(0, delta_ms=2**61), 1), CorruptBatch),
-    "a header of the batch with such a time": (lambda: forged(record(0), 1, last_ts=2**62), CorruptBatch),
+    "a time before 1970": (lambda: forged(record(0, delta_ms=-NOW - 1), 1), InvalidMessage),
+    "a time at the end of the world": (lambda: forged(record(0, delta_ms=2**61), 1), InvalidMessage),
+    "a time in microseconds": (lambda: forged(record(0, delta_ms=999 * NOW), 1), InvalidMessage),
+    "a time too far ahead": (lambda: forged(_many(400) + record(400, delta_ms=AHEAD), 401), InvalidMessage),
+    "a header of the batch with such a time": (lambda: forged(record(0), 1, last_ts=2**62), InvalidMessage),
     "a control batch": (lambda: build_control(64), UsageError),
     "a bomb": (lambda: forged(BOMB, 1, "lz4"), MessageTooLarge),
     "a bomb of zstd": (lambda: forged(BOMB, 1, "zstd"), MessageTooLarge),
@@ -109,7 +112,7 @@ def longest_step(batch: bytes, *, careful: bool = False) -> float:
     gc.disable()
     try:
         for _ in range(5):
-            took, steps, going = [0.0], walk(batch, careful=careful), True
+            took, steps, going = [0.0], walk(batch, NOW, careful=careful), True
             while going:
                 before = time.thread_time()
                 try:
@@ -129,7 +132,7 @@ def test_a_hostile_batch_is_refused_in_short_steps(name: str) -> None:
     batch = make()
     for careful in (True, False):
         with pytest.raises(kind) as told:
-            list(walk(batch, careful=careful))
+            list(walk(batch, NOW, careful=careful))
     assert len(str(told.value)) < 300
     assert longest_step(batch) < 0.05  # gzip unpacks 8 MB meanwhile; a million headers would take 0.3 s
 
@@ -138,29 +141,29 @@ def test_a_hostile_batch_is_refused_in_short_steps(name: str) -> None:
 @pytest.mark.parametrize(("count", "size"), [(1, 0), (1, 4 << 20), (10_000, 0), (1000, 100), (2, 40_000)])
 def test_what_the_sdk_may_build_is_admitted(count: int, size: int, compression: str) -> None:
     batch = built(count, size, compression, [("source", b"web"), ("none", None)])
-    admit(batch)
-    assert list(walk(batch, careful=True))
+    admit(batch, NOW)
+    assert list(walk(batch, NOW, careful=True))
 
 
 def test_a_batch_as_large_as_may_be_is_admitted_and_one_larger_is_not() -> None:
     builder = BatchBuilder("lz4", max_bytes=LIMIT)
     while builder.append(NOW, None, bytes(1000), []):
         pass
-    admit(builder.build())
+    admit(builder.build(), NOW)
     over = BatchBuilder("lz4", max_bytes=2 * LIMIT)
     for _ in range(LIMIT // 1000):
         over.append(NOW, None, bytes(1000), [])
     with pytest.raises(MessageTooLarge, match="unpacks to more"):
-        admit(over.build())
+        admit(over.build(), NOW)
 
 
 def test_every_batch_of_several_is_looked_at() -> None:
-    for _ in walk_all(built() + built(2000, 100)):
+    for _ in walk_all(built() + built(2000, 100), NOW):
         pass
     with pytest.raises(CorruptBatch):
-        list(walk_all(built() + forged(b"\xff" * 80, 3)))
+        list(walk_all(built() + forged(b"\xff" * 80, 3), NOW))
     with pytest.raises(CorruptBatch):
-        list(walk_all(built() + b"more"))
+        list(walk_all(built() + b"more", NOW))
 
 
 @settings(deadline=None, max_examples=200)
@@ -171,7 +174,7 @@ def test_whatever_is_admitted_can_be_read(data: st.DataObject, compression: str)
     body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     batch = forged(bytes(body), data.draw(st.integers(1, 6)), compression)
     try:
-        admit(batch)
+        admit(batch, NOW)
     except PostroomError:
         return
     assert [r.offset for r in records(batch)] == list(range(len(records(batch))))
@@ -190,7 +193,7 @@ def test_who_was_refused_once_is_looked_at_more_closely() -> None:
     crowd = number(60_000) + b"\0\1" * 60_000
     batch = forged(record(0, headers=crowd), 1, "lz4")
     with pytest.raises(MessageTooLarge):
-        admit(batch)
+        admit(batch, NOW)
     assert len(batch) < 1000
     assert longest_step(batch) < 0.1
     assert longest_step(batch, careful=True) < 0.005

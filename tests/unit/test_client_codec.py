@@ -17,6 +17,7 @@ from postroom.config import DEFAULTS
 from postroom.model.batch import BatchBuilder, records
 
 NOW = 1_700_000_000_000
+DAY_MS = DEFAULTS.timestamp_ahead_ms
 PLACE = Browsed("orders", 3, 7)
 
 
@@ -95,6 +96,9 @@ def test_what_goes_in_comes_out(messages: list[Message]) -> None:
         (Message(b"", source=b"web"), "source must be str"),  # type: ignore[arg-type]
         (Message(b"", timestamp=-1), "timestamp"),
         (Message(b"", timestamp=1.5), "timestamp"),  # type: ignore[arg-type]
+        (Message(b"", timestamp=NOW * 1000), "1700000000000000.*24 hours ahead.*are these microseconds"),
+        (Message(b"", timestamp=NOW * 1_000_000), "are these nanoseconds"),
+        (Message(b"", timestamp=NOW + DAY_MS + 1), r"1700086400000, 2023-11-15T22:13:20Z.*the clock"),
     ],
 )
 def test_wrong_messages_are_refused(message: Message, says: str) -> None:
@@ -102,6 +106,11 @@ def test_wrong_messages_are_refused(message: Message, says: str) -> None:
         pack(message, NOW)
     with pytest.raises(InvalidMessage, match=rf"messages\[1\]: .*{says}"):
         pack_all([Message(b"fine"), message], NOW)
+
+
+def test_a_timestamp_may_be_old_or_a_day_ahead() -> None:
+    for stamp in (0, NOW, NOW + DAY_MS):
+        assert pack(Message(b"", timestamp=stamp), NOW).timestamps == [stamp]
 
 
 def test_a_list_of_something_else_is_refused() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 from unittest import mock
 
@@ -17,10 +20,18 @@ pa = pytest.importorskip("pyarrow")
 types = pytest.importorskip("pyspark.sql.types")
 
 import postroom.sync  # noqa: E402
-from postroom.errors import InvalidMessage, InvalidSetting, UnknownTopic, UsageError  # noqa: E402
+from postroom.errors import (  # noqa: E402
+    InvalidMessage,
+    InvalidSetting,
+    StagingConflict,
+    UnknownTopic,
+    UsageError,
+)
+from postroom.model.content import differ, joined, of_messages  # noqa: E402
 from postroom.spark.columns import HEADERS  # noqa: E402
+from postroom.spark.content import content_of  # noqa: E402
 from postroom.spark.writing import BatchWriter, StreamWriter, write_options  # noqa: E402
-from postroom.spark.writing_rows import Columns, shape_of  # noqa: E402
+from postroom.spark.writing_rows import Columns, Part, shape_of  # noqa: E402
 
 SOURCED = "key binary, value string, source_partition int, source_offset bigint"
 
@@ -73,6 +84,9 @@ def test_columns_of_a_source_may_be_there() -> None:
         ({"batch": "1"}, False, "option batch"),
         ({"query": "q", "batch": "x"}, False, "option batch"),
         ({"query": "q"}, True, "option query"),
+        ({"failOnOtherContent": "false"}, True, "option failOnOtherContent"),
+        ({"failOnOtherContent": "false"}, False, "option failOnOtherContent"),
+        ({"query": "q", "failOnOtherContent": "no"}, False, "option failOnOtherContent: true or false"),
         ({"topic": "a b"}, True, "topic"),
         ({"query": "x" * 121}, False, "query="),
     ],
@@ -216,6 +230,82 @@ def test_whatever_becomes_of_batches_every_row_is_there_once(
             mine = [n for n in found if n % 5 == key]
             for part in (0, 1):
                 assert [n for n in mine if n % 2 == part] == sorted(n for n in mine if n % 2 == part)
+
+
+ROWS = st.lists(
+    st.tuples(
+        st.none() | st.binary(max_size=3),
+        st.binary(max_size=9),
+        st.lists(st.tuples(st.sampled_from("ab"), st.none() | st.binary(max_size=2)), max_size=2),
+    ),
+    min_size=1,
+)
+
+
+def contents(rows: list[Any], *ends: int, topic: str = "t") -> tuple[bytes, bytes]:
+    """As Spark's writer and as the SDK have them, of rows that several tasks have."""
+    cuts = itertools.pairwise((0, *sorted(min(end, len(rows)) for end in ends), len(rows)))
+    parts = [rows[first:end] for first, end in cuts if first < end]
+    columns = [Part(topic, [r[0] for r in p], [r[1] for r in p], [r[2] for r in p]) for p in parts]
+    return joined(content_of([c]) for c in columns), joined(of_messages(topic, p) for p in parts)
+
+
+@settings(max_examples=60, deadline=None)
+@given(ROWS, st.randoms(use_true_random=False), st.lists(st.integers(0, 9), max_size=3), ROWS)
+def test_content_is_that_of_the_rows_however_they_are_spread(
+    rows: list[Any], random: Random, ends: list[int], others: list[Any]
+) -> None:
+    shuffled = random.sample(rows, len(rows))
+    assert contents(rows) == contents(shuffled, *ends)
+    same = Counter(map(repr, rows)) == Counter(map(repr, others))
+    assert [one == other for one, other in zip(contents(rows), contents(others), strict=True)] == [same, same]
+    assert all(differ(a, b) for a, b in zip(contents(rows), contents(rows, topic="u"), strict=True))
+    assert all(differ(a, b) for a, b in zip(contents(rows), contents([*rows, rows[0]]), strict=True))
+
+
+def test_a_column_of_nothing_is_as_none_and_a_key_is_not_a_value() -> None:
+    bare, empty = Part("t", None, [b"a"], None), Part("t", [None], [b"a"], [[]])
+    assert content_of([bare]) == content_of([empty])
+    apart = [content_of([Part("t", [key], [value], None)]) for key, value in ((b"a", b"b"), (b"b", b"a"))]
+    assert differ(*apart) and differ(content_of([bare]), content_of([Part("t", [b"None"], [b"a"], None)]))
+    crossed = [Part("t", [b"1", b"2"], values, None) for values in ([b"a", b"b"], [b"b", b"a"])]
+    assert differ(*(content_of([part]) for part in crossed))
+
+
+def test_a_named_batch_with_other_content_is_refused(tmp_path: Path) -> None:
+    """Unless it may be: then what was published first counts."""
+    url = f"sqlite:///{tmp_path}/q.db"
+
+    def write(values: list[str], *cuts: int, **more: str) -> None:
+        options = write_options({"url": url, "topic": "out", "query": "nightly", **more}, streaming=False)
+        writer = BatchWriter(options, schema("value string"), False)
+        rows = pa.RecordBatch.from_pydict({"value": values})
+        parts = [rows.slice(a, b - a) for a, b in itertools.pairwise((0, *cuts, len(values)))]
+        travelled(writer).commit([travelled(travelled(writer).write(iter([part]))) for part in parts])
+
+    with postroom.sync.connect(url) as mq:
+        mq.create_topic("out", partitions=2)
+        write(["a", "b", "c"], 2)
+        write(["c", "a", "b"], 1)  # the same rows, spread otherwise
+        with pytest.raises(StagingConflict, match=r"3 rows.*other content.*failOnOtherContent=false"):
+            write(["a", "b", "x"])
+        write(["a", "b", "x"], failOnOtherContent="false")
+        write(["a", "b", "x"], batch="1")
+        assert sorted(m.value for m in mq.read("out")) == [b"a", b"a", b"b", b"b", b"c", b"x"]
+
+
+def test_a_stream_that_makes_other_rows_when_it_repeats_a_batch_goes_on(tmp_path: Path) -> None:
+    """With rand() or current_timestamp(), say: Spark repeats what it has not noted down as done."""
+    url = f"sqlite:///{tmp_path}/q.db"
+    with postroom.sync.connect(url) as mq:
+        mq.create_topic("out", partitions=1)
+        options = write_options({"url": url, "topic": "out"}, streaming=True)
+        writer = StreamWriter(options, schema("value string"), False)
+        for number, values in ((0, ["a", "b"]), (0, ["c", "d"]), (1, ["e"])):
+            with task("q", number, 0):
+                message = writer.write(iter([pa.RecordBatch.from_pydict({"value": values})]))
+            writer.commit([message], number)
+        assert [m.value for m in mq.read("out")] == [b"a", b"b", b"e"]
 
 
 def test_a_batch_writer_that_travels(tmp_path: Path) -> None:

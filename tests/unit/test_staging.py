@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import astuple
 
 from postroom.errors import CorruptBatch, InvalidSetting, PermissionDenied, StagingConflict
 from postroom.model.batch import BatchBuilder
+from postroom.model.content import summed
 from postroom.model.staging import (
     Decision,
     Known,
@@ -19,6 +24,7 @@ from postroom.model.staging import (
     revision_for,
     split_batches,
 )
+from postroom.store.staging import _Wished
 
 NONE = Known(-1)
 
@@ -35,6 +41,33 @@ def test_a_batch_that_is_new_is_decided() -> None:
 def test_the_same_rows_are_what_was_decided() -> None:
     assert revision_for(Known(5), decision(), 5, Wish((("b", 3),), 3)) is None
     assert revision_for(Known(5, {"s": 2}), decision(3, {"s": (0, 2)}), 5, Wish((), 3, {"s": (0, 2)})) is None
+
+
+def test_rows_of_other_content_are_refused_if_both_are_known() -> None:
+    one, other, otherwise = summed(b"hash one", 7), summed(b"hash one", 8), summed(b"hash two", 8)
+    recorded = replace(decision(), content=one)
+    for content in (one, b"", otherwise):
+        assert revision_for(Known(5), recorded, 5, Wish((("b", 3),), 3, content=content)) is None
+    assert revision_for(Known(5), decision(), 5, Wish((("b", 3),), 3, content=one)) is None
+    with pytest.raises(StagingConflict, match=r"3 rows, and comes again.*other content"):
+        revision_for(Known(5), recorded, 5, Wish((("b", 3),), 3, content=other))
+    known = replace(decision(3, {"s": (0, 2)}), content=one)  # a row is known by its source offset
+    assert revision_for(Known(5, {"s": 2}), known, 5, Wish((), 3, {"s": (0, 2)}, content=other)) is None
+
+
+def test_decisions_of_earlier_and_later_versions_can_be_read() -> None:
+    """What is kept of a wish has grown by its content: neither minds what the other has."""
+
+    class Earlier(msgspec.Struct, array_like=True):
+        segments: tuple[tuple[str, int], ...]
+        rows: int
+        source: dict[str, tuple[int, int]]
+        topics: tuple[int, ...]
+
+    old, new = Earlier((("a", 3),), 3, {}, (1,)), _Wished((("a", 3),), 3, {}, (1,), b"some")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(old), type=_Wished) == _Wished(*astuple(old))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(new), type=Earlier) == old
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode({"rows": 2}), type=Wish).content == b""
 
 
 @pytest.mark.parametrize("rows", [0, 1, 2, 4])

@@ -64,6 +64,12 @@ def archive(
     allow_data_loss: Annotated[
         bool, typer.Option("--allow-data-loss", help="Go on without messages that were dropped before.")
     ] = False,
+    set_aside_unreadable: Annotated[
+        bool,
+        typer.Option(
+            "--set-aside-unreadable", help="Put batches that cannot be read into the quarantine, and go on."
+        ),
+    ] = False,
     compact: Annotated[
         bool,
         typer.Option("--compact", help="Then merge small files, and delete those of no version for 7 days."),
@@ -82,7 +88,7 @@ def archive(
         ArchiveOptions(
             queue=queue_options(run), topic=topic, folder=to, group=group, once=once, max_rows=max_rows,
             start="earliest" if start == "earliest" else "latest", every_s=seconds(every, name="--every"),
-            fail_on_data_loss=not allow_data_loss,
+            fail_on_data_loss=not allow_data_loss, set_aside_unreadable=set_aside_unreadable,
         )
         for topic in topics
     ]  # fmt: skip
@@ -123,6 +129,7 @@ def _archive(
 
 
 def _show_archived(done: list[tuple[Archived, Compacted | None]]) -> None:
+    from ..spark.jobs.quarantine import REASONS
     from ..units import format_bytes
 
     rows = [
@@ -133,6 +140,9 @@ def _show_archived(done: list[tuple[Archived, Compacted | None]]) -> None:
     columns = ("topic", "archived", "files", "size", "rate", "behind", "version", "table")
     show.console().print(show.table(columns, rows, numbers=columns[1:-1]))
     for one, merged in done:
+        if one.set_aside:
+            why = ", ".join(f"{show.count(count)} {REASONS[name]}" for name, count in one.set_aside.items())
+            say_note(f"set aside of {one.topic}: {why}; see {one.quarantine}")
         if merged is not None:
             typer.echo(
                 f"compacted {one.topic}: {show.count(merged.files_before)} files before, "

@@ -216,7 +216,8 @@ def _show_backlog(run: Run, found: Backlogged) -> None:
         show.json_line({**asdict(found), "peak": found.peak, "seconds": round(found.seconds, 1)})
         return
     if not found.windows:
-        show.nothing(f"topic {found.topic} has no messages in this range")
+        odd = f", but for {found.odd:,} with a time that cannot be" if found.odd else ""
+        show.nothing(f"topic {found.topic} has no messages in this range{odd}")
         return
     columns: tuple[str, ...] = ("arrived", "handled", "behind", "p50", "p95", "p99", "longest")
     if found.source == "samples":
@@ -257,6 +258,8 @@ def _backlog_line(found: Backlogged) -> str:
     if found.waits is not None:
         half, most = format_duration(found.waits.p50_ms), format_duration(found.waits.p99_ms)
         text += f"; half waited up to {half}, 99 % up to {most}"
+    if found.odd:
+        text += f"; {show.messages(found.odd)} with a time that cannot be, in no window"
     return text
 
 

@@ -120,7 +120,11 @@ def age(ms: int) -> str:
 
 
 def moment(ms: int) -> str:
-    """UTC, to the millisecond, as every other tool can read it."""
+    """UTC, to the millisecond, as every other tool can read it; the number where no calendar has it."""
+    from ..model.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
+
+    if not FIRST_SHOWN_MS <= ms <= LAST_SHOWN_MS:
+        return f"{ms} ms"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

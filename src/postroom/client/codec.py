@@ -18,6 +18,7 @@ from ..model.batch import Headers, Record
 from ..model.names import HEADER_PREFIX
 from ..model.requests import REPLY_TO, REQUEST, asked
 from ..model.schedule import SLOT_HEADER
+from ..model.timestamps import check_sent
 from ..units import Duration, duration_ms, moment_ms
 from .delay import due_at, new_id
 from .expiry import Expiry
@@ -33,7 +34,6 @@ _TOPIC, _PARTITION = f"{HEADER_PREFIX}topic", f"{HEADER_PREFIX}partition"
 _OFFSET, _TIMESTAMP = f"{HEADER_PREFIX}offset", f"{HEADER_PREFIX}timestamp"
 _ATTEMPTS, _FAILURES = f"{HEADER_PREFIX}attempts", f"{HEADER_PREFIX}failures"  # both: of a far retry
 _NONE: Headers = []
-_MAX_MS = 2**53
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -
         [entry],
         size,
         ids=None if id is None else [id],
-        timestamps=None if stamp is None else [_checked_timestamp(stamp)],
+        timestamps=None if stamp is None else [_checked_timestamp(stamp, now_ms)],
         keyed=entry[0] is not None,
         dues=[due] if due else None,
     )
@@ -107,7 +107,8 @@ def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | Non
             dues.append(_due(message, now_ms, due))
             ids.append(new_id() if dues[-1] and message.id is None else message.id)
             entry, size = _entry(message, now_ms, ids[-1], dues[-1], slot)
-            stamps.append(None if message.timestamp is None else _checked_timestamp(message.timestamp))
+            stamp = message.timestamp
+            stamps.append(None if stamp is None else _checked_timestamp(stamp, now_ms))
         except (InvalidMessage, InvalidSetting, MessageTooLarge) as error:
             raise type(error)(f"messages[{at}]: {error}", index=at, **error.details) from None
         packed.entries.append(entry)
@@ -235,10 +236,11 @@ def _expiry_ms(expires: Duration | datetime, visible_ms: int) -> int:
     return visible_ms + duration_ms(expires, name="expires")
 
 
-def _checked_timestamp(timestamp: object) -> int:
-    if isinstance(timestamp, int) and not isinstance(timestamp, bool) and 0 <= timestamp < _MAX_MS:
-        return timestamp
-    raise InvalidMessage(f"timestamp must be milliseconds since 1970 as int; not {timestamp!r}")
+def _checked_timestamp(timestamp: object, now_ms: int) -> int:
+    if not isinstance(timestamp, int) or isinstance(timestamp, bool):
+        raise InvalidMessage(f"timestamp must be milliseconds since 1970 as int; not {timestamp!r}")
+    check_sent(timestamp, timestamp, now_ms)
+    return timestamp
 
 
 # ---- back -------------------------------------------------------------------------------------------

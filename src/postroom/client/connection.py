@@ -269,14 +269,19 @@ class Connection(Admin, Requesting):
             self._shared[topic] = found
         return found
 
-    def staging(self, query: str, batch: int = 0, *, timeout: Duration = "1m") -> Staging:
+    def staging(
+        self, query: str, batch: int = 0, *, timeout: Duration = "1m", compare: bool = True
+    ) -> Staging:
         """What a job writes, published once however often the job is run again: see `client.staging`.
 
         `query` is the job's name, the same whenever it is run again; `batch` counts what it writes one after
-        the other. A store or broker that is away is waited for until `timeout`.
+        the other. A store or broker that is away is waited for until `timeout`. A batch that comes again with
+        other content is refused; without `compare`, what was decided first counts if the number is the same.
         """
         self._guard.check()
-        return make_staging(self._endpoint, self._guard, self.route, query, batch, timeout, self.client_id)
+        return make_staging(
+            self._endpoint, self._guard, self.route, query, batch, timeout, self.client_id, compare
+        )
 
     # ---- receiving ----
 

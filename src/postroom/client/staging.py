@@ -27,6 +27,7 @@ from ..broker.endpoint import Endpoint, Published
 from ..config import DEFAULTS
 from ..errors import InvalidMessage, MessageTooLarge, PostroomError, UsageError
 from ..model.batch import BatchBuilder, Headers
+from ..model.content import joined, of_messages
 from ..model.route import Route
 from ..model.slot import slot_of
 from ..model.staging import Span, Wish, check_name
@@ -55,6 +56,7 @@ class Staged:
     topics: tuple[str, ...] = ()
     source: Mapping[str, Span] = field(default_factory=dict)
     marks: Mapping[str, int] = field(default_factory=dict)
+    content: bytes = b""  # of these rows, as `model.content` has it; empty: not known
 
 
 class Staging:
@@ -69,8 +71,10 @@ class Staging:
         batch: int,
         timeout_ms: int,
         client: str = "",
+        compare: bool = True,
     ) -> None:
         self.query, self.batch = query, batch
+        self._compare = compare
         self._client = client  # whose limits it counts against (R40)
         self._endpoint = endpoint
         self._guard = guard
@@ -92,7 +96,8 @@ class Staging:
         """Decide that the batch consists of these segments, and publish it.
 
         If it was decided before, that counts, and these segments are dropped: so a job may be run again after
-        whatever happened. StagingConflict if it comes with other rows than before, and no source offsets.
+        whatever happened. StagingConflict if it comes with other rows than before, and no source offsets:
+        with more or fewer of them, or with other content, unless that is not compared.
         """
         self._guard.check()
         found = list(staged)
@@ -161,7 +166,8 @@ class Segment:
         if packed.dues is not None:
             raise UsageError("staged messages are not delayed: send those with mq.send")
         await self._add(topic, packed.entries)
-        self.saw(len(packed.entries), [topic])
+        content = of_messages(topic, packed.entries) if self._staging._compare else b""
+        self.saw(len(packed.entries), [topic], content=content)
 
     async def add_columns(
         self,
@@ -184,10 +190,11 @@ class Segment:
         topics: Iterable[str],
         source: Mapping[str, Span] | None = None,
         marks: Mapping[str, int] | None = None,
+        content: bytes = b"",
     ) -> None:
         """Rows of the job that this task has seen, also those it left out, and where they come from.
 
-        `marks`: rows at or below them were left out.
+        `marks`: rows at or below them were left out. `content`: what the rows hold, if that is compared.
         """
         old = self._staged
         self._staged = replace(
@@ -196,6 +203,7 @@ class Segment:
             topics=tuple(dict.fromkeys((*old.topics, *topics))),
             source=_spanned(old.source, source or {}),
             marks=_lowest(old.marks, marks or {}),
+            content=_content((old.rows, old.content), (rows, content)),
         )
 
     async def close(self) -> Staged:
@@ -337,7 +345,13 @@ def _wish(found: Sequence[Staged]) -> Wish:
     for one in found:
         source, marks = _spanned(source, one.source), _lowest(marks, one.marks)
     segments = tuple((one.segment, one.messages) for one in found if one.messages)
-    return Wish(segments, sum(one.rows for one in found), source, marks)
+    content = _content(*((one.rows, one.content) for one in found))
+    return Wish(segments, sum(one.rows for one in found), source, marks, content)
+
+
+def _content(*parts: tuple[int, bytes]) -> bytes:
+    """Of rows and what they hold; those that have none do not count."""
+    return joined(content for rows, content in parts if rows)
 
 
 def _spanned(one: Mapping[str, Span], other: Mapping[str, Span]) -> dict[str, Span]:
@@ -361,9 +375,10 @@ def make(
     batch: int,
     timeout: Duration,
     client: str = "",
+    compare: bool = True,
 ) -> Staging:
     """For `Connection.staging`."""
     if not isinstance(batch, int) or isinstance(batch, bool) or not 0 <= batch < 2**62:
         raise UsageError(f"batch={batch!r}: batches of a query are whole numbers, counted from 0")
     timeout_ms = duration_ms(timeout, name="timeout")
-    return Staging(endpoint, guard, route, check_name(query, "query"), batch, timeout_ms, client)
+    return Staging(endpoint, guard, route, check_name(query, "query"), batch, timeout_ms, client, compare)

@@ -29,6 +29,7 @@ from .batch import (
     records_between,
 )
 from .compression import NoRoom
+from .timestamps import check_sent
 
 __all__ = ["MAX_HEADERS", "MAX_PACKED_BYTES", "MAX_RECORD_BYTES", "admit", "walk", "walk_all"]
 
@@ -41,7 +42,6 @@ MAX_RECORD_BYTES = DEFAULTS.max_message_bytes + 64 * 1024
 MAX_HEADERS = DEFAULTS.max_headers + 16
 """Of a message, with those that Postroom's SDK adds."""
 
-_MAX_MS = 2**53
 _LARGE_BYTES = 128 * 1024  # unpacked; of that many headers the codec makes objects in 20 ms
 _STEP = 128  # messages of smaller batches that are looked at in one step
 _STEP_BYTES = 32 * 1024  # of larger batches, given to the codec at once; one record may be larger
@@ -54,21 +54,24 @@ _Part: TypeAlias = tuple[int, int, int]
 """From this byte to that one there are so many records."""
 
 
-def admit(batch: bytes) -> None:
-    """Walk over the batch in one go. CorruptBatch, MessageTooLarge or UsageError if it may not be stored."""
-    for _ in walk(batch):
+def admit(batch: bytes, now_ms: int) -> None:
+    """Walk over the batch in one go. CorruptBatch, MessageTooLarge or UsageError if it may not be stored.
+
+    `now_ms`: the queue's clock, by which timestamps are bounded.
+    """
+    for _ in walk(batch, now_ms):
         pass
 
 
-def walk(batch: bytes, *, careful: bool = False) -> Iterator[None]:
+def walk(batch: bytes, now_ms: int, *, careful: bool = False) -> Iterator[None]:
     """The same in small steps. `careful`: those of batches that are not large are small in any case, too."""
-    header = _checked_header(batch)
+    header = _checked_header(batch, now_ms)
     try:
         plain = yield from _plain(batch, header)
         following, size = header.base_offset, len(plain) - HEADER_SIZE
         large = size > (_STEP_BYTES if careful else _LARGE_BYTES)
         for found in _in_parts(plain, header.records) if large else _in_slices(plain, header.records):
-            _check(found, following, size)
+            _check(found, following, size, now_ms)
             following += len(found)
             yield
     except PostroomError:
@@ -81,13 +84,13 @@ def walk(batch: bytes, *, careful: bool = False) -> Iterator[None]:
         raise CorruptBatch(f"the records of the batch cannot be read: {str(error)[:200]}") from error
 
 
-def walk_all(data: bytes, *, careful: bool = False) -> Iterator[None]:
+def walk_all(data: bytes, now_ms: int, *, careful: bool = False) -> Iterator[None]:
     """Batches that follow each other, in the same way."""
     for batch in batches_in(data):
-        yield from walk(batch, careful=careful)
+        yield from walk(batch, now_ms, careful=careful)
 
 
-def _checked_header(batch: bytes) -> BatchHeader:
+def _checked_header(batch: bytes, now_ms: int) -> BatchHeader:
     header = read_header(batch)
     if header.control:
         raise UsageError("control batches are Postroom's own; send messages")
@@ -98,7 +101,7 @@ def _checked_header(batch: bytes) -> BatchHeader:
             max_messages=DEFAULTS.max_batch_messages,
             max_bytes=DEFAULTS.max_batch_bytes,
         )
-    _check_moments({header.first_ts, header.last_ts})
+    check_sent(min(header.first_ts, header.last_ts), max(header.first_ts, header.last_ts), now_ms)
     return header
 
 
@@ -114,11 +117,12 @@ def _plain(batch: bytes, header: BatchHeader) -> Generator[None, None, memoryvie
 # ---- the records ----
 
 
-def _check(found: list[Record], first: int, size: int) -> None:
+def _check(found: list[Record], first: int, size: int, now_ms: int) -> None:
     """Some records, from that offset on, of a batch of so many bytes: nothing in them is larger than that."""
     if [record.offset for record in found] != list(range(first, first + len(found))):
         raise CorruptBatch("the offsets of the batch's records are not dense")
-    _check_moments({record.timestamp for record in found})
+    moments = {record.timestamp for record in found}
+    check_sent(min(moments), max(moments), now_ms)
     if any(map(_headers, found)) and max(map(len, map(_headers, found))) > MAX_HEADERS:
         _refuse_headers()
     if size > DEFAULTS.max_key_bytes and _longest_key(found) > DEFAULTS.max_key_bytes:
@@ -127,11 +131,6 @@ def _check(found: list[Record], first: int, size: int) -> None:
 
 def _longest_key(found: list[Record]) -> int:
     return max(map(len, filter(None, map(_key, found))), default=0)
-
-
-def _check_moments(moments: set[int]) -> None:
-    if min(moments) < 0 or max(moments) >= _MAX_MS:
-        raise CorruptBatch("a timestamp of the batch is none: they are milliseconds since 1970")
 
 
 def _refuse_headers() -> NoReturn:

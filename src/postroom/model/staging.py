@@ -8,7 +8,8 @@ messages are (`model.schedule`): the same plan over the same rows gives the same
 Rows may carry where they come from: a source partition and an offset in it. Then the query has marks, the
 highest offset of each source partition that was ever decided. Writers leave out what lies at or below the
 marks, so that a batch that comes back with another range brings only what is new. Without source offsets
-that cannot be told, and is refused. Must never depend on anything but its arguments.
+that cannot be told, and is refused: by the number of rows, and by their content if the job says what that is.
+Must never depend on anything but its arguments.
 
 A query belongs to the principal that staged or decided it first, and is nobody else's (I23): its name is no
 secret, and whoever could decide for it could publish nothing in its place. Jobs with the database itself have
@@ -27,6 +28,7 @@ from msgspec import Meta
 from ..errors import InvalidSetting, PermissionDenied, StagingConflict
 from .batch import batches_in, verify
 from .bounds import MOST_SEGMENTS, Label, Position, Whole
+from .content import Content, differ
 from .schedule import Planned
 from .sequence import next_sequence
 
@@ -76,6 +78,7 @@ class Wish:
     marks: Annotated[dict[SourceName, Position], Meta(max_length=MOST_SEGMENTS)] = field(
         default_factory=dict
     )  # rows at or below them were left out
+    content: Content = b""  # of all these rows; empty: it is not to be compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +134,7 @@ class Decision:
     step: int = 0  # grows with each change: whoever knows another one knows nothing
     progress: Progress = field(default_factory=Progress)
     move: OpenMove | None = None
+    content: bytes = b""
 
     @property
     def messages(self) -> int:
@@ -177,7 +181,7 @@ def _same(recorded: Decision, wish: Wish) -> bool:
     """Whether the batch comes with the rows it came with before, as far as can be told."""
     if recorded.source or wish.source:
         return dict(recorded.source) == dict(wish.source)
-    return recorded.rows == wish.rows
+    return recorded.rows == wish.rows and not differ(recorded.content, wish.content)
 
 
 def _check_marks(known: Known, batch: int, wish: Wish) -> None:
@@ -216,6 +220,13 @@ def _check_brought(known: Known, batch: int, wish: Wish) -> None:
 
 
 def _other_rows(known: Known, recorded: Decision | None, batch: int, wish: Wish) -> str:
+    if recorded is not None and recorded.rows == wish.rows:
+        return (
+            f"batch {batch} was published with {wish.rows} rows, and comes again with as many of other "
+            "content: nothing was written. To publish these as well, give them a query or batch of their "
+            "own. If the job makes other rows at each run (rand, current_timestamp), let what was published "
+            "first count: failOnOtherContent=false in Spark, staging(…, compare=False) in Python"
+        )
     if recorded is None:
         what = f"batch {batch} comes after batch {known.batch} was published, and is not remembered"
     else:

@@ -7,15 +7,19 @@ Spark expects to the letter: type, order, and nullability.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from ..errors import InvalidSetting
 from ..model.batch import Record, opened, read_header
+from ..model.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
 from ..store.contract import StoredBatch
 from .planning import Span
 
-__all__ = ["COLUMNS", "HEADERS", "SOURCE", "Columns", "check_schema", "schema_text"]
+__all__ = ["COLUMNS", "HEADERS", "SOURCE", "Columns", "Odd", "check_schema", "schema_text"]
+
+log = logging.getLogger("postroom.spark")
 
 COLUMNS = {
     "key": "binary",
@@ -32,6 +36,9 @@ SOURCE = {"source_partition": "string", "source_offset": "bigint"}
 
 _INSIDE = ("key", "value", "timestamp", "headers")  # the batch has to be opened for these
 _CREATE_TIME = 0
+
+Odd: TypeAlias = Callable[[Span, Sequence[tuple[int, int]]], None]
+"""Takes the offsets of rows, and what their timestamps are."""
 
 
 def schema_text(headers: bool, source: bool = False) -> str:
@@ -56,12 +63,14 @@ def check_schema(schema: Any) -> None:
 class Columns:
     """Gathers batches of one span, and gives them as an Arrow batch."""
 
-    def __init__(self, schema: Any) -> None:
+    def __init__(self, schema: Any, odd: Odd | None = None) -> None:
+        """`odd`: is told, before they are given, of rows whose timestamp no calendar has; it is null."""
         from .compat import arrow_schema
 
         self._schema = arrow_schema(schema)
         self._names: list[str] = list(self._schema.names)
         self._opens = any(name in _INSIDE for name in self._names)
+        self._odd = odd or _warn
         self._clear()
 
     def _clear(self) -> None:
@@ -116,7 +125,7 @@ class Columns:
             case "value":
                 return pa.array(self._values, field.type)
             case "timestamp":
-                return pa.array(self._stamps, pa.timestamp("ms", "UTC")).cast(field.type)
+                return self._moments(span).cast(field.type)
             case "headers":
                 return _header_array(self._headers, field.type)
             case "source_partition":
@@ -129,6 +138,30 @@ class Columns:
                 return pa.repeat(pa.scalar(span.partition, field.type), self.rows)
             case _:
                 return pa.repeat(pa.scalar(_CREATE_TIME, field.type), self.rows)
+
+    def _moments(self, span: Span) -> Any:
+        """Never a wrong one: what Spark or Python cannot hold is null."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        stamps = pa.array(self._stamps, pa.int64())
+        least, most = pc.min_max(stamps).as_py().values()
+        if least < FIRST_SHOWN_MS or most > LAST_SHOWN_MS:
+            shown = pc.and_(pc.greater_equal(stamps, FIRST_SHOWN_MS), pc.less_equal(stamps, LAST_SHOWN_MS))
+            offsets = _offset_array(self._runs).filter(pc.invert(shown)).to_pylist()
+            values = stamps.filter(pc.invert(shown)).to_pylist()
+            self._odd(span, list(zip(offsets, values, strict=True)))
+            stamps = pc.if_else(shown, stamps, None)
+        return stamps.cast(pa.timestamp("ms", "UTC"))
+
+
+def _warn(span: Span, found: Sequence[tuple[int, int]]) -> None:
+    offset, value = found[0]
+    more = f", and {len(found) - 1:,} more" if len(found) > 1 else ""
+    log.warning(
+        "topic %r partition %d offset %d%s: timestamp %d is outside of the years 1 to 9999, and null here; "
+        "was it microseconds?", span.topic, span.partition, offset, more, value,
+    )  # fmt: skip
 
 
 def _offset_array(runs: Sequence[tuple[int, int]]) -> Any:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -39,6 +39,7 @@ class Losses:
     """What is done about messages that are gone."""
 
     fail: bool
+    aside: Callable[[Span, StoredBatch, CorruptBatch], None] | None = None  # takes batches nobody can read
 
     def meet(self, what: str) -> None:
         if self.fail:
@@ -69,6 +70,9 @@ class Losses:
         log.warning("%s; these begin again at the oldest message, as failOnDataLoss=false says", what)
 
     def meet_unreadable(self, span: Span, batch: StoredBatch, error: CorruptBatch) -> None:
+        if self.aside is not None:
+            self.aside(span, batch, error)
+            return
         what = shown([_part(span, batch.base_offset, batch.last_offset + 1)])
         said = f"a batch of {batch.records:,} messages cannot be read ({error}): {what}"
         if self.fail:

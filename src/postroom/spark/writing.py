@@ -29,6 +29,7 @@ from ..model.names import check_topic
 from ..model.staging import check_name
 from .border import one_sentence
 from .compat import StreamArrowWriter
+from .content import content_of
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
 from .queue import patiently
 from .writing_rows import Columns, Shape, shape_of
@@ -37,7 +38,7 @@ __all__ = ["BatchWriter", "StreamWriter", "WriteOptions", "Written", "write_opti
 
 _log = logging.getLogger("postroom.spark")
 
-_BATCH = ("query", "batch")
+_BATCH = ("query", "batch", "failOnOtherContent")
 _WRITE = (*CONNECTION, "topic", *_BATCH)
 _OF_SPARK = ("path", "checkpointlocation", "queryname", "outputmode")  # Spark passes some of its own on
 _QUERY_ID, _BATCH_ID = "sql.streaming.queryId", "streaming.sql.batchId"
@@ -49,6 +50,7 @@ class WriteOptions:
     topic: str | None = None
     query: str | None = None
     batch: int = 0
+    compare: bool = False  # a batch that comes again has to have the same content
 
 
 def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOptions:
@@ -69,11 +71,20 @@ def write_options(options: Mapping[str, str], *, streaming: bool) -> WriteOption
     if "batch" in given and ("query" not in given or not given["batch"].isdecimal()):
         raise bad_option("batch", f"{given['batch']!r}: a number from 0 up, and only together with query")
     topic, query = given.get("topic"), given.get("query")
+    compare = given.get("failOnOtherContent", "true").lower()
+    if compare not in ("true", "false") or ("failOnOtherContent" in given and query is None):
+        raise bad_option("failOnOtherContent", "true or false, and only together with query")
     if topic is not None:
         check_topic(topic)
     if query is not None:
         check_name(query, "query")
-    return WriteOptions(reach_options(options), topic, query, int(given.get("batch", "0")))
+    return WriteOptions(
+        reach_options(options),
+        topic,
+        query,
+        int(given.get("batch", "0")),
+        query is not None and compare == "true",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +128,12 @@ class _Writing:
             if source and marks is None:
                 marks = staging.marks(topics)
             known = marks or {}
-            left = columns.above(known, source)
-            for part in left.parts():
+            parts = list(columns.above(known, source).parts())
+            for part in parts:
                 segment.add_columns(part.topic, part.values, part.keys, part.headers)
-            segment.saw(columns.rows, topics, source, {name: known.get(name, -1) for name in source})
+            content = content_of(parts) if self._options.compare and not self._shape.has_source else b""
+            at = {name: known.get(name, -1) for name in source}
+            segment.saw(columns.rows, topics, source, at, content)
 
     def _commit(self, messages: Messages) -> None:
         found = [message for message in messages if message is not None]

@@ -78,6 +78,7 @@ class _Wished(msgspec.Struct, array_like=True):
     rows: int
     source: dict[str, Span]
     topics: tuple[int, ...]
+    content: bytes = b""  # earlier versions wrote none, and pass over it
 
 
 class _Progress(msgspec.Struct, array_like=True):
@@ -177,13 +178,13 @@ class SqlStaging:
             _check_finished(tx, query)
             found = _check_segments(tx, query, batch, wish, topics)
             now = tx.now_ms()
-            wished = _Wished(wish.segments, wish.rows, dict(wish.source), found)
+            wished = _Wished(wish.segments, wish.rows, dict(wish.source), found, wish.content)
             tx.do(_DECIDE, query, batch, revision, now, producer_id, _packed(wished), _progress(Progress()))
             marks = _packed(staging.marks_after(known, wish))
             tx.do(_NEWER, max(batch, known.batch), marks, now, query)
         return Decision(
             query, batch, revision, wish.segments, wish.rows, wish.source, now,
-            topics=found, producer_id=producer_id,
+            topics=found, producer_id=producer_id, content=wish.content,
         )  # fmt: skip
 
     # ---- publishing ----
@@ -384,7 +385,7 @@ def _decision(row: Row) -> Decision:
     return Decision(
         query, int(batch), int(revision), wished.segments, wished.rows, wished.source, int(decided_at),
         int(published_at), wished.topics, int(producer_id), int(step), _unpacked(progress),
-        None if plan is None else OpenMove(tuple(schedule.decode(plan))),
+        None if plan is None else OpenMove(tuple(schedule.decode(plan))), wished.content,
     )  # fmt: skip
 
 

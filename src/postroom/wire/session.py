@@ -164,7 +164,7 @@ class Session:
     async def _admit(self, request: Request, body: bytes) -> None:
         """Refuse batches that could not be read, or hold more than they may: a token is not trust."""
         walking = walk if isinstance(request, m.Append) else walk_all
-        steps = walking(body, careful=self._careful)
+        steps = walking(body, self._broker.now_ms(), careful=self._careful)
         until = time.perf_counter() + _AT_ONCE_S
         try:
             for _ in steps:

@@ -226,9 +226,9 @@ def _stop_archives(cases: dict[str, Case], folder: Path) -> None:
         at(lake.topic, f"appended@{after.batch}")
         return after
 
-    def writing(reach: Any, tasks: Any, table: str, batch: int, fail: bool, numbers: Any) -> Iterator[Any]:
-        for files in write_spans(reach, tasks, table, batch, fail, numbers):
-            at(Path(table).name, f"writing@{batch}")
+    def writing(reach: Any, tasks: Any, tables: Any, batch: int, fail: bool, numbers: Any) -> Iterator[Any]:
+        for files in write_spans(reach, tasks, tables, batch, fail, numbers):
+            at(Path(tables.table).name, f"writing@{batch}")
             yield files
 
     Lake.create, Lake.append = creating, appending  # type: ignore[method-assign]

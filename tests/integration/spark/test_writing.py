@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql.functions import expr
 
 from tests.integration.spark.streams import send
 from tests.integration.spark.writing_process import copy
@@ -45,7 +46,9 @@ def test_a_batch_write(spark: Any, url: str, mq: Any) -> None:
     for message in found["b"]:
         assert message.key == message.value[-1:]
         assert dict(message.headers) == {"n": message.value}
-    write(rows, url, query="nightly")  # the same job once more
+    write(rows.repartition(2), url, query="nightly")  # the same job once more, its rows spread otherwise
+    with pytest.raises(Exception, match="other content"):
+        write(rows.withColumn("value", expr("if(value = '7', 'x', value)")), url, query="nightly")
     assert [len(there(mq, topic)) for topic in ("a", "b")] == [1000, 2000]
     write(rows.select("value"), url, topic="a")
     assert len(there(mq, "a")) == 4000

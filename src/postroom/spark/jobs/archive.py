@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +23,8 @@ from ..planning import Span, backlog
 from ..streaming import Stream
 from .failures import explained
 from .lake import Compacted, File, Lake, Mark
-from .parquet import RESULT, file_of, write_spans
+from .parquet import RESULT, Tables, file_of, write_spans
+from .quarantine import Quarantine
 from .queues import connected
 
 __all__ = ["ArchiveOptions", "Archived", "archive", "check", "compact"]
@@ -39,6 +41,7 @@ class ArchiveOptions:
     every_s: float = 10.0  # on and on: between a batch with nothing in it and the next look
     max_rows: int = 2_000_000  # of a batch: of one commit
     fail_on_data_loss: bool = True
+    set_aside_unreadable: bool = False  # batches that cannot be read go to the quarantine; else they stop it
 
     def reading(self) -> ReadOptions:
         options = {
@@ -63,6 +66,8 @@ class Archived:
     bytes: int
     behind: int  # offsets that are not archived yet
     seconds: float
+    quarantine: str  # the table with what was set aside, if there is any
+    set_aside: Mapping[str, int]  # by reason: messages, or batches that cannot be read
 
 
 Progress = Callable[[int, int], None]
@@ -106,16 +111,19 @@ class _Run:
         self._spark, self._options, self._reading, self._lake = spark, options, reading, lake
         self.stream = Stream(reading)
         self._since = time.monotonic()
+        self._quarantine = Quarantine(options.folder, options.topic)
         self._files: list[File] = []
+        self._aside: Counter[str] = Counter()
         self._batches = 0
         self._at = Offsets()
+        self._cut_off: dict[str, Any] | None = None
 
     def go(self, progress: Progress, stop: threading.Event) -> None:
         mark = self._begin()
         if self._options.once:
             self.stream.freeze()
         while not stop.is_set():
-            end = self.stream.latest(self._at, self._options.max_rows)  # tells the group, too
+            end = self._repeated(self.stream.latest(self._at, self._options.max_rows))
             if end == self._at:
                 if self._options.once:
                     return
@@ -139,24 +147,42 @@ class _Run:
             mark = self._lake.create(self._at.encode())
             self.stream.latest(self._at, None)  # it is pinned: by the table
         self._at = self.stream.decode(mark.offsets)
+        self._cut_off = self._quarantine.end_of(mark.batch + 1)
         return mark
+
+    def _repeated(self, end: Offsets) -> Offsets:
+        """A batch that was cut off between its two commits goes as far as it went."""
+        before, self._cut_off = self._cut_off, None
+        again = end if before is None else self.stream.decode(before)
+        return again if again.ids == end.ids else end
 
     def _batch(self, mark: Mark, end: Offsets) -> Mark:
         tasks = self.stream.tasks(self._at, end)
-        files = self._write(tasks, mark.batch + 1) if tasks else []
+        files, aside = self._write(tasks, mark.batch + 1) if tasks else ([], [])
+        self._quarantine.append(mark.batch + 1, [file for file, _ in aside], end.encode())
         mark = self._lake.append(mark, files, end.encode())
+        for file, reason in aside:
+            self._aside[reason] += file.rows
         self._files += files
         self._batches += 1
         return mark
 
-    def _write(self, tasks: Sequence[Sequence[Span]], batch: int) -> list[File]:
-        """The rows stay on the executors; what comes back is the list of their files."""
-        write = partial(
-            write_spans, self._reading.reach, tasks, self._lake.path, batch, self._options.fail_on_data_loss
-        )
+    def _write(
+        self, tasks: Sequence[Sequence[Span]], batch: int
+    ) -> tuple[list[File], list[tuple[File, str]]]:
+        """The rows stay on the executors; what comes back is the list of their files.
+
+        Those of the table, and those of the quarantine with their reasons.
+        """
+        fail = self._options.fail_on_data_loss
+        unreadable = self._options.set_aside_unreadable or not fail
+        tables = Tables(self._lake.path, self._quarantine.path, unreadable)
+        write = partial(write_spans, self._reading.reach, tasks, tables, batch, fail)
         with explained():
             numbers = self._spark.range(0, len(tasks), 1, len(tasks))
-            return [file_of(row) for row in numbers.mapInArrow(write, RESULT).collect()]
+            rows = numbers.mapInArrow(write, RESULT).collect()
+        kept = [file_of(row) for row in rows if row["aside"] is None]
+        return kept, [(file_of(row), row["aside"]) for row in rows if row["aside"] is not None]
 
     def result(self) -> Archived:
         return Archived(
@@ -169,4 +195,6 @@ class _Run:
             bytes=sum(file.bytes for file in self._files),
             behind=backlog(self._at, self.stream.newest()),
             seconds=time.monotonic() - self._since,
+            quarantine=self._quarantine.path,
+            set_aside=dict(self._aside),
         )

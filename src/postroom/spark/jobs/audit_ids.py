@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from ...clock import wall_ms
+from ...model.timestamps import latest_sent
 from .audit_report import Check, Flag
 from .fields import Field, Journal, rank_column, text_of_bytes
 from .stored import Stored
@@ -198,7 +200,9 @@ def _is_old(wanted: IdCheck) -> Any:
 
     if wanted.waiting_after_ms is None:
         return F.lit(True)
-    return F.col("time_ms") < wanted.waiting_after_ms
+    time_ms = F.col("time_ms")  # null, or far ahead: nobody knows, and it must not wait for ever
+    is_young = time_ms.between(wanted.waiting_after_ms, latest_sent(wall_ms()))
+    return ~F.coalesce(is_young, F.lit(False))
 
 
 def _counts(wanted: IdCheck) -> dict[str, Any]:

@@ -5,6 +5,9 @@ handled; its percentiles are of the messages handled in a window. Without one, s
 behind will do: what was handled is then what arrived and is not behind any more, and the waiting time is an
 estimate, the messages behind over the rate at which they go (Little). With neither, only arrival is known.
 The first time a message was handled counts. Only messages of the range are looked at.
+
+A message with a time that cannot be is counted as odd, and is in no window: one before 1970 or more than a
+day ahead of now; and one that has arrived more than a day outside of the range, where that is named.
 """
 
 from __future__ import annotations
@@ -14,7 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from ...clock import wall_ms
+from ...config import DEFAULTS
 from ...errors import InvalidSetting
+from ...model.timestamps import latest_sent
 from .backlog_samples import Sample, read_samples
 from .failures import explained
 from .fields import Field, Journal
@@ -23,6 +29,7 @@ from .stored import Stored, look
 __all__ = ["BacklogOptions", "Backlogged", "Waits", "Window", "backlog"]
 
 MAX_WINDOWS = 10_000
+_ODD = -1  # the window of what is in none
 
 Progress = Callable[[str], None]
 
@@ -82,6 +89,7 @@ class Backlogged:
     handled: int | None
     waits: Waits | None
     charts: tuple[str, ...] = ()
+    odd: int = 0  # messages with a time that cannot be, which are in no window
     seconds: float = 0.0
 
     @property
@@ -96,9 +104,10 @@ def backlog(spark: Any, options: BacklogOptions, *, progress: Progress = lambda 
     with explained():
         stored = look(options.queue, options.topic, start_ms=options.start_ms, end_ms=options.end_ms)
         progress("adding up arrival and waiting times")
-        rows = _by_window(_events(spark, stored, options), options.window_ms) if stored.offsets else []
+        rows = _by_window(_events(spark, stored, options), options) if stored.offsets else []
     total = next((row for row in rows if row["window"] is None), None)
-    windows = _windows([row for row in rows if row["window"] is not None], options)
+    odd = sum(row["arrived"] for row in rows if row["window"] == _ODD)
+    windows = _windows([row for row in rows if row["window"] is not None and row["window"] != _ODD], options)
     if samples:
         windows = _with_samples(windows, samples, options.window_ms)
     found = Backlogged(
@@ -106,9 +115,10 @@ def backlog(spark: Any, options: BacklogOptions, *, progress: Progress = lambda 
         source="journal" if options.handled else "samples" if samples else "arrival",
         window_ms=options.window_ms,
         windows=tuple(windows),
-        arrived=total["arrived"] if total is not None else 0,
+        arrived=total["arrived"] - odd if total is not None else 0,
         handled=_handled(windows),
         waits=_waits(total) if total is not None else None,
+        odd=odd,
     )
     if options.charts is not None and windows:
         from .backlog_charts import draw
@@ -141,16 +151,27 @@ def _events(spark: Any, stored: Stored, options: BacklogOptions) -> Any:
     return frame.select(id.text().alias("id"), arrived).join(handled, "id", "left")
 
 
-def _by_window(events: Any, window_ms: int) -> list[Any]:
-    """A row for each window, and one for all, in which `window` is null."""
+def _by_window(events: Any, options: BacklogOptions) -> list[Any]:
+    """A row for each window, and one for all, in which `window` is null.
+
+    What is odd has a window of its own, as if it had only arrived.
+    """
     from pyspark.sql import functions as F
 
+    now = wall_ms()
+    sane = F.col("arrived_ms").between(*_sane(options, now)) & F.coalesce(
+        F.col("handled_ms").between(0, latest_sent(now)), F.lit(True)
+    )
+    is_odd = ~F.coalesce(sane, F.lit(False))
     wait = F.greatest(F.col("handled_ms") - F.col("arrived_ms"), F.lit(0))  # clocks differ
     arrival = F.struct(F.col("arrived_ms").alias("at"), F.lit(None).cast("bigint").alias("wait"))
     handling = F.struct(F.col("handled_ms").alias("at"), wait.alias("wait"))
-    each = F.when(F.col("handled_ms").isNull(), F.array(arrival)).otherwise(F.array(arrival, handling))
-    rows = events.select(F.inline(each))
-    rows = rows.withColumn("window", F.floor(F.col("at") / window_ms).cast("bigint"))
+    each = F.when(is_odd | F.col("handled_ms").isNull(), F.array(arrival)).otherwise(
+        F.array(arrival, handling)
+    )
+    rows = events.select(is_odd.alias("odd"), F.inline(each))
+    window = F.floor(F.col("at") / options.window_ms).cast("bigint")
+    rows = rows.withColumn("window", F.when(F.col("odd"), F.lit(_ODD)).otherwise(window))
     sums = (
         rows.rollup("window")
         .agg(
@@ -159,10 +180,16 @@ def _by_window(events: Any, window_ms: int) -> list[Any]:
             F.percentile_approx("wait", [0.5, 0.95, 0.99], 10_000).alias("waits"),
             F.max("wait").alias("longest"),
         )
-        .limit(MAX_WINDOWS + 2)
+        .limit(MAX_WINDOWS + 3)
     )
     found: list[Any] = sums.collect()
     return found
+
+
+def _sane(options: BacklogOptions, now: int) -> tuple[int, int]:
+    """Between which times a message of the range may have arrived."""
+    first = 0 if options.start_ms is None else max(0, options.start_ms - DEFAULTS.timestamp_ahead_ms)
+    return first, latest_sent(now if options.end_ms is None else min(now, options.end_ms))
 
 
 # ---- from windows to a table ----
@@ -177,7 +204,7 @@ def _windows(rows: Sequence[Any], options: BacklogOptions) -> list[Window]:
     if last - first >= MAX_WINDOWS:
         raise InvalidSetting(
             f"the range has {last - first + 1:,} windows, and there may be {MAX_WINDOWS:,}: choose longer "
-            "ones, or a shorter range"
+            "ones, or a shorter range; messages of more than a day before its start are set aside"
         )
     found: list[Window] = []
     behind = 0

@@ -22,7 +22,7 @@ from ...errors import InvalidSetting, StagingConflict, StoreCorrupt, UsageError
 from ...install import how_to_install
 from ...model.names import check_topic
 
-__all__ = ["COLUMNS", "Compacted", "File", "Lake", "Mark", "arrow_schema", "is_uri"]
+__all__ = ["COLUMNS", "Compacted", "File", "Lake", "Mark", "arrow_schema", "flush_log", "is_uri"]
 
 COLUMNS = ("topic", "partition", "offset", "timestamp", "key", "value", "headers", "date")
 
@@ -224,17 +224,21 @@ class Lake:
         )
 
     def _flush(self, version: int) -> None:
-        """To the disk, before the queue is told that it may drop what is archived."""
-        if is_uri(self.path):
-            return
-        log = os.path.join(self.path, "_delta_log")
-        for path in (os.path.join(log, f"{version:020}.json"), log):
-            if os.path.exists(path):
-                at = os.open(path, os.O_RDONLY)
-                try:
-                    os.fsync(at)
-                finally:
-                    os.close(at)
+        flush_log(self.path, version)
+
+
+def flush_log(table: str, version: int) -> None:
+    """To the disk, before the queue is told that it may drop what is archived."""
+    if is_uri(table):
+        return
+    log = os.path.join(table, "_delta_log")
+    for path in (os.path.join(log, f"{version:020}.json"), log):
+        if os.path.exists(path):
+            at = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(at)
+            finally:
+                os.close(at)
 
 
 def _metadata(batch: int, start: dict[str, Any], end: dict[str, Any]) -> dict[str, str]:

@@ -8,40 +8,60 @@ before its task ends.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..columns import Columns
 from ..options import Reach
 from ..planning import Span
 from ..reading import Losses, read_spans
-from .lake import File, arrow_schema, is_uri
+from .lake import File, arrow_schema
+from .quarantine import Aside
+from .sink import Sink
 
-__all__ = ["RESULT", "file_of", "write_spans"]
+__all__ = ["RESULT", "Tables", "file_of", "write_spans"]
 
-RESULT = "path string, date string, bytes bigint, rows bigint, stats string"
+RESULT = "path string, date string, bytes bigint, rows bigint, stats string, aside string"
+"""Files; `aside`: one of the quarantine, and why."""
 
 _BUFFER_BYTES = 64 * 1024 * 1024
 _GROUP_ROWS = 250_000
 _MOST_OPEN = 16  # files at once: messages with wild timestamps do not open thousands
 
 
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """Where the rows go."""
+
+    table: str
+    quarantine: str
+    unreadable: bool  # batches that cannot be read are set aside; else they are an error
+
+
 def write_spans(
-    reach: Reach, tasks: Sequence[Sequence[Span]], table: str, batch: int, fail: bool, numbers: Iterator[Any]
+    reach: Reach,
+    tasks: Sequence[Sequence[Span]],
+    tables: Tables,
+    batch: int,
+    fail: bool,
+    numbers: Iterator[Any],
 ) -> Iterator[Any]:
     """For `mapInArrow`: numbers of tasks come in, files go out."""
     import pyarrow as pa
 
     for some in numbers:
         for number in some.column(0).to_pylist():
-            files = _Files(table, f"{batch:08}-{number:04}")
-            for arrow in read_spans(reach, tasks[number], Columns(_spark_schema()), Losses(fail)):
-                files.add(arrow)
-            found = [(f.path, f.date, f.bytes, f.rows, f.stats) for f in files.close()]
+            name = f"{batch:08}-{number:04}"
+            files, aside = _Files(tables.table, name), Aside(tables.quarantine, name)
+            losses = Losses(fail, aside.unreadable if tables.unreadable else None)
+            for arrow in read_spans(reach, tasks[number], Columns(_spark_schema(), aside.odd), losses):
+                files.add(aside.sift(arrow))
+            closed = [*((None, file) for file in files.close()), *aside.close().items()]
+            found = [(f.path, f.date, f.bytes, f.rows, f.stats, reason) for reason, f in closed]
             names = [name.split()[0] for name in RESULT.split(", ")]
-            kinds = [pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string()]
+            kinds = [pa.string(), pa.string(), pa.int64(), pa.int64(), pa.string(), pa.string()]
             columns = zip(*found, strict=True) if found else [[] for _ in names]
             yield pa.RecordBatch.from_arrays(
                 [pa.array(list(column), kind) for column, kind in zip(columns, kinds, strict=True)],
@@ -106,17 +126,11 @@ class _File:
         import pyarrow.parquet as pq
 
         self._date, self._path = date, f"date={date}/{name}"
-        self._local = None if is_uri(table) else os.path.join(table, self._path)
-        if self._local is not None:
-            os.makedirs(os.path.dirname(self._local), exist_ok=True)
-            self._sink: Any = open(self._local, "xb")  # noqa: SIM115  (closed by `close`)
-        else:
-            from pyarrow.fs import FileSystem
-
-            system, root = FileSystem.from_uri(table)
-            self._sink = system.open_output_stream(f"{root}/{self._path}")
+        self._sink = Sink(table, self._path)
         self._schema = arrow_schema(date=False)
-        self._writer = pq.ParquetWriter(self._sink, self._schema, compression="zstd", compression_level=1)
+        self._writer = pq.ParquetWriter(
+            self._sink.stream, self._schema, compression="zstd", compression_level=1
+        )
         self._batches: list[Any] = []
         self._rows = 0
         self._least: dict[str, Any] = {}
@@ -145,12 +159,7 @@ class _File:
     def close(self) -> File:
         self.flush()
         self._writer.close()
-        size = self._sink.tell()
-        if self._local is not None:
-            self._sink.flush()
-            os.fsync(self._sink.fileno())
-        self._sink.close()
-        return File(self._path, self._date, size, self._rows, self._stats())
+        return File(self._path, self._date, self._sink.close(), self._rows, self._stats())
 
     def _stats(self) -> str:
         def shown(found: dict[str, Any]) -> dict[str, Any]:

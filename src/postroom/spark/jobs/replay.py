@@ -211,9 +211,10 @@ def _headers() -> str:
         f"named_struct('key', '{ORIGIN}{name}', 'value', cast({value} as binary))"
         for name, value in origin.items()
     )
+    known = f"filter(array({made}), h -> h.value is not null)"  # a timestamp may be none
     ids = (
         f"transform(filter(coalesce(headers, array()), h -> h.key = '{HEADER_PREFIX}id'), "
         f"h -> named_struct('key', '{ORIGIN}id', 'value', h.value))"
     )
     again = f"exists(coalesce(headers, array()), h -> h.key = '{ORIGIN}topic')"
-    return f"if({again}, {kept}, concat({kept}, array({made}), {ids}))"
+    return f"if({again}, {kept}, concat({kept}, {known}, {ids}))"
