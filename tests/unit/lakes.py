@@ -11,6 +11,7 @@ from typing import Any
 
 import deltalake
 import pyarrow as pa
+import pytest
 
 from postroom.spark.jobs.lake import COLUMNS, File, Lake, Mark, arrow_schema, open_lake
 from postroom.spark.jobs.parquet import _Files
@@ -100,11 +101,9 @@ class Delta:
         self.table.optimize.z_order(["offset"])
         self.table.vacuum(dry_run=False, retention_hours=0, enforce_retention_duration=False)
 
-    def set_back(self) -> int:
+    def set_back(self) -> None:
         """To what it was before the last commit."""
-        version = self.table.version()
-        self.table.restore(version - 1)
-        return int(version)
+        self.table.restore(self.table.version() - 1)
 
     def clean_up(self) -> None:
         """The history goes, what is in the table stays."""
@@ -113,4 +112,58 @@ class Delta:
             commit.unlink()
 
 
-WORLDS = (Delta,)
+class Iceberg:
+    """What somebody else does with an Iceberg table."""
+
+    format = "iceberg"
+
+    def __init__(self, folder: Path) -> None:
+        pytest.importorskip("pyiceberg")
+        self._folder = folder
+
+    def lake(self) -> Lake:
+        return open_lake(str(self._folder), "orders", "iceberg")
+
+    @property
+    def table(self) -> Any:
+        from pyiceberg.catalog import load_catalog
+
+        catalog = load_catalog("postroom", type="sql", uri=f"sqlite:///{self._folder}/catalog.db")
+        return catalog.load_table(("postroom", "orders"))
+
+    def rows(self) -> list[dict[str, Any]]:
+        found = in_order(self.table.scan(selected_fields=COLUMNS[:-1]).to_arrow())
+        return [{**row, "date": row["timestamp"].date()} for row in found]
+
+    def add_column(self, name: str = "reviewed") -> None:
+        from pyiceberg.types import BooleanType
+
+        with self.table.update_schema() as change:
+            change.add_column(name, BooleanType())
+
+    def widen(self) -> None:
+        from pyiceberg.types import LongType
+
+        with self.table.update_schema() as change:
+            change.update_column("partition", LongType())
+
+    def set_property(self) -> None:
+        with self.table.transaction() as change:
+            change.set_properties(mine="yes")
+
+    def delete(self, number: int) -> None:
+        self.table.delete(f"offset = {number}")
+
+    def rewrite(self) -> None:
+        self.table.overwrite(self.table.scan().to_arrow())
+
+    def set_back(self) -> None:
+        table = self.table
+        table.manage_snapshots().rollback_to_snapshot(table.current_snapshot().parent_snapshot_id).commit()
+
+    def clean_up(self) -> None:
+        self.rewrite()  # the newest snapshot is nobody's batch
+        self.table.maintenance.expire_snapshots().older_than(datetime.now(UTC) + timedelta(days=1)).commit()
+
+
+WORLDS = (Delta, Iceberg)

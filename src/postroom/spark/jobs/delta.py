@@ -32,6 +32,7 @@ from .lake import (
     missing,
     set_back,
     table_path,
+    with_date,
 )
 from .vectors import delta_rows
 
@@ -93,13 +94,10 @@ class DeltaLake:
         return version
 
     def frame(self, spark: Any, first: str = "", last: str = "9") -> Any:
-        from pyspark.sql import functions as f
-
         table = self.there()
         days = [("date", sign, day) for sign, day in ((">=", first), ("<=", last)) if day not in ("", "9")]
-        rows = delta_rows(spark, table, COLUMNS[:-1], table.file_uris(file_pruning_predicate=days or None))
-        day = f.floor(f.unix_micros("timestamp") / f.lit(86_400_000_000))  # in UTC, as in the table
-        return rows.withColumn("date", f.date_from_unix_date(day.cast("int")))
+        uris = table.file_uris(file_pruning_predicate=days or None)
+        return with_date(delta_rows(spark, table, COLUMNS[:-1], uris))
 
     # ---- what is written ----
 

@@ -111,6 +111,10 @@ def open_lake(folder: str, topic: str, format: str = "delta", catalog: str = "")
         from .delta import DeltaLake
 
         return DeltaLake(folder, topic)
+    if format == "iceberg":
+        from .iceberg import IcebergLake
+
+        return IcebergLake(folder, topic, catalog)
     raise InvalidSetting(f"format={format!r}: choose delta or iceberg")
 
 
@@ -135,6 +139,14 @@ def arrow_schema(*, date: bool = True) -> Any:
     )  # fmt: skip
     fields = list(zip(COLUMNS, kinds, strict=True))
     return pa.schema(fields if date else fields[:-1])
+
+
+def with_date(rows: Any) -> Any:
+    """A DataFrame with the day of the timestamp, in UTC whatever the session's time zone is."""
+    from pyspark.sql import functions as f
+
+    day = f.floor(f.unix_micros("timestamp") / f.lit(86_400_000_000))
+    return rows.withColumn("date", f.date_from_unix_date(day.cast("int")))
 
 
 def missing(folder: str, topic: str) -> UsageError:
