@@ -47,6 +47,8 @@ def deleting(lake: Any, number: int, folder: Path) -> Any:
 def test_archive_and_replay(
     spark: Any, url: str, mq: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from pyiceberg.expressions import EqualTo
+
     folder = str(tmp_path / "a läke")
     mq.create_topic("orders", partitions=2)
     mq.create_topic("again", partitions=1)
@@ -58,7 +60,7 @@ def test_archive_and_replay(
     called = ["pipeline", "archive", "orders", "--to", folder, "--format", "iceberg", "--url", url]
     assert run(called) == 0
     lake: Any = wanted.lake()
-    lake.there().delete("value = '3'")
+    lake.there().delete(EqualTo("value", b"3"))
     compacted = compact(wanted)
     assert compacted.files_after < compacted.files_before
     kept = [n for n in range(120) if n != 3]
@@ -81,9 +83,9 @@ def test_archive_and_replay(
 
 def test_refused(url: str, mq: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mq.create_topic("orders", partitions=1)
+    job = ReplayOptions({"url": url}, "orders", "orders", "a", folder=str(tmp_path / "a"), format="iceberg")
     with pytest.raises(UsageError, match="there is no archive of topic 'orders' in"):
-        folder = str(tmp_path / "a")
-        replay(None, ReplayOptions({"url": url}, "orders", "orders", "a", folder=folder, format="iceberg"))
+        replay(None, job)
     (tmp_path / "b" / "orders").mkdir(parents=True)
     (tmp_path / "b" / "orders" / "mine.txt").touch()
     with pytest.raises(UsageError, match=r"is not empty, and the catalog has no table postroom.orders"):

@@ -40,7 +40,7 @@ __all__ = ["DeltaLake", "is_delta", "journal_rows", "newest"]
 
 _APP = "postroom-archive"
 _BATCH, _START, _END = "postroom.batch", "postroom.start", "postroom.end"
-_LOOK = 20  # commits that are looked at first
+_LOOKS = (1, 20, None)  # so many commits are looked at, then more
 _TRIES = 20  # of a commit that others get ahead of
 _CHUNK = 7  # bytes of the offsets in one transaction's number, which is a positive one of 64 bits
 
@@ -147,7 +147,14 @@ class DeltaLake:
     def compact(self) -> Compacted:
         table = self.there()
         before = len(table.file_uris())
-        table.optimize.compact(target_size=TARGET_BYTES)
+        for tries in range(_TRIES):
+            try:
+                table.optimize.compact(target_size=TARGET_BYTES)
+                break
+            except self._delta.exceptions.CommitFailedError:  # somebody has deleted rows meanwhile
+                if tries == _TRIES - 1:
+                    raise
+                table = self.there()
         deleted = table.vacuum(dry_run=False, full=True)
         return Compacted(before, len(self.there().file_uris()), len(deleted))
 
@@ -223,11 +230,14 @@ class DeltaLake:
 
 
 def _commits(table: Any) -> Iterator[dict[str, Any]]:
-    """The newest first; few are read if few are asked for."""
-    some = table.history(_LOOK)
-    yield from some
-    if len(some) >= _LOOK:
-        yield from table.history()[len(some) :]
+    """Up to the table's version, the newest first; few are read if few are asked for."""
+    seen = 0
+    for limit in _LOOKS:
+        some = table.history(limit)
+        yield from (commit for commit in some[seen:] if commit["version"] <= table.version())
+        seen = len(some)
+        if limit is None or seen < limit:
+            return
 
 
 def newest(commits: Iterator[dict[str, Any]]) -> tuple[Mark | None, int | None]:
