@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,6 +36,15 @@ _ERROR_WIDTH = 60
 
 Start = Annotated[
     str, typer.Option(metavar="PLACE", help="From here on: earliest, a moment, or offsets such as 0=12,1=40.")
+]
+Format = Annotated[str, typer.Option(help="Of the archive: delta or iceberg.")]
+Catalog = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME|URI",
+        help="Iceberg: the catalog that lists the table. Default: a file in the folder.",
+        show_default=False,
+    ),
 ]
 End = Annotated[
     str, typer.Option(metavar="PLACE", help="Up to here, and without it: latest, a moment, or offsets.")
@@ -74,10 +83,12 @@ def archive(
         bool,
         typer.Option("--compact", help="Then merge small files, and delete those of no version for 7 days."),
     ] = False,
+    format: Format = "delta",
+    catalog: Catalog = "",
     master: Master = None,
     memory: Memory = "2g",
 ) -> None:
-    """Archive topics as Parquet files with a Delta log, each message exactly once."""
+    """Archive topics as Parquet files in Delta or Iceberg tables, each message exactly once."""
     from ..spark.jobs.archive import ArchiveOptions, check
 
     if start not in ("earliest", "latest"):
@@ -89,6 +100,7 @@ def archive(
             queue=queue_options(run), topic=topic, folder=to, group=group, once=once, max_rows=max_rows,
             start="earliest" if start == "earliest" else "latest", every_s=seconds(every, name="--every"),
             fail_on_data_loss=not allow_data_loss, set_aside_unreadable=set_aside_unreadable,
+            format=_format(format), catalog=catalog,
         )
         for topic in topics
     ]  # fmt: skip
@@ -102,6 +114,12 @@ def archive(
             show.json_line({**asdict(archived), "compacted": None if merged is None else asdict(merged)})
         return
     _show_archived(done)
+
+
+def _format(name: str) -> Literal["delta", "iceberg"]:
+    if name not in ("delta", "iceberg"):
+        raise InvalidSetting(f"--format {name!r}: choose delta or iceberg")
+    return "iceberg" if name == "iceberg" else "delta"
 
 
 def _archive(
@@ -167,6 +185,8 @@ def replay(
     partition: Annotated[
         list[int] | None, typer.Option(min=0, help="Only this one; repeatable.", show_default=False)
     ] = None,
+    format: Format = "delta",
+    catalog: Catalog = "",
     job: Annotated[
         str | None,
         typer.Option(metavar="ID", help="Of the job: what it has published comes once. Default: a new one."),
@@ -187,6 +207,8 @@ def replay(
         to=to,
         job=job,
         folder=archive,
+        format=_format(format),
+        catalog=catalog,
         start=_bound(start, "--start", "earliest"),
         end=_bound(end, "--end", "latest"),
         partitions=tuple(partition or ()),

@@ -35,7 +35,7 @@ import postroom.spark
 from postroom.broker import publishing
 from postroom.broker.staging import StagingWork
 from postroom.spark.jobs import archive as archiving
-from postroom.spark.jobs.lake import Lake
+from postroom.spark.jobs.delta import DeltaLake
 from postroom.spark.source import PostroomSource, StreamReader
 from postroom.spark.writing import StreamWriter
 
@@ -208,7 +208,7 @@ def archived(spark: Any, case: Case, url: str, folder: Path) -> archiving.Archiv
 
 def _stop_archives(cases: dict[str, Case], folder: Path) -> None:
     """Of the topics in `cases`."""
-    create, append, write_spans = Lake.create, Lake.append, archiving.write_spans
+    create, append, write_spans = DeltaLake.create, DeltaLake.append, archiving.write_spans
 
     def at(topic: str, step: str) -> None:
         if cases[topic].stop == step:
@@ -231,7 +231,7 @@ def _stop_archives(cases: dict[str, Case], folder: Path) -> None:
             at(Path(tables.table).name, f"writing@{batch}")
             yield files
 
-    Lake.create, Lake.append = creating, appending  # type: ignore[method-assign]
+    DeltaLake.create, DeltaLake.append = creating, appending  # type: ignore[method-assign]
     archiving.write_spans = writing
 
 

@@ -15,9 +15,10 @@ import pytest
 
 import postroom
 from postroom.cli.root import run
-from postroom.errors import DataLoss, InvalidSetting, StagingConflict, UsageError
+from postroom.errors import DataLoss, InvalidSetting, UsageError
 from postroom.spark.jobs.archive import ArchiveOptions, archive, compact
-from postroom.spark.jobs.lake import COLUMNS, Lake, Mark, _newest
+from postroom.spark.jobs.delta import DeltaLake, newest
+from postroom.spark.jobs.lake import COLUMNS, Mark
 from tests.integration.spark.streams import send
 
 
@@ -91,10 +92,10 @@ def test_refused(
     with pytest.raises(InvalidSetting, match="has another schema: column partition is missing") as error:
         archive(None, options(url, tmp_path))
     assert "column offset is string, not long; " in str(error.value)
-    assert "there is a column more. Nothing was written" in str(error.value)
+    assert "Nothing was written; undo that, or archive into another folder" in str(error.value)
     assert sorted(table.rglob("*")) == before and not mq.groups("orders")
 
-    Lake(str(tmp_path / "b"), "others").create({"v": 1, "topics": {}, "ids": {}})
+    DeltaLake(str(tmp_path / "b"), "others").create({"v": 1, "topics": {}, "ids": {}})
     (tmp_path / "b" / "others").rename(tmp_path / "b" / "orders")
     with pytest.raises(InvalidSetting, match="is of topic 'others', and not of 'orders'"):
         archive(None, ArchiveOptions({"url": url}, "orders", str(tmp_path / "b")))
@@ -116,28 +117,8 @@ def test_refused(
     assert not (tmp_path / "d").exists()
 
 
-def test_two_at_once(tmp_path: Path) -> None:
-    """One of them writes, the other is told."""
-    lake, other = (Lake(str(tmp_path), "orders") for _ in range(2))
-    at = [{"v": 1, "topics": {"orders": {"0": n}}, "ids": {"orders": 1}} for n in (0, 5, 9)]
-    mark = lake.create(at[0])
-    with pytest.raises(StagingConflict, match="another run has written"):
-        other.create(at[0])
-    first = lake.append(mark, [], at[1])
-    with pytest.raises(StagingConflict, match="another run has written"):
-        other.append(mark, [], at[2])
-    assert other.mark() == first == lake.mark()
-
-    stale = other.there()  # a commit of the same number that was on its way all the time
-    lake.append(first, [], at[2])
-    other.there = lambda: stale  # type: ignore[method-assign]
-    with pytest.raises(StagingConflict, match="another run has written"):
-        other.append(first, [], at[1])
-    assert Lake(str(tmp_path), "orders").mark() == lake.mark()
-
-
 def test_how_far_a_table_is() -> None:
-    """The last batch says it, and not a compaction that began before it; a restore as what it restores."""
+    """The last batch says it, whatever was done to the table since; one that was set back, as it was then."""
 
     def commit(version: int, operation: str, batch: int | None = None, to: str = "") -> dict[str, Any]:
         said = (
@@ -146,10 +127,11 @@ def test_how_far_a_table_is() -> None:
         return {"version": version, "operation": operation, "operationParameters": {"version": to}, **said}
 
     late = [commit(4, "VACUUM END"), commit(3, "OPTIMIZE", 1), commit(2, "WRITE", 2), commit(1, "WRITE", 1)]
-    assert _newest(iter(late)) == (Mark(2, {"at": 2}), False)
-    assert _newest(iter(late[:2])) == (Mark(1, {"at": 1}), False)  # the log is cut off behind it
-    assert _newest(iter([commit(5, "RESTORE", to="1"), *late])) == (Mark(1, {"at": 1}), True)
-    assert _newest(iter([commit(0, "CREATE TABLE")])) == (None, False)
+    assert newest(iter(late)) == (Mark(2, {"at": 2}), None)
+    assert newest(iter(late[:2])) == (None, None)  # the log is cut off behind it
+    assert newest(iter([commit(5, "RESTORE", to="1"), *late])) == (Mark(1, {"at": 1}), 1)
+    assert newest(iter([commit(5, "RESTORE", to="1")])) == (None, 1)
+    assert newest(iter([commit(0, "CREATE TABLE")])) == (None, None)
 
 
 def test_what_was_dropped(spark: Any, url: str, mq: Any, tmp_path: Path) -> None:

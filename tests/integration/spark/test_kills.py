@@ -23,7 +23,7 @@ import deltalake
 import pytest
 
 import postroom
-from postroom.spark.jobs.lake import Lake
+from postroom.spark.jobs.delta import DeltaLake
 from tests.integration.spark.killing import FEW, Case, archived, finished, listed
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -208,7 +208,7 @@ def again(kills: Kills, spark: Any) -> None:
     for case in CASES:
         step = chance.choice(STEPS[case.into])
         if case.into == "delta":
-            batch = Lake(str(kills.folder / "lake"), case.source).mark()
+            batch = DeltaLake(str(kills.folder / "lake"), case.source).mark()
             number = 1 if batch is None else batch.batch + 1
         else:
             number = max(1, kills.logged(case, "commits") + chance.randint(1, 2))  # batch 0 has no rows

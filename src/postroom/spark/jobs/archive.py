@@ -3,7 +3,7 @@
 Spark carries the plan, and executors the rows: each task reads spans of the queue and writes files by itself.
 The driver commits the files of a batch together with the offsets they go to, and only then tells the group
 of the archive, so that retention drops nothing that is not archived. Whatever is killed when: the next run
-goes on from the last commit.
+goes on from the last commit. Knows nothing of the table's format.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..options import ReadOptions, read_options
 from ..planning import Span, backlog
 from ..streaming import Stream
 from .failures import explained
-from .lake import Compacted, File, Lake, Mark
+from .lake import Compacted, File, Format, Lake, Mark, SetBack, open_lake
 from .parquet import RESULT, Tables, file_of, write_spans
 from .quarantine import Quarantine
 from .queues import connected
@@ -42,6 +42,11 @@ class ArchiveOptions:
     max_rows: int = 2_000_000  # of a batch: of one commit
     fail_on_data_loss: bool = True
     set_aside_unreadable: bool = False  # batches that cannot be read go to the quarantine; else they stop it
+    format: Format = "delta"
+    catalog: str = ""  # of Iceberg: where the table is listed; none: a file in the folder
+
+    def lake(self) -> Lake:
+        return open_lake(self.folder, self.topic, self.format, self.catalog)
 
     def reading(self) -> ReadOptions:
         options = {
@@ -83,7 +88,7 @@ def archive(
 ) -> Archived:
     """`stop` ends a run that goes on and on, after the batch that is being written."""
     check(options)
-    run = _Run(spark, options, options.reading(), Lake(options.folder, options.topic))
+    run = _Run(spark, options, options.reading(), options.lake())
     try:
         run.go(progress, stop or threading.Event())
         return run.result()
@@ -96,14 +101,14 @@ def check(options: ArchiveOptions) -> None:
     options.reading()
     if not options.every_s > 0:
         raise InvalidSetting(f"every_s={options.every_s!r}: seconds, more than 0")
-    Lake(options.folder, options.topic).mark()
+    options.lake().mark()
     with connected(options.queue) as mq:
         mq.topic(options.topic)
 
 
 def compact(options: ArchiveOptions) -> Compacted:
     """Merge small files into large ones. Needs no Spark; may run beside the archive."""
-    return Lake(options.folder, options.topic).compact()
+    return options.lake().compact()
 
 
 class _Run:
@@ -133,6 +138,9 @@ class _Run:
             progress(before, before + backlog(self._at, self.stream.newest()))
             try:
                 mark = self._batch(mark, end)
+            except SetBack:  # it is filled up again from where it is
+                mark = self._begin()
+                continue
             except PostroomError:
                 if stop.is_set():  # a signal has ended Spark, too: the next run does this batch
                     return

@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 from ...errors import InvalidSetting
 from ...model.dedup import ID_HEADER
+from .delta import is_delta, journal_rows
+from .iceberg import IcebergLake, is_iceberg
 from .stored import Stored, look, ranks
 
 __all__ = ["Field", "Journal", "rank_column", "text_of_bytes"]
@@ -80,8 +82,8 @@ class Journal:
     """Ids that somebody wrote down: `topic:NAME`, or a file.
 
     A file is Parquet, CSV with a header, JSON lines (`.jsonl`), or text with an id on each line (`.txt`); a
-    folder is Parquet. `id`: where the id is, in a message, or the column of a file; `at`: the column with the
-    order or the time. A topic has those by itself.
+    folder is an archive's table, any other of Delta, or Parquet. `id`: where the id is, in a message, or the
+    column of a file; `at`: the column with the order or the time. A topic has those by itself.
     """
 
     source: str
@@ -149,11 +151,15 @@ class Journal:
                 return spark.read.text(self._path).withColumnRenamed("value", self.id)
             case "parquet":
                 return spark.read.parquet(self._path)
+            case _ if is_delta(self.source):
+                return journal_rows(spark, self.source)
+            case _ if is_iceberg(self.source):
+                return IcebergLake(str(path.parent), path.name).frame(spark)
             case _ if not suffix:
                 return spark.read.parquet(self._path)
         raise InvalidSetting(
-            f"the journal {self.source} is of no kind that is known: {', '.join(_FILES)}, a folder of "
-            "Parquet files, or topic:NAME"
+            f"the journal {self.source} is of no kind that is known: {', '.join(_FILES)}, a Delta table, a "
+            "folder of Parquet files, or topic:NAME"
         )
 
 

@@ -22,7 +22,8 @@ from typing import Any
 from ...errors import CorruptBatch, StagingConflict, UsageError
 from ...store.contract import StoredBatch
 from ..planning import Span
-from .lake import File, flush_log, is_uri
+from .delta import flush_log
+from .lake import File, is_uri
 from .sink import Sink
 
 __all__ = ["REASONS", "Aside", "Quarantine", "quarantine_path", "quarantine_schema"]

@@ -21,9 +21,8 @@ from typing import Any, TypeAlias
 from ...errors import InvalidSetting
 from ...model.names import HEADER_PREFIX, check_topic
 from ...model.staging import check_name
-from ..columns import COLUMNS, HEADERS
 from .failures import explained
-from .lake import Lake
+from .lake import Format, Lake, open_lake
 from .queues import connected
 
 __all__ = ["ORIGIN", "Place", "ReplayOptions", "Replayed", "check", "replay"]
@@ -41,9 +40,16 @@ class ReplayOptions:
     to: str  # where they go
     job: str  # its id: what it has published is not published again
     folder: str | None = None  # of the archive; None: read from the topic
+    format: Format = "delta"  # of the archive
+    catalog: str = ""
     start: Place = None
     end: Place = None
     partitions: tuple[int, ...] = ()  # only these; none: all
+
+    def lake(self) -> Lake | None:
+        if self.folder is None:
+            return None
+        return open_lake(self.folder, self.topic, self.format, self.catalog)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +69,10 @@ def replay(spark: Any, options: ReplayOptions) -> Replayed:
     check(options)
     with connected(options.queue) as mq:
         marks = mq.staging(options.job).marks([options.to])
-    source = options.topic if options.folder is None else Lake(options.folder, options.topic).path
+    lake = options.lake()
     with explained():
-        rows = _rows(spark, options)
-        counts = (0, 0) if rows is None else _publish(rows, options, marks)
+        counts = _publish(_rows(spark, options, lake), options, marks)
+    source = options.topic if lake is None else lake.path
     return Replayed(options.topic, options.to, options.job, source, *counts, time.monotonic() - since)
 
 
@@ -84,8 +90,8 @@ def check(options: ReplayOptions) -> None:
         empty = any(first >= options.end[n] for n, first in options.start.items() if n in options.end)
     else:
         empty = False
-    if options.folder is not None:
-        Lake(options.folder, options.topic).there()
+    if (lake := options.lake()) is not None:
+        lake.check()
     with connected(options.queue) as mq:
         for topic in {options.to} if options.folder is not None else {options.topic, options.to}:
             mq.topic(topic)  # raises, and says what was probably meant
@@ -98,11 +104,11 @@ def check(options: ReplayOptions) -> None:
 # ---- what is read ----
 
 
-def _rows(spark: Any, options: ReplayOptions) -> Any:
-    """None: the archive has no file for it."""
-    found = _of_topic(spark, options) if options.folder is None else _of_archive(spark, options)
-    if found is None:
-        return None
+def _rows(spark: Any, options: ReplayOptions, lake: Lake | None) -> Any:
+    if lake is None:
+        found = _of_topic(spark, options)
+    else:
+        found = lake.frame(spark, _day(options.start) or "", _day(options.end) or "9")
     for condition in _conditions(options):
         found = found.where(condition)
     return found
@@ -122,16 +128,6 @@ def _of_topic(spark: Any, options: ReplayOptions) -> Any:
     if isinstance(options.end, Mapping):
         read["endingOffsets"] = _by_partition(options.topic, options.end)
     return spark.read.format("postroom").options(**read).load()
-
-
-def _of_archive(spark: Any, options: ReplayOptions) -> Any:
-    assert options.folder is not None, "it is read from an archive"
-    lake = Lake(options.folder, options.topic)
-    files = lake.files(_day(options.start) or "", _day(options.end) or "9")
-    if not files:
-        return None
-    columns = ", ".join(f"`{name}` {kind}" for name, kind in {**COLUMNS, "headers": HEADERS}.items())
-    return spark.read.schema(columns).option("basePath", lake.path).parquet(*files)
 
 
 def _by_partition(topic: str, offsets: Mapping[int, int]) -> str:
