@@ -41,7 +41,8 @@ AHEAD = 4
 """So many fetches are on their way at once."""
 
 _TRIES = 20
-_TELL_S = 1.0  # a wait that is longer is worth a line
+_TELL_S = 1.0  # a wait that is longer is worth a line,
+_PAUSE_S = 2.0  # and from then on there is no hurry
 _FETCH_MESSAGES = 50_000
 _FETCH_BYTES = 4 * 1024 * 1024
 
@@ -66,7 +67,7 @@ def patiently(call: Callable[[], T], wait_ms: int) -> T:
                 told = True
                 log.warning("waiting up to %s for the queue: %s", format_duration(wait_ms), error)
             tries += 1
-            sleep(min(pause(tries), wait_ms / 1000 - waited_s))
+            sleep(min(_PAUSE_S if told else pause(tries), wait_ms / 1000 - waited_s))
         else:
             if told:
                 log.warning("the queue is back, after %.1f s", monotonic() - since)

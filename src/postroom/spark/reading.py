@@ -65,7 +65,8 @@ class Losses:
         if self.fail:
             raise DataLoss(
                 f"{what}. To read again all that is there, set the option failOnDataLoss to false for one "
-                "run, or begin with a new checkpointLocation (an archive: a new folder)"
+                "run (an archive: --allow-data-loss), or begin with a new checkpointLocation (an archive: in "
+                "a new folder)"
             )
         log.warning("%s; these begin again at the oldest message, as failOnDataLoss=false says", what)
 
