@@ -29,8 +29,10 @@ from pyspark.sql.streaming.datasource import (
 from ..errors import UsageError
 from ..install import how_to_install
 from . import positions
-from .columns import Columns, check_schema, schema_text
+from .columns import Columns, check_schema, schema_text, typed_schema
 from .filters import Narrowing, narrowing
+from .formats.options import format_options
+from .formats.typed import Typed, settle
 from .options import ReadOptions, read_options
 from .planning import Span, below_start, pack, spans
 from .queue import Queue
@@ -46,6 +48,7 @@ _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 class PostroomSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        self._settled: list[Typed | None] = []
         if find_spec("pyarrow") is None:
             raise UsageError(f"reading and writing with Spark needs pyarrow here: {how_to_install('spark')}")
 
@@ -53,18 +56,27 @@ class PostroomSource(DataSource):  # type: ignore[misc]
     def name(cls) -> str:
         return "postroom"
 
-    def schema(self) -> str:
-        return schema_text(str(self.options.get("includeHeaders", "")).strip().lower() == "true")
+    def schema(self) -> Any:
+        headers = str(self.options.get("includeHeaders", "")).strip().lower() == "true"
+        typed = self._typed(None)
+        return schema_text(headers) if typed is None else typed_schema(headers, typed)
+
+    def _typed(self, schema: Any) -> Typed | None:
+        """Settled once: Spark keeps this object from `schema` to the readers, and the columns with it."""
+        if not self._settled:
+            self._settled.append(settle(format_options(self.options), schema))
+        return self._settled[0]
 
     def reader(self, schema: Any) -> BatchReader:
         """Takes conditions only where it is asked to, and Spark offers them: where it does not, it refuses a
         reader that could."""
         options = read_options(self.options, streaming=False)
         kind = NarrowingReader if options.push_filters and _pushing() else BatchReader
-        return kind(options, schema)
+        return kind(options, schema, self._typed(schema))
 
     def streamReader(self, schema: Any) -> StreamReader:
-        return StreamReader(read_options(self.options, streaming=True), schema)
+        options = read_options(self.options, streaming=True)
+        return StreamReader(options, schema, self._typed(schema))
 
     def writer(self, schema: Any, overwrite: bool) -> BatchWriter:
         return BatchWriter(write_options(self.options, streaming=False), schema, overwrite)
@@ -94,9 +106,9 @@ class Task(InputPartition):  # type: ignore[misc]
 
 
 class BatchReader(DataSourceReader):  # type: ignore[misc]
-    def __init__(self, options: ReadOptions, schema: Any) -> None:
-        check_schema(schema)
-        self._options, self._schema = options, schema
+    def __init__(self, options: ReadOptions, schema: Any, typed: Typed | None = None) -> None:
+        check_schema(schema, typed)
+        self._options, self._schema, self._typed = options, schema, typed
         self._narrowing = Narrowing()
 
     def partitions(self) -> list[InputPartition]:
@@ -117,7 +129,8 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Task):  # Spark's own, where there is nothing to read
             return iter(())
-        return _read(self._options, self._schema, partition, self._narrowing.not_before_ms)
+        columns = Columns(self._schema, self._typed)
+        return _read(self._options, columns, partition, self._narrowing.not_before_ms)
 
 
 class NarrowingReader(BatchReader):
@@ -130,9 +143,9 @@ class NarrowingReader(BatchReader):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ignore[misc]
-    def __init__(self, options: ReadOptions, schema: Any) -> None:
-        check_schema(schema)
-        self._options, self._schema = options, schema
+    def __init__(self, options: ReadOptions, schema: Any, typed: Typed | None = None) -> None:
+        check_schema(schema, typed)
+        self._options, self._schema, self._typed = options, schema, typed
 
     @cached_property
     def _stream(self) -> Stream:
@@ -161,7 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
         return [Task(task) for task in stream.tasks(stream.decode(start), stream.decode(end))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, self._schema, partition)
+        return _read(self._options, Columns(self._schema, self._typed), partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Comes late, and for the last batch not at all: groups are told in `latestOffset`."""
@@ -171,6 +184,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
             self._stream.close()
 
 
-def _read(options: ReadOptions, schema: Any, task: Task, not_before_ms: int | None = None) -> Iterator[Any]:
+def _read(
+    options: ReadOptions, columns: Columns, task: Task, not_before_ms: int | None = None
+) -> Iterator[Any]:
     losses = Losses(options.fail_on_data_loss)
-    return read_spans(options.reach, task.spans, Columns(schema), losses, not_before_ms)
+    return read_spans(options.reach, task.spans, columns, losses, not_before_ms)
