@@ -1,4 +1,4 @@
-"""Typed values without Spark: what is settled from options, a registry to ask, and one order in each format."""
+"""Typed values without Spark: what options settle, a registry to ask, and one order in each format."""
 
 from __future__ import annotations
 

@@ -15,7 +15,17 @@ from hypothesis import strategies as st
 
 from postroom.errors import DecodeError, InvalidSetting
 from postroom.spark.formats.types import arrow_type
-from tests.unit.spark_formats import ORDER, ORDER_AVRO, ORDER_COLUMNS, avro, decode, framed, registry, rows, typed
+from tests.unit.spark_formats import (
+    ORDER,
+    ORDER_AVRO,
+    ORDER_COLUMNS,
+    avro,
+    decode,
+    framed,
+    registry,
+    rows,
+    typed,
+)
 
 
 def record(name: str, **fields: Any) -> dict[str, Any]:
@@ -186,7 +196,15 @@ def test_values_and_schemas_that_are_odd() -> None:
         other = there.add("x", record("Other", id="string"))
         form = typed(valueFormat="avro", schemaRegistry=there.url, valueErrors="null")
         whole = avro(ORDER_AVRO, ORDER)
-        values = [b"", whole, framed(1, whole), framed(tree, b""), framed(text, b""), framed(other, b"\0"), None]
+        values = [
+            b"",
+            whole,
+            framed(1, whole),
+            framed(tree, b""),
+            framed(text, b""),
+            framed(other, b"\0"),
+            None,
+        ]
         found = decode(form, *values, framed(1, b""), framed(own, whole))
         assert [str(why).split(" (")[0] for why in found["valueError"].to_pylist()] == [
             "it does not begin as a message of a schema registry: a zero byte, and an id",
@@ -212,7 +230,9 @@ def test_references() -> None:
         form = typed(valueFormat="avro", schemaRegistry=there.url)
         assert form.columns()["value"].simpleString() == "struct<items:array<struct<sku:string>>>"
         whole = record("shop.Order", items={"type": "array", "items": item})
-        assert rows(form, framed(number, avro(whole, {"items": [{"sku": "x"}]}))) == [{"items": [{"sku": "x"}]}]
+        assert rows(form, framed(number, avro(whole, {"items": [{"sku": "x"}]}))) == [
+            {"items": [{"sku": "x"}]}
+        ]
 
 
 def test_a_readers_schema_beside_the_registry() -> None:

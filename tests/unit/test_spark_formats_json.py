@@ -63,7 +63,11 @@ def test_an_order() -> None:
         ("timestamp_ntz", '{"a": "2024-02-03T04:05:06"}', DAY.replace(tzinfo=None)),
         ("decimal(5, 2)", '{"a": 1.005}', Decimal("1.01")),
         ("decimal(5, 2)", '{"a": "999.99"}', Decimal("999.99")),
-        ("decimal(38, 0)", '{"a": 12345678901234567890123456789012345678}', int("1234567890" * 3 + "12345678")),
+        (
+            "decimal(38, 0)",
+            '{"a": 12345678901234567890123456789012345678}',
+            int("1234567890" * 3 + "12345678"),
+        ),
         ("array<int>", '{"a": [1, null]}', [1, None]),
         ("map<string, int>", '{"a": {"x": 1, "y": null}}', [("x", 1), ("y", None)]),
         ("int", '{"a": 1, "a": 2}', 2),
@@ -116,7 +120,7 @@ def test_values_that_do_not_fit(kind: str, text: str, why: str) -> None:
 
 
 def test_one_odd_message_stays_alone() -> None:
-    """It is null, with its bytes and the reason; its neighbours are read; a message without a value is null."""
+    """It is null, with its bytes and the reason; its neighbours are read; no value is null without one."""
     form = typed(valueFormat="json", valueSchema="a decimal(3, 1)", valueErrors="null")
     good = [b'{"a": %d}' % n for n in range(50)]
     values = [*good, b'{"a": 1000}', None, b"no JSON", *good]
@@ -138,7 +142,9 @@ def test_one_odd_message_stays_alone() -> None:
 
 def test_failing_names_the_message() -> None:
     form = typed(valueFormat="json", valueSchema="a int")
-    with pytest.raises(DecodeError, match=r"row 1: the value cannot be read as json: .*\$\.a.*1 more.*valueErrors"):
+    with pytest.raises(
+        DecodeError, match=r"row 1: the value cannot be read as json: .*\$\.a.*1 more.*valueErrors"
+    ):
         decode(form, b"{}", b'{"a": "x"}', b"x")
 
 
@@ -150,14 +156,18 @@ def test_strings() -> None:
     assert found["value"].to_pylist() == ["v", "é", None]
     assert found["valueRaw"].to_pylist() == [None, None, b"\xfe"]
     first, second, third = found["valueError"].to_pylist()
-    assert first is None and second.startswith("key ff: it is no UTF-8") and third.startswith("it is no UTF-8")
+    assert (
+        first is None and second.startswith("key ff: it is no UTF-8") and third.startswith("it is no UTF-8")
+    )
     with pytest.raises(DecodeError, match="row 1: the key cannot be read as string"):
         typed(valueFormat="string", keyFormat="string").decode(raw, lambda row: f"row {row}")
 
 
 @given(st.lists(st.binary() | st.sampled_from([b"{}", b'{"id":1}', b'{"name":[[]]}', None]), max_size=8))
 def test_any_bytes(values: list[bytes | None]) -> None:
-    form = typed(valueFormat="json", valueSchema=ORDER_DDL + ", t timestamp, d decimal(4,2)", valueErrors="null")
+    form = typed(
+        valueFormat="json", valueSchema=ORDER_DDL + ", t timestamp, d decimal(4,2)", valueErrors="null"
+    )
     found = decode(form, *values)
     for value, read, why in zip(values, found["value"], found["valueError"], strict=True):
         assert read.is_valid == (value is not None and not why.is_valid)
@@ -165,7 +175,9 @@ def test_any_bytes(values: list[bytes | None]) -> None:
 
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcdefgh"), inner, max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abcdefgh"), inner, max_size=8)
+    ),
     max_leaves=12,
 )
 _ALL = (

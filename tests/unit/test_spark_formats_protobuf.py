@@ -33,7 +33,9 @@ from tests.unit.spark_formats import (
 )
 
 KNOWN = "google.protobuf"
-IMPORTS = tuple(f"google/protobuf/{n}.proto" for n in ("timestamp", "duration", "wrappers", "struct", "empty"))
+IMPORTS = tuple(
+    f"google/protobuf/{n}.proto" for n in ("timestamp", "duration", "wrappers", "struct", "empty")
+)
 
 
 def file_of(*fields: str) -> Any:
@@ -94,7 +96,12 @@ def to(value: Any) -> Any:
         (".shop.Inner a", lambda m: m.a.SetInParent(), "struct<q:int>", {"q": 0}),
         ("repeated .shop.Inner a", lambda m: m.a.add(q=4), "array<struct<q:int>>", [{"q": 4}]),
         ("map string int32 a", lambda m: m.a.update(x=1), "map<string,int>", [("x", 1)]),
-        ("map int32 .shop.Inner a", lambda m: m.a[5].MergeFrom(m.a[5]), "map<int,struct<q:int>>", [(5, {"q": 0})]),
+        (
+            "map int32 .shop.Inner a",
+            lambda m: m.a[5].MergeFrom(m.a[5]),
+            "map<int,struct<q:int>>",
+            [(5, {"q": 0})],
+        ),
         (
             f".{KNOWN}.Timestamp a",
             lambda m: m.a.FromJsonString("2024-02-03T04:05:06.789Z"),
@@ -162,7 +169,7 @@ def test_files_that_describe_nothing(tmp_path: Path) -> None:
         with pytest.raises(InvalidSetting, match=why):
             typed(valueFormat="protobuf", valueSchema=odd)
     path = descriptor_set(odd, proto_file("a.proto", imports=("b.proto",)))
-    with pytest.raises(InvalidSetting, match="imports b.proto, which is missing: .* --include_imports"):
+    with pytest.raises(InvalidSetting, match=r"imports b.proto, which is missing: .* --include_imports"):
         typed(valueFormat="protobuf", valueSchema=path)
     path = descriptor_set(odd, proto_file("a.proto"))
     with pytest.raises(InvalidSetting, match="there is no message 0 in it"):

@@ -61,7 +61,7 @@ def test_a_registry_that_is_away_is_no_fault_of_a_message() -> None:
     with registry() as there:
         number = there.add("orders-value", ORDER_AVRO)
         form = read(there, valueErrors="null")
-    with pytest.raises(UsageError, match="it cannot be reached .*: check that it runs"):
+    with pytest.raises(UsageError, match=r"it cannot be reached .*: check that it runs"):
         decode(form, framed(number + 1, b""))
 
 
@@ -136,7 +136,7 @@ def test_a_json_schema() -> None:
         (row,) = rows(form, framed(number, json.dumps(value).encode()))
         assert {name: row[name] for name in value} == {**value, "either": "5", "any": '{"b":1}'}
         there.add("orders-value", {"properties": {"a": {"$ref": "#"}}, "type": "object"}, "JSON")
-        with pytest.raises(InvalidSetting, match="value.a.a: # contains itself"):
+        with pytest.raises(InvalidSetting, match=r"value\.a\.a: # contains itself"):
             typed(valueFormat="json", schemaRegistry=there.url)
         plain = typed(valueFormat="json", schemaRegistry=there.url, valueSchema="id int", valueErrors="null")
         found = decode(plain, framed(1, b'{"id": 3}'), b'{"id": 3}')
@@ -149,17 +149,29 @@ def test_a_json_schema() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"valueFormat": "xml"}, "option valueFormat: 'xml': choose one of binary, string, json, avro, protobuf"),
+        (
+            {"valueFormat": "xml"},
+            "option valueFormat: 'xml': choose one of binary, string, json, avro, protobuf",
+        ),
         ({"keyFormat": "json"}, "option keyFormat: 'json': choose one of binary, string"),
         ({"valueSchema": "a int"}, "option valueSchema: it goes with valueFormat"),
         ({"valueErrors": "null"}, "option valueErrors: it goes with valueFormat or keyFormat"),
-        ({"valueFormat": "json", "valueErrors": "drop"}, "option valueErrors: 'drop': choose one of fail, null"),
+        (
+            {"valueFormat": "json", "valueErrors": "drop"},
+            "option valueErrors: 'drop': choose one of fail, null",
+        ),
         ({"valueFormat": "json", "valueMessage": "a"}, "option valueMessage: .*protobuf"),
-        ({"valueFormat": "avro"}, "option valueSchema: it is missing: give an Avro schema, or schemaRegistry"),
+        (
+            {"valueFormat": "avro"},
+            "option valueSchema: it is missing: give an Avro schema, or schemaRegistry",
+        ),
         ({"valueFormat": "protobuf"}, "option valueSchema: it is missing: give a descriptor set"),
         ({"schemaRegistry": "http://r"}, "option schemaRegistry: it goes with valueFormat"),
         ({"valueFormat": "avro", "schemaSubject": "x"}, "option schemaSubject: it goes with schemaRegistry"),
-        ({"valueFormat": "avro", "schemaRegistry": "registry:8081"}, "option schemaRegistry: write an address"),
+        (
+            {"valueFormat": "avro", "schemaRegistry": "registry:8081"},
+            "option schemaRegistry: write an address",
+        ),
         ({"valueFormat": "avro", "schemaRegistry": "http://[x"}, "option schemaRegistry: write an address"),
         (
             {"valueFormat": "avro", "schemaRegistry": "http://a:b@r"},
