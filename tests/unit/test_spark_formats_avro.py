@@ -134,6 +134,9 @@ FORM = typed(valueFormat="avro", valueErrors="null", valueSchema=json.dumps(ORDE
 
 def test_bytes_that_do_not_fit() -> None:
     whole = avro(ORDER_AVRO, ORDER)
+    long = b"\xfe" + b"\xff" * 8 + b"\x01"  # 2**63 - 1
+    for huge in (b"\0\x02" + long, b"\0\0" + long, b"\0\0" + long + b"\x02a\0" * 9, b"\0\0\0" + long):
+        assert decode(FORM, huge)["valueError"][0].is_valid
     found = decode(FORM, whole, whole[:-1], whole + b"\0\0", b"", whole)
     assert [why and why.split(" (")[0] for why in found["valueError"].to_pylist()] == [
         None,

@@ -111,6 +111,8 @@ def test_not_a_number() -> None:
         ("decimal(5, 2)", '{"a": "NaN"}', "does not fit"),
         ("binary", '{"a": "?"}', "base64"),
         ("array<int>", '{"a": [1, "x"]}', "at `$.a[1]`"),
+        ("string", '{"a": ' + "[" * 100_000, "recursion"),
+        ("string", '{"a": ' + "9" * 100_000 + "}", "out of range"),
     ],
 )
 def test_values_that_do_not_fit(kind: str, text: str, why: str) -> None:

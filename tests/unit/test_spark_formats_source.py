@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +13,7 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from postroom.errors import DecodeError, InvalidSetting
+from postroom.errors import DecodeError, InvalidSetting, UsageError
 from postroom.model.batch import BatchBuilder, with_base_offset
 from postroom.spark.columns import Columns, schema_text
 from postroom.spark.formats.types import parse_schema
@@ -118,6 +120,19 @@ def test_of_json_the_schema_of_the_user_is_enough() -> None:
 def test_schemas_that_do_not_fit(options: dict[str, str], text: str, why: str) -> None:
     with pytest.raises(InvalidSetting, match=why):
         PostroomSource({**GIVEN, **options}).streamReader(parse_schema(text))
+
+
+@pytest.mark.parametrize(("form", "package"), [("avro", "fastavro"), ("protobuf", "google.protobuf")])
+def test_without_the_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str, package: str
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == package.partition(".")[0]]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    (tmp_path / "schema").write_text(json.dumps(ORDER_AVRO))
+    source = PostroomSource({**GIVEN, "valueFormat": form, "valueSchema": str(tmp_path / "schema")})
+    with pytest.raises(UsageError, match=rf"{form} needs \w+ here: run `pip install '\.\[spark-formats\]'`"):
+        source.schema()
 
 
 def test_a_value_that_fails_is_named_by_its_offset() -> None:

@@ -93,7 +93,6 @@ def test_json_means_what_from_json_means(spark: Any, url: str, mq: Any) -> None:
     mq.create_topic("orders", partitions=1)
     documents = [_document(rolled) for _ in range(2000)]
     mq.send_many("orders", [postroom.Message(text.encode()) for text in documents])
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
     raw = read(spark, url)
     marked = f"'{ALL}, bad string', map('columnNameOfCorruptRecord', 'bad')"
     theirs = raw.selectExpr("`offset` at", f"from_json(cast(value as string), {marked}) v").selectExpr(
@@ -102,7 +101,13 @@ def test_json_means_what_from_json_means(spark: Any, url: str, mq: Any) -> None:
     ours = read(spark, url, valueFormat="json", valueSchema=ALL, valueErrors="null").selectExpr(
         "`offset` at", "valueError is not null odd", "to_json(value) v", "valueError why"
     )
-    both = ours.join(theirs.withColumnsRenamed({"v": "their_v", "odd": "their_odd"}), "at").collect()
+    joined = ours.join(theirs.withColumnsRenamed({"v": "their_v", "odd": "their_odd"}), "at")
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    try:
+        both = joined.collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
     assert len(both) == len(documents)
     wrong = [
         (documents[row.at], row.why, row.v, row.their_v)

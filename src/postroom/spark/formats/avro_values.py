@@ -66,10 +66,10 @@ class AvroValues:
 
 class AvroParser:
     def __init__(self, schema: Registered, registry: Registry | None) -> None:
+        self._reader, names = _parsed(schema)
         from fastavro import schemaless_reader
 
         self._read, self._registry = schemaless_reader, registry
-        self._reader, names = _parsed(schema)
         self.shape = _Columns((self._reader, names)).made[1]
         self._own = schema
         self._writers: dict[int, tuple[Any, Any]] = {}  # and the reader's schema, if it is another one
