@@ -94,6 +94,12 @@ def test_some_columns(text: str) -> None:
         assert [row["value"] for row in rows] == [{"id": 1, "name": None}, None]
 
 
+def test_bytes_of_values_that_are_not_decoded() -> None:
+    options = {"keyFormat": "string", "valueErrors": "null"}
+    found = read(options, parse_schema("valueRaw binary"), stored(5, [b"a", b"b"]))
+    assert found.to_pylist() == [{"valueRaw": None}] * 2
+
+
 def test_of_json_the_schema_of_the_user_is_enough() -> None:
     """It may have fewer fields than valueSchema, or stand alone."""
     schema = parse_schema("value struct<id:bigint>")

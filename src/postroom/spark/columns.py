@@ -39,11 +39,11 @@ def schema_text(headers: bool) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in listed.items())
 
 
-def typed_schema(headers: bool, typed: Typed) -> Any:
-    """A StructType: what is added comes last."""
+def typed_schema(text: str, typed: Typed) -> Any:
+    """A StructType of `schema_text`, with the columns that are typed; what is added comes last."""
     from pyspark.sql.types import StructField, StructType
 
-    kinds = {field.name: field.dataType for field in parse_schema(schema_text(headers)).fields}
+    kinds = {field.name: field.dataType for field in parse_schema(text).fields}
     return StructType([StructField(name, kind) for name, kind in (kinds | typed.columns()).items()])
 
 

@@ -57,9 +57,9 @@ class PostroomSource(DataSource):  # type: ignore[misc]
         return "postroom"
 
     def schema(self) -> Any:
-        headers = str(self.options.get("includeHeaders", "")).strip().lower() == "true"
+        text = schema_text(str(self.options.get("includeHeaders", "")).strip().lower() == "true")
         typed = self._typed(None)
-        return schema_text(headers) if typed is None else typed_schema(headers, typed)
+        return text if typed is None else typed_schema(text, typed)
 
     def _typed(self, schema: Any) -> Typed | None:
         """Settled once: Spark keeps this object from `schema` to the readers, and the columns with it."""

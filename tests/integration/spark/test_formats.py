@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import string
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,16 @@ ALL = (
 )
 
 
+@pytest.fixture
+def utc(spark: Any) -> Iterator[None]:
+    """A time without a zone is in the session's for from_json, and in UTC for us."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    yield
+    spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+@pytest.mark.usefixtures("utc")
 def test_json_means_what_from_json_means(spark: Any, url: str, mq: Any) -> None:
     """Random documents, some of them odd: the same ones are refused, and the others are equal."""
     seed = random.randrange(2**32)
@@ -101,13 +112,7 @@ def test_json_means_what_from_json_means(spark: Any, url: str, mq: Any) -> None:
     ours = read(spark, url, valueFormat="json", valueSchema=ALL, valueErrors="null").selectExpr(
         "`offset` at", "valueError is not null odd", "to_json(value) v", "valueError why"
     )
-    joined = ours.join(theirs.withColumnsRenamed({"v": "their_v", "odd": "their_odd"}), "at")
-    zone = spark.conf.get("spark.sql.session.timeZone")
-    spark.conf.set("spark.sql.session.timeZone", "UTC")
-    try:
-        both = joined.collect()
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", zone)
+    both = ours.join(theirs.withColumnsRenamed({"v": "their_v", "odd": "their_odd"}), "at").collect()
     assert len(both) == len(documents)
     wrong = [
         (documents[row.at], row.why, row.v, row.their_v)

@@ -97,6 +97,8 @@ class Typed:
             asked = name in found or (self.keep_bad and ERROR in schema.names)
             if self._format(name) is not None and (asked or (name == "value" and RAW in schema.names)):
                 found[name] = pa.field(name, pa.binary())
+        if not found:  # something has to say how many rows there are
+            found["offset"] = pa.field("offset", pa.int64())
         return pa.schema(list(found.values()))
 
     def decode(self, raw: dict[str, Any], where: Callable[[int], str]) -> dict[str, Any]:
