@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from . import spark_audit, spark_reading, spark_writing
+from . import spark_audit, spark_formats, spark_reading, spark_writing
 from .spark_audit import Audit
 from .spark_ground import Place, Rate, place
 
@@ -39,7 +39,7 @@ def run(messages: int, told: Told, audited: int = AUDITED) -> Figures:
     with place(messages, lambda rate: told(_line(rate))) as here:
         reading = spark_reading.run(here)
         written, archived = spark_writing.writing(here), spark_writing.archiving(here)
-        rates = [*reading.rates, *written, *archived]
+        rates = [*reading.rates, *written, *archived, *spark_formats.run(here)]
         return Figures(
             rates,
             reading.stream_of_limit,

@@ -15,9 +15,11 @@ from ..errors import InvalidSetting
 from ..model.batch import Record, opened, read_header
 from ..model.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
 from ..store.contract import StoredBatch
+from .formats.typed import Typed, check_nulls
+from .formats.types import parse_schema
 from .planning import Span
 
-__all__ = ["COLUMNS", "HEADERS", "SOURCE", "Columns", "Odd", "check_schema", "schema_text"]
+__all__ = ["COLUMNS", "HEADERS", "SOURCE", "Columns", "Odd", "check_schema", "schema_text", "typed_schema"]
 
 log = logging.getLogger("postroom.spark")
 
@@ -46,15 +48,27 @@ def schema_text(headers: bool, source: bool = False) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in listed.items())
 
 
-def check_schema(schema: Any) -> None:
+def typed_schema(text: str, typed: Typed) -> Any:
+    """A StructType of `schema_text`, with the columns that are typed; what is added comes last."""
+    from pyspark.sql.types import StructField, StructType
+
+    kinds = {field.name: field.dataType for field in parse_schema(text).fields}
+    return StructType([StructField(name, kind) for name, kind in (kinds | typed.columns()).items()])
+
+
+def check_schema(schema: Any, typed: Typed | None = None) -> None:
     """A schema given by the user: these columns, or some of them, in any order."""
     known = {**COLUMNS, "headers": HEADERS, **SOURCE}
+    if typed is not None:
+        known |= {name: kind.simpleString() for name, kind in typed.columns().items()}
+        check_nulls(typed, schema)
     for column in schema.fields:
         kind = column.dataType.simpleString()
         if column.name not in known:
+            listed = ", ".join(f"{name} {one}" for name, one in known.items())
             raise InvalidSetting(
-                f"schema: there is no column {column.name!r}; the columns are {schema_text(True, True)}. To "
-                "read what is in value, leave the schema out and use from_json or a cast"
+                f"schema: there is no column {column.name!r}; the columns are {listed}. To read "
+                "what is in value, leave the schema out and give valueFormat, or use from_json or a cast"
             )
         if kind != known[column.name]:
             raise InvalidSetting(f"schema: the column {column.name} is {known[column.name]}, not {kind}")
@@ -63,12 +77,14 @@ def check_schema(schema: Any) -> None:
 class Columns:
     """Gathers batches of one span, and gives them as an Arrow batch."""
 
-    def __init__(self, schema: Any, odd: Odd | None = None) -> None:
+    def __init__(self, schema: Any, odd: Odd | None = None, typed: Typed | None = None) -> None:
         """`odd`: is told, before they are given, of rows whose timestamp no calendar has; it is null."""
         from .compat import arrow_schema
 
         self._schema = arrow_schema(schema)
-        self._names: list[str] = list(self._schema.names)
+        self._typed = typed
+        self._raw = self._schema if typed is None else typed.raw_schema(self._schema)
+        self._names: list[str] = list(self._raw.names)
         self._opens = any(name in _INSIDE for name in self._names)
         self._odd = odd or _warn
         self._clear()
@@ -111,10 +127,16 @@ class Columns:
         """The rows gathered so far, as an Arrow batch of the schema."""
         import pyarrow as pa
 
-        arrays = [self._array(field, span) for field in self._schema]
-        made = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        arrays = {field.name: self._array(field, span) for field in self._raw}
+        if self._typed is not None:
+            arrays = self._typed.decode(arrays, lambda row: self._place(span, row))
+        made = pa.RecordBatch.from_arrays([arrays[name] for name in self._schema.names], schema=self._schema)
         self._clear()
         return made
+
+    def _place(self, span: Span, row: int) -> str:
+        offset = _offset_array(self._runs)[row].as_py()
+        return f"topic {span.topic!r} partition {span.partition} offset {offset}"
 
     def _array(self, field: Any, span: Span) -> Any:
         import pyarrow as pa

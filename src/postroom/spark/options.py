@@ -25,6 +25,7 @@ from .offsets import Place
 __all__ = [
     "CONNECTION",
     "EARLIEST",
+    "FORMATS",
     "LATEST",
     "Position",
     "Reach",
@@ -42,6 +43,20 @@ T = TypeVar("T")
 CONNECTION = ("url", "token", "tls", "unreachableTimeout")
 """How the queue is reached; `url.NAME` is the address of a further shard."""
 
+FORMATS = (
+    "valueFormat",
+    "valueSchema",
+    "valueMessage",
+    "valueErrors",
+    "keyFormat",
+    "schemaRegistry",
+    "schemaSubject",
+    "schemaRegistryUser",
+    "schemaRegistryPassword",
+    "schemaRegistryToken",
+)
+"""What keys and values are, which `formats.options` reads."""
+
 _TOPICS = ("subscribe", "subscribePattern", "assign")
 _START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
 _END = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
@@ -49,7 +64,7 @@ _STRATEGY = "startingOffsetsByTimestampStrategy"
 _STREAM = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "group")
 _BOTH = ("minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "includeHeaders", "includeSource")
 _BATCH = _END
-_READ = (*CONNECTION, *_TOPICS, *_START, _STRATEGY, *_BATCH, *_STREAM, *_BOTH)
+_READ = (*CONNECTION, *_TOPICS, *_START, _STRATEGY, *_BATCH, *_STREAM, *_BOTH, *FORMATS)
 _INSTEAD = {
     "path": "load() takes no path: name the topic with the option subscribe",
     "topic": "the option topic is for writing; name what is read with the option subscribe",

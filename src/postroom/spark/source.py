@@ -7,7 +7,7 @@ to other processes, so that they hold options, and nothing that is open. Must ne
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -19,8 +19,10 @@ from ..errors import PostroomError, UsageError
 from ..install import how_to_install
 from . import positions, tables
 from .border import one_sentence
-from .columns import Columns, check_schema, schema_text
+from .columns import Columns, check_schema, schema_text, typed_schema
 from .compat import StreamReading
+from .formats.options import format_options
+from .formats.typed import Typed, settle
 from .options import ReadOptions, read_options
 from .planning import Span, below_start, pack, spans
 from .queue import Queue
@@ -35,6 +37,7 @@ __all__ = ["PostroomSource"]
 class PostroomSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        self._settled: list[Typed | None] = []
         if find_spec("pyarrow") is None:
             raise UsageError(f"reading and writing with Spark needs pyarrow here: {how_to_install('spark')}")
 
@@ -52,16 +55,23 @@ class PostroomSource(DataSource):  # type: ignore[misc]
         headers, source = (
             str(given.get(name, "")).strip().lower() == "true" for name in ("includeHeaders", "includeSource")
         )
-        return schema_text(headers, source)
+        text, typed = schema_text(headers, source), self._typed(given, None)
+        return text if typed is None else typed_schema(text, typed)
+
+    def _typed(self, given: Mapping[str, str], schema: Any) -> Typed | None:
+        """Settled once: Spark keeps this object from `schema` to the readers, and the columns with it."""
+        if not self._settled:
+            self._settled.append(settle(format_options(given), schema))
+        return self._settled[0]
 
     def reader(self, schema: Any) -> BatchReader:
         given = tables.of_query(self.options, "batch")
-        return BatchReader(read_options(given, streaming=False), schema)
+        return BatchReader(read_options(given, streaming=False), schema, self._typed(given, schema))
 
     def streamReader(self, schema: Any) -> StreamReader | RefusedStream:
         try:
             given = tables.of_query(self.options, "stream")
-            return StreamReader(read_options(given, streaming=True), schema)
+            return StreamReader(read_options(given, streaming=True), schema, self._typed(given, schema))
         except PostroomError as error:
             return RefusedStream(error)
 
@@ -107,9 +117,9 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     """Takes no conditions of a query (`pushFilters`): Spark keeps the plan that is narrowed by them with the
     table, so that a second use of the DataFrame would miss rows."""
 
-    def __init__(self, options: ReadOptions, schema: Any) -> None:
-        check_schema(schema)
-        self._options, self._schema = options, schema
+    def __init__(self, options: ReadOptions, schema: Any, typed: Typed | None = None) -> None:
+        check_schema(schema, typed)
+        self._options, self._schema, self._typed = options, schema, typed
 
     def partitions(self) -> list[InputPartition]:
         options = self._options
@@ -129,15 +139,15 @@ class BatchReader(DataSourceReader):  # type: ignore[misc]
     def read(self, partition: InputPartition) -> Iterator[Any]:
         if not isinstance(partition, Task):  # Spark's own, where there is nothing to read
             return iter(())
-        return _read(self._options, self._schema, partition)
+        return _read(self._options, self._schema, self._typed, partition)
 
 
 @one_sentence
 class StreamReader(StreamReading):
-    def __init__(self, options: ReadOptions, schema: Any) -> None:
-        check_schema(schema)
+    def __init__(self, options: ReadOptions, schema: Any, typed: Typed | None = None) -> None:
+        check_schema(schema, typed)
         self.check(options)
-        self._options, self._schema = options, schema
+        self._options, self._schema, self._typed = options, schema, typed
 
     @cached_property
     def _stream(self) -> Stream:
@@ -152,7 +162,7 @@ class StreamReader(StreamReading):
         return [Task(task) for task in stream.tasks(stream.decode(start), stream.decode(end))]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        return _read(self._options, self._schema, partition)
+        return _read(self._options, self._schema, self._typed, partition)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Comes late, and for the last batch not at all: groups are told in `latestOffset`."""
@@ -177,6 +187,6 @@ class RefusedStream(StreamReading):
     latestOffset = initialOffset  # type: ignore[assignment]
 
 
-def _read(options: ReadOptions, schema: Any, task: Task) -> Iterator[Any]:
+def _read(options: ReadOptions, schema: Any, typed: Typed | None, task: Task) -> Iterator[Any]:
     losses = Losses(options.fail_on_data_loss)
-    return read_spans(options.reach, task.spans, Columns(schema), losses)
+    return read_spans(options.reach, task.spans, Columns(schema, typed=typed), losses)
