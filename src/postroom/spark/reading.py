@@ -7,10 +7,8 @@ failOnDataLoss=false, a warning.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +19,7 @@ from .columns import Columns
 from .options import Reach
 from .planning import Span
 from .queue import Queue
+from .worker import uncollected
 
 __all__ = ["Losses", "read_spans", "shown"]
 
@@ -71,7 +70,7 @@ def read_spans(
     reach: Reach, spans: Iterable[Span], columns: Columns, losses: Losses, not_before_ms: int | None = None
 ) -> Iterator[Any]:
     """Arrow batches."""
-    with _uncollected(), Queue(reach) as queue:
+    with uncollected(), Queue(reach) as queue:
         for span in spans:
             for fetched in _fetched(queue, span, losses):
                 for batch in fetched.batches:
@@ -83,18 +82,6 @@ def read_spans(
                         yield columns.flush(span)
             if columns.rows:
                 yield columns.flush(span)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Records are many and refer to nothing: to look for cycles among them takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _fetched(queue: Queue, span: Span, losses: Losses) -> Iterator[Fetched]:

@@ -36,6 +36,7 @@ from .planning import Span, below_start, pack, spans
 from .queue import Queue
 from .reading import Losses, read_spans
 from .streaming import Stream
+from .worker import settle
 from .writing import BatchWriter, StreamWriter, write_options
 
 __all__ = ["PostroomSource"]
@@ -46,6 +47,7 @@ _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 class PostroomSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
+        settle()
         if find_spec("pyarrow") is None:
             raise UsageError(f"reading and writing with Spark needs pyarrow here: {how_to_install('spark')}")
 
@@ -172,5 +174,6 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type
 
 
 def _read(options: ReadOptions, schema: Any, task: Task, not_before_ms: int | None = None) -> Iterator[Any]:
+    settle()
     losses = Losses(options.fail_on_data_loss)
     return read_spans(options.reach, task.spans, Columns(schema), losses, not_before_ms)

@@ -32,6 +32,7 @@ from ..errors import InvalidSetting, PostroomError, UsageError
 from ..model.names import check_topic
 from ..model.staging import check_name
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
+from .worker import settle, uncollected
 from .writing_rows import Columns, Shape, shape_of
 
 __all__ = ["BatchWriter", "StreamWriter", "WriteOptions", "Written", "write_options"]
@@ -98,9 +99,10 @@ class _Writing:
         self._shape: Shape = shape_of(schema, options.topic)
 
     def _stage(self, query: str, batch: int, rows: Iterator[Any]) -> Written:
+        settle()
         context = TaskContext.get()
         place = f"{context.partitionId()}.{context.attemptNumber()}" if context is not None else "0.0"
-        with _connected(self._options.reach) as mq:
+        with uncollected(), _connected(self._options.reach) as mq:
             staging = mq.staging(query, batch, timeout=_TIMEOUT)
             segment = staging.segment(f"{place}-{secrets.token_hex(8)}")
             try:
@@ -125,6 +127,7 @@ class _Writing:
             segment.saw(columns.rows, topics, source, {name: known.get(name, -1) for name in source})
 
     def _commit(self, messages: Messages) -> None:
+        settle()
         found = [message for message in messages if message is not None]
         if not found:
             return
