@@ -6,7 +6,8 @@ python -m bench [throughput|latency|backlog|routes|fairness|lanes|requests|outbo
                 [--json FILE]
 
 `peers` compares Postroom with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
-`spark` is the data pipeline with the audit, which `audit` runs alone.
+`spark` is the data pipeline beside Spark's Kafka source, if `make peers` installed that, and with the audit,
+which `audit` runs alone.
 """
 
 from __future__ import annotations
@@ -184,10 +185,11 @@ async def run_requests(where: Ground, seconds: float) -> list[requests.RoundTrip
 
 
 def run_spark(rows: int) -> dict[str, object]:
-    from . import spark_section  # the others need no Spark
+    from . import spark_beside, spark_section  # the others need no Spark
 
     found = spark_section.run(rows, _tell)
     console.print(spark_section.rates_table(found))
+    console.print(spark_beside.table(found.beside))
     console.print(spark_section.goals_table(found))
     console.print(spark_section.audit_table(found.audit))
     return found.as_dict()

@@ -22,6 +22,7 @@ import postroom
 import postroom.spark
 import postroom.sync
 
+from .spark_kafka import PARTITIONS, connector_settings
 from .spark_limits import VALUE, Prebuilt
 
 __all__ = ["Place", "Rate", "filled", "measured", "place", "served", "streamed"]
@@ -64,7 +65,7 @@ def place(messages: int, told: Callable[[Rate], None]) -> Iterator[Place]:
     with tempfile.TemporaryDirectory(prefix="postroom-bench-") as where:
         url = f"sqlite:///{where}/queue.db"
         filled(url, "t", messages)
-        spark = postroom.spark.session("bench", master="local[2]")
+        spark = postroom.spark.session("bench", master="local[2]", config=connector_settings())
         spark.sparkContext.setLogLevel("ERROR")
         spark.dataSource.register(Prebuilt)
         try:
@@ -75,7 +76,7 @@ def place(messages: int, told: Callable[[Rate], None]) -> Iterator[Place]:
 
 def filled(url: str, topic: str, messages: int) -> None:
     with postroom.sync.connect(url) as mq:
-        mq.create_topic(topic, partitions=4)
+        mq.create_topic(topic, partitions=PARTITIONS)
         for first in range(0, messages, _SOME):
             some = range(first, min(messages, first + _SOME))
             batch = [postroom.Message(_value(), key=b"k%d" % (n % 1000)) for n in some]

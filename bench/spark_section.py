@@ -1,4 +1,5 @@
-"""The data pipeline on Spark: what it reads, writes and archives a second, beside Spark's own limits.
+"""The data pipeline on Spark: what it reads, writes and archives a second, beside Spark's own limits, and
+beside Spark's own Kafka source.
 
 One session on two cores (`local[2]`), messages of 100 bytes. The audit is the one part that is not about
 speed: it has to find what was planted.
@@ -11,8 +12,9 @@ from dataclasses import asdict, dataclass
 
 from rich.table import Table
 
-from . import spark_audit, spark_formats, spark_reading, spark_writing
+from . import spark_audit, spark_beside, spark_formats, spark_reading, spark_writing
 from .spark_audit import Audit
+from .spark_beside import Beside
 from .spark_ground import Place, Rate, place
 
 __all__ = ["Figures", "audit_alone", "audit_table", "goals_table", "rates_table", "run"]
@@ -29,6 +31,7 @@ class Figures:
     stream_of_limit: float
     floor_ms: float
     archive_per_s: float
+    beside: Beside
     audit: Audit
 
     def as_dict(self) -> dict[str, object]:
@@ -45,6 +48,7 @@ def run(messages: int, told: Told, audited: int = AUDITED) -> Figures:
             reading.stream_of_limit,
             reading.floor_ms,
             archived[0].per_s,
+            spark_beside.run(here, told),
             _audited(here, audited, told),
         )
 
@@ -98,7 +102,7 @@ def goals_table(found: Figures) -> Table:
             found.floor_ms < GOAL_FLOOR_MS,
         ),
     ]
-    for what, wanted, value, met in rows:
+    for what, wanted, value, met in [*rows, *spark_beside.goals(found.beside)]:
         table.add_row(what, wanted, value, "met" if met else "missed")
     return table
 

@@ -23,6 +23,7 @@ advertised.listeners=PLAINTEXT://{host}:{port}
 controller.listener.names=CONTROLLER
 controller.quorum.voters=1@{host}:{controller}
 log.dirs={folder}/logs
+num.partitions={partitions}
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
 transaction.state.log.replication.factor=1
@@ -40,13 +41,15 @@ def jars() -> Path:
 
 
 @contextmanager
-def kafka_server() -> Iterator[str]:
+def kafka_server(partitions: int = 1) -> Iterator[str]:
+    """Topics that nobody has created get so many partitions."""
     if not jars().is_dir():
         raise NotInstalled("not installed: make peers (Maven fetches its jars)")
     java = program("java", "apt-get install default-jre-headless (or, as root: make peers)")
     with ServerProcess("kafka") as server:
         port, config = free_port(), server.folder / "server.properties"
-        config.write_text(CONFIG.format(host=HOST, port=port, controller=free_port(), folder=server.folder))
+        places = {"port": port, "controller": free_port(), "folder": server.folder}
+        config.write_text(CONFIG.format(host=HOST, partitions=partitions, **places))
         run = [java, "-Xms1g", "-Xmx1g", "-cp", f"{jars()}/*"]
         form = [*run, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(config)]
         subprocess.run(form, check=True, capture_output=True, timeout=60)

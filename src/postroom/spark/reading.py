@@ -7,12 +7,10 @@ failOnDataLoss=false, a warning.
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +22,7 @@ from .offsets import Offsets, Place
 from .options import Reach
 from .planning import Snapshot, Span
 from .queue import AHEAD, Queue
+from .worker import uncollected
 
 __all__ = ["Losses", "read_spans", "shown"]
 
@@ -96,7 +95,7 @@ def shown(spans: Sequence[Span]) -> str:
 
 def read_spans(reach: Reach, spans: Iterable[Span], columns: Columns, losses: Losses) -> Iterator[Any]:
     """Arrow batches."""
-    with _uncollected(), Queue(reach) as queue:
+    with uncollected(), Queue(reach) as queue:
         for span, first in _begun(queue, spans):
             for fetched in _fetched(queue, span, first, losses):
                 for batch in fetched.batches:
@@ -108,18 +107,6 @@ def read_spans(reach: Reach, spans: Iterable[Span], columns: Columns, losses: Lo
                         yield columns.flush(span)
             if columns.rows:
                 yield columns.flush(span)
-
-
-@contextmanager
-def _uncollected() -> Iterator[None]:
-    """Records are many and refer to nothing: to look for cycles among them takes a third of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _begun(queue: Queue, spans: Iterable[Span]) -> Iterator[tuple[Span, Future[Fetched]]]:

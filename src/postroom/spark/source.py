@@ -28,6 +28,7 @@ from .planning import Span, below_start, pack, spans
 from .queue import Queue
 from .reading import Losses, read_spans
 from .streaming import Stream
+from .worker import set_apart
 from .writing import BatchWriter, StreamWriter, write_options
 
 __all__ = ["PostroomSource"]
@@ -38,6 +39,7 @@ class PostroomSource(DataSource):  # type: ignore[misc]
     def __init__(self, options: dict[str, str]) -> None:
         super().__init__(options)
         self._settled: list[Typed | None] = []
+        set_apart()
         if find_spec("pyarrow") is None:
             raise UsageError(f"reading and writing with Spark needs pyarrow here: {how_to_install('spark')}")
 
@@ -188,5 +190,6 @@ class RefusedStream(StreamReading):
 
 
 def _read(options: ReadOptions, schema: Any, typed: Typed | None, task: Task) -> Iterator[Any]:
+    set_apart()
     losses = Losses(options.fail_on_data_loss)
     return read_spans(options.reach, task.spans, Columns(schema, typed=typed), losses)

@@ -32,6 +32,7 @@ from .compat import StreamArrowWriter
 from .content import content_of
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
 from .queue import patiently
+from .worker import set_apart, uncollected
 from .writing_rows import Columns, Shape, shape_of
 
 __all__ = ["BatchWriter", "StreamWriter", "WriteOptions", "Written", "write_options"]
@@ -107,9 +108,10 @@ class _Writing:
         self._shape: Shape = shape_of(schema, options.topic)
 
     def _stage(self, query: str, batch: int, rows: Iterator[Any]) -> Written:
+        set_apart()
         context = TaskContext.get()
         place = f"{context.partitionId()}.{context.attemptNumber()}" if context is not None else "0.0"
-        with _connected(self._options.reach) as mq:
+        with uncollected(), _connected(self._options.reach) as mq:
             staging = mq.staging(query, batch, timeout=self._options.reach.wait_ms / 1000)
             segment = staging.segment(f"{place}-{secrets.token_hex(8)}")
             try:
@@ -136,6 +138,7 @@ class _Writing:
             segment.saw(columns.rows, topics, source, at, content)
 
     def _commit(self, messages: Messages) -> None:
+        set_apart()
         found = [message for message in messages if message is not None]
         if not found:
             return
