@@ -1,7 +1,8 @@
 """A real cluster: a master and two workers of their own, and executors that have Postroom from the driver.
 
-Started from the classes of the pip package. The Python of the executors has every package but ours; that is
-shipped with the job, as on a cluster where nothing may be installed.
+It reads a topic, and copies it into another through a broker while one of the workers is killed. Started from
+the classes of the pip package. The Python of the executors has every package but ours; that is shipped with
+the job, as on a cluster where nothing may be installed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +53,31 @@ assert token not in query.lastProgress.json
 print("rows", sum(rows for rows, _, _ in found), spark.read.parquet(where + "/out").count())
 print("executors", len({where for _, _, where in found}))
 print("shipped", all("postroom.zip" in file for _, file, _ in found))
+
+columns = "key", "value", "concat(topic, '-', partition) source_partition", "`offset` source_offset"
+stream = spark.readStream.format("postroom").options(**options, maxOffsetsPerTrigger=200).load()
+query = stream.selectExpr(*columns).writeStream.format("postroom")
+query = query.options(url=url, token=token, topic="copied")
+query = query.option("checkpointLocation", where + "/copied").trigger(availableNow=True).start()
+query.awaitTermination()
+print("copied")
 """
+ROWS = 1000
+
+
+@dataclass
+class Cluster:
+    master: str  # its address
+    workers: list[subprocess.Popen[bytes]]
+
+    def kill_a_worker(self) -> None:
+        """With its executor, and without a word to anybody."""
+        os.killpg(self.workers[0].pid, 9)
+        self.workers[0].wait(60)
 
 
 @contextmanager
-def cluster(where: Path) -> Iterator[str]:
-    """The address of its master."""
+def cluster(where: Path) -> Iterator[Cluster]:
     environ = {
         **os.environ,
         "JAVA_HOME": str(find_java()),
@@ -84,11 +106,12 @@ def cluster(where: Path) -> Iterator[str]:
         master = said(start("master", "master.Master", "--port", "0"), r"spark://127\.0\.0\.1:\d+")
         for n in range(2):
             start(f"worker-{n}", "worker.Worker", "-c", "1", "-m", "700m", master)
-        yield master
+        yield Cluster(master, running[1:])
     finally:
         for process in reversed(running):
-            os.killpg(process.pid, 15)
-            process.wait(60)
+            if process.poll() is None:
+                os.killpg(process.pid, 15)
+                process.wait(60)
 
 
 def said(log: Path, pattern: str) -> str:
@@ -99,21 +122,42 @@ def said(log: Path, pattern: str) -> str:
     return found[0]
 
 
-def test_a_cluster_reads_with_what_is_shipped(mq: Any, tmp_path: Path) -> None:
+def test_a_cluster_with_what_is_shipped_and_a_worker_that_dies(mq: Any, tmp_path: Path) -> None:
     mq.create_topic("orders", partitions=2)
-    send(mq, "orders", 0, 200)
+    mq.create_topic("copied", partitions=2)
+    send(mq, "orders", 0, ROWS)
     package = shutil.make_archive(str(tmp_path / "postroom"), "zip", SOURCE)
     python = tmp_path / "python"  # without `site`, and so without the package that is installed for the tests
     python.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{HOME.parent}" exec {sys.executable} -S "$@"\n')
     python.chmod(0o755)
     token = "pst_" + "z" * 43
-    with mq.serve("127.0.0.1", 0, token=token) as served, cluster(tmp_path) as master:
-        done = subprocess.run(
-            [sys.executable, "-c", DRIVER, master, served.url, token, package, str(tmp_path)],
+    with mq.serve("127.0.0.1", 0, token=token) as served, cluster(tmp_path) as running:
+        command = [sys.executable, "-c", DRIVER, running.master, served.url, token, package, str(tmp_path)]
+        driver = subprocess.Popen(
+            command,
             env={**os.environ, "PYSPARK_PYTHON": str(python)},
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
-            timeout=270,
+            start_new_session=True,
         )
-    assert done.stdout.splitlines() == ["rows 200 200", "executors 2", "shipped True"], done.stderr[-3000:]
-    assert token not in done.stderr
+        try:
+            with ThreadPoolExecutor(1) as reading:
+                output = reading.submit(driver.communicate, timeout=270)
+                while driver.poll() is None and not copied(mq):
+                    time.sleep(0.1)
+                running.kill_a_worker()
+                assert len(copied(mq)) < ROWS, "it was in the middle"
+                out, err = output.result()
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(driver.pid, 9)
+    lines = out.splitlines()
+    assert lines[:3] == [f"rows {ROWS} {ROWS}", "executors 2", "shipped True"], err[-3000:]
+    assert lines[3:] == ["copied"], err[-3000:]
+    assert copied(mq) == list(range(ROWS))
+    assert token not in err
+
+
+def copied(mq: Any) -> list[int]:
+    return sorted(int(message.value) for message in mq.read("copied"))
