@@ -55,12 +55,12 @@ print("executors", len({where for _, _, where in found}))
 print("shipped", all("postroom.zip" in file for _, file, _ in found))
 
 columns = "key", "value", "concat(topic, '-', partition) source_partition", "`offset` source_offset"
-stream = spark.readStream.format("postroom").options(**options, maxOffsetsPerTrigger=100).load()
+stream = spark.readStream.format("postroom").options(**options, maxOffsetsPerTrigger=200).load()
 query = stream.selectExpr(*columns).writeStream.format("postroom")
 query = query.options(url=url, token=token, topic="copied")
 query = query.option("checkpointLocation", where + "/copied").trigger(availableNow=True).start()
 query.awaitTermination()
-print("copied in", query.lastProgress.batchId, "batches")
+print("copied")
 """
 ROWS = 1000
 
@@ -154,7 +154,7 @@ def test_a_cluster_with_what_is_shipped_and_a_worker_that_dies(mq: Any, tmp_path
                 os.killpg(driver.pid, 9)
     lines = out.splitlines()
     assert lines[:3] == [f"rows {ROWS} {ROWS}", "executors 2", "shipped True"], err[-3000:]
-    assert lines[3:] == [f"copied in {ROWS // 100} batches"], err[-3000:]
+    assert lines[3:] == ["copied"], err[-3000:]
     assert copied(mq) == list(range(ROWS))
     assert token not in err
 
