@@ -125,7 +125,7 @@ def test_of_json_the_schema_of_the_user_is_enough() -> None:
 )
 def test_schemas_that_do_not_fit(options: dict[str, str], text: str, why: str) -> None:
     with pytest.raises(InvalidSetting, match=why):
-        PostroomSource({**GIVEN, **options}).streamReader(parse_schema(text))
+        PostroomSource({**GIVEN, **options}).reader(parse_schema(text))
 
 
 @pytest.mark.parametrize(("form", "package"), [("avro", "fastavro"), ("protobuf", "google.protobuf")])

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from ..errors import UsageError
-from .options import CONNECTION, bad_option, kind_options, unknown_option
+from .options import CONNECTION, FORMATS, bad_option, kind_options, unknown_option
 
 __all__ = ["Kind", "asked", "of_query"]
 
@@ -26,7 +26,8 @@ _PREFIX = "option."
 _JAR = "jar"
 _QUESTIONS = ("table", "topic", "topics")
 _TOPICS = ("subscribe", "subscribepattern", "assign")
-_OF_TABLE = (*_TOPICS, "includeheaders")  # what a table is, which a query does not change
+_SHAPE = ("includeheaders", "includesource", *map(str.lower, FORMATS))
+_OF_TABLE = (*_TOPICS, *_SHAPE)  # what a table is, which a query does not change
 _STRATEGY = "startingoffsetsbytimestampstrategy"
 _NO_JAR = (
     "Spark does not keep the OPTIONS of a table, unless it has Postroom's jar: start the session with "
