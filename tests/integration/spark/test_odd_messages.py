@@ -14,7 +14,7 @@ from postroom.errors import DataLoss
 from postroom.model.batch import BatchBuilder
 from postroom.spark.jobs.archive import ArchiveOptions, archive
 from postroom.spark.jobs.backlog import BacklogOptions, backlog
-from postroom.spark.jobs.lake import Lake
+from postroom.spark.jobs.delta import DeltaLake
 from postroom.spark.jobs.quarantine import quarantine_path
 from postroom.spark.jobs.replay import ReplayOptions, replay
 from postroom.store import open_sqlite
@@ -95,7 +95,7 @@ def test_the_archive_sets_them_aside_once(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:  # between the two commits
-        patched.setattr(Lake, "append", killed)
+        patched.setattr(DeltaLake, "append", killed)
         with pytest.raises(KeyboardInterrupt):
             archive(spark, wanted)
     assert [row["offset"] for row in quarantined(tmp_path)] == [5, 7] and archived(tmp_path) == []

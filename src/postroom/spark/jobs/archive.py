@@ -162,7 +162,7 @@ class _Run:
         """A batch that was cut off between its two commits goes as far as it went."""
         before, self._cut_off = self._cut_off, None
         again = end if before is None else self.stream.decode(before)
-        return again if again.ids == end.ids else end
+        return again if (again.ids, again.queue) == (end.ids, end.queue) else end
 
     def _batch(self, mark: Mark, end: Offsets) -> Mark:
         tasks = self.stream.tasks(self._at, end)
