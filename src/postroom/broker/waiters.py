@@ -154,9 +154,11 @@ class WatcherThread:
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
-            self._watch()
+        while True:
             self._wanted.wait()
+            if self._stopping.is_set():
+                return
+            self._watch()
 
     def _watch(self) -> None:
         """Until nobody has wanted it for a while: what nobody reads would pile up somewhere."""
@@ -166,7 +168,7 @@ class WatcherThread:
         except PostroomError as error:
             return self._failed(error)
         try:
-            while not self._stopping.is_set() and self._wanted.wait(_LINGER_S):
+            while self._wanted.wait(_LINGER_S) and not self._stopping.is_set():
                 time.sleep(self._interval_s)  # half of what it costs to wait for an event, 200 times a second
                 if not self._stopping.is_set():
                     self._look(watcher.changed)
