@@ -37,7 +37,7 @@ _LIMITED = frozenset({"append", "stage"})  # verbs that count towards their prod
 _OWNED = frozenset({"append", "stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"})
 # verbs that are told whose producer or query it is: no client says so itself (I23)
 
-_AT_ONCE_S = 0.001  # for looking into a batch on the loop; the rest is done in a thread
+_AT_ONCE_S = 0.004  # for looking into a batch on the loop; the rest is done in a thread
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
 _LISTED_BYTES = 1024 * 1024  # a list is expected to be no longer, unless the last one was
 _MOST_MESSAGES = 20_000  # of one answer, whatever is asked for
