@@ -205,17 +205,21 @@ class Driver:
 
     def step(self, limit: int | None = None, *, kill: str | None = None) -> bool:
         """One micro-batch; False if there is nothing to do. `kill`: "logged" or "ran"."""
-        assert self.stream is not None
         batch = len(self.offsets)
-        begin = self._begin(batch)
-        end = json.dumps(self.stream.latest(self.stream.decode(json.loads(begin)), limit).encode())
-        if batch and end == begin:
+        end = self._next_end(batch, limit)
+        if batch and end == self.offsets[-1]:
             return False
         self.offsets.append(end)
         if kill == "logged":
             raise Killed
         self._run(batch, kill)
         return True
+
+    def _next_end(self, batch: int, limit: int | None) -> str:
+        """As Spark asks since 4.2."""
+        assert self.stream is not None
+        begin = self.stream.decode(json.loads(self._begin(batch)))
+        return json.dumps(self.stream.latest(begin, limit).encode())
 
     def _run(self, batch: int, kill: str | None) -> None:
         assert self.stream is not None

@@ -28,17 +28,9 @@ class OldDriver(Driver):
         if len(self.offsets) > self.commits:
             self._run(len(self.offsets) - 1, None)
 
-    def step(self, limit: int | None = None, *, kill: str | None = None) -> bool:
+    def _next_end(self, batch: int, limit: int | None) -> str:
         assert isinstance(self.stream, WholeStream)
-        batch = len(self.offsets)
-        end = json.dumps(self.stream.next().encode())  # of a new stream before it is asked where that begins
-        if batch and end == self.offsets[-1]:
-            return False
-        self.offsets.append(end)
-        if kill == "logged":
-            raise Killed
-        self._run(batch, kill)
-        return True
+        return json.dumps(self.stream.next().encode())  # of a new stream before it is asked where that begins
 
     def run(self, limit: int | None = None) -> None:
         """With the trigger availableNow: one micro-batch."""
