@@ -205,7 +205,7 @@ def _of_value(name: str, value: Any, reached: dict[str, type]) -> Iterator[str]:
     elif callable(value) and hasattr(value, "__name__"):
         yield from _of_function(name, value, reached)
     else:
-        yield f"{name} = {_short(repr(value))}"
+        yield f"{name} = {_value(value)}"
 
 
 def _of_function(name: str, function: Any, reached: dict[str, type]) -> Iterator[str]:
@@ -230,7 +230,7 @@ def _signature(signature: inspect.Signature) -> str:
             shown.append("/")
         stars = "*" if one.kind is one.VAR_POSITIONAL else "**" if one.kind is one.VAR_KEYWORD else ""
         text = f"{stars}{one.name}{_annotation(one.annotation, ': ')}"
-        shown.append(text if one.default is one.empty else f"{text} = {_short(repr(one.default))}")
+        shown.append(text if one.default is one.empty else f"{text} = {_value(one.default)}")
         last = one.kind
     if last is inspect.Parameter.POSITIONAL_ONLY:
         shown.append("/")
@@ -242,6 +242,10 @@ def _annotation(annotation: Any, before: str) -> str:
         return ""
     is_class = isinstance(annotation, type) and not hasattr(annotation, "__args__")
     return before + _short(annotation.__name__ if is_class else str(annotation))
+
+
+def _value(value: Any) -> str:
+    return repr(value) if isinstance(value, str) else _short(repr(value))
 
 
 def _short(text: str) -> str:
@@ -317,7 +321,7 @@ def _of_member(name: str, member: Any, reached: dict[str, type]) -> Iterator[str
     elif inspect.isfunction(member):
         yield from _of_function(name, member, reached)
     elif isinstance(member, str | int | float | tuple | frozenset | None):
-        yield f"{name} = {_short(repr(member))}"
+        yield f"{name} = {_value(member)}"
 
 
 def _assigned(kind: type) -> set[str]:

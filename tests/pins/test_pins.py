@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs.pages import PAGES
+from tests.docs.pages import PAGES, ROOT
 
 from . import golden, internals
 from .citations import SOURCE, citations, fallen
@@ -17,6 +17,10 @@ from .public_names import PUBLIC, documented_imports, pinned_names
 from .snapshots import differences, path_of, read, renew_command
 
 FRAMES: dict[str, Any] = json.loads(read("frames.json") or "{}")
+SHOWN = [
+    *PAGES,
+    *(path for folder in ("docs", "examples", "deploy") for path in (ROOT / folder).rglob("*.py")),
+]
 WHOLE = [pin for pin in PINS if pin.file != "citations.json"]  # which may grow
 
 
@@ -42,8 +46,8 @@ def test_every_snapshot_belongs_to_a_pin() -> None:
 # ---- public names ----
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_the_pages_import_is_pinned(page: Path) -> None:
+@pytest.mark.parametrize("page", SHOWN, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_pages_and_examples_import_is_pinned(page: Path) -> None:
     for module, name in documented_imports(page.read_text(encoding="utf-8")):
         if f"{module}.{name}" in PUBLIC or (not name and module in PUBLIC):
             continue
