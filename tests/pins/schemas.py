@@ -1,4 +1,4 @@
-"""The tables as this version makes them: the queue's, and those in a user's own database.
+"""The tables as this version makes them: the queue's, a spool's, and those in a user's own database.
 
 The queue has a durable and a volatile topic, since logs are made with their topic. Migrations are pinned as
 they are written: by them queues of every version have got the tables they have. That each older version
@@ -65,6 +65,8 @@ def sqlite_schema_text() -> str:
         _make_queue(f"sqlite:///{path}")
         with closing(sqlite3.connect(Path(folder) / "users.db")) as connection:
             _make_users(connection)
+        with postroom.sync.Spool(Path(folder) / "spool.db", f"sqlite:///{path}"):
+            pass  # its file stays, for whoever opens it next
         found = {}
         for file in sorted(Path(folder).iterdir()):
             if file.read_bytes()[:6] == b"SQLite":
