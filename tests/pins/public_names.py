@@ -13,7 +13,6 @@ import enum
 import functools
 import inspect
 import re
-import textwrap
 from collections.abc import Iterator
 from importlib import import_module
 from importlib.util import resolve_name
@@ -324,13 +323,17 @@ def _of_member(name: str, member: Any, reached: dict[str, type]) -> Iterator[str
         yield f"{name} = {_value(member)}"
 
 
+@functools.cache
+def _tree(module: str) -> ast.Module:
+    return ast.parse(inspect.getsource(import_module(module)))
+
+
+@functools.cache
 def _assigned(kind: type) -> set[str]:
     """What methods assign to `self`."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(kind)))
-    except (OSError, TypeError):
-        return set()
-    targets = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))
+    classes = (node for node in _tree(kind.__module__).body if isinstance(node, ast.ClassDef))
+    own = (node for found in classes if found.name == kind.__name__ for node in ast.walk(found))
+    targets = (node for node in own if isinstance(node, ast.Attribute))
     return {
         node.attr
         for node in targets
@@ -346,7 +349,7 @@ def _names_in(module: str) -> dict[str, Any]:
     """What a module knows by name, and what it imports for annotations alone."""
     found = import_module(module)
     names = dict(vars(found))
-    for node in ast.walk(ast.parse(inspect.getsource(found))):
+    for node in _tree(module).body:
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             for line in ast.walk(node):
                 if isinstance(line, ast.ImportFrom):
