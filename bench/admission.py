@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from postroom.model.admission import admit, walk
-from postroom.model.batch import BatchBuilder, verify
+from postroom.model.messages.admission import admit, walk
+from postroom.model.messages.batch import BatchBuilder, verify
 
 __all__ = ["Admission", "run"]
 

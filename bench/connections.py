@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import postroom
-from postroom.broker.endpoint import Beat, PollReply, PollRequest
+from postroom.endpoint.endpoint import Beat, PollReply, PollRequest
 from postroom.errors import PostroomError
-from postroom.model.settings import GroupWish
+from postroom.model.policy.settings import GroupWish
 from postroom.wire import messages as m
-from postroom.wire.link import Link, connect
+from postroom.wire.client.link import Link, connect
 from tests.servers.places import free_port
 
 from .grounds import Ground, ground

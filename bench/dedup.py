@@ -23,8 +23,7 @@ from functools import partial
 from pathlib import Path
 
 import postroom
-from postroom.model.dedup import digests, split
-from postroom.model.idtable import IdTable
+from postroom.model.messages.ids import IdTable, digests, split
 
 from .grounds import STORES, Ground, ground
 

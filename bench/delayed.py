@@ -23,7 +23,7 @@ from pathlib import Path
 
 import postroom
 from postroom.store import SqlStore
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 
 from .grounds import STORES, Ground, ground
 from .measure import percentile, timed

@@ -22,11 +22,11 @@ from pathlib import Path
 from unittest.mock import patch
 
 from postroom.address import parse
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.broker.broker import Broker, open_endpoint
+from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
 from postroom.errors import PostroomError
-from postroom.model.batch import BatchBuilder
-from postroom.model.settings import GroupWish, TopicSettings
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import GroupWish, TopicSettings
 from postroom.store.contract import Append, Appended
 
 from .grounds import Ground

@@ -23,12 +23,12 @@ from typing import Any
 from unittest.mock import patch
 
 from postroom.address import parse
-from postroom.broker.deliveries import Deliveries
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import Beat, PollReply, PollRequest
-from postroom.model.batch import BatchBuilder
-from postroom.model.settings import GroupWish, TopicSettings
-from postroom.store.session import Session
+from postroom.broker.broker import Broker, open_endpoint
+from postroom.broker.deliver.shared import Deliveries
+from postroom.endpoint.endpoint import Beat, PollReply, PollRequest
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import GroupWish, TopicSettings
+from postroom.store.sql.session import Session
 
 from .grounds import Ground, ground
 

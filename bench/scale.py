@@ -24,10 +24,10 @@ from pathlib import Path
 
 import postroom
 from postroom.address import parse
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import PollRequest
+from postroom.broker.broker import Broker, open_endpoint
+from postroom.endpoint.endpoint import PollRequest
 from postroom.errors import PostroomError
-from postroom.model.settings import GroupWish, TopicSettings
+from postroom.model.policy.settings import GroupWish, TopicSettings
 from tests.servers.places import free_port
 
 from .grounds import Ground, ground

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postroom.model.batch import HEADER_SIZE, BatchBuilder, stamp
+from postroom.model.messages.batch import HEADER_SIZE, BatchBuilder, stamp
 
 __all__ = ["garbage"]
 

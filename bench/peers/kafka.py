@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from postroom.install import how_to_install
+from postroom.errors import how_to_install
 
 from .kafka_server import kafka_server
 from .peer import NotInstalled, Peer

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from postroom.install import how_to_install
+from postroom.errors import how_to_install
 from tests.servers.places import free_port
 
 from .peer import HOST, NotInstalled, Peer, ServerProcess, program

@@ -72,7 +72,20 @@ from .errors import (
 
 if TYPE_CHECKING:
     from . import sync, tracing
-    from .broker.endpoint import (
+    from .client import guards
+    from .client.app.app import App
+    from .client.app.handler import Dead, RetryLater
+    from .client.app.health import AppHealth, HandlerHealth
+    from .client.app.subscription import Batch
+    from .client.connection import Connection, connect
+    from .client.consumer.consumer import Consumer
+    from .client.forward.outbox.outbox import Outbox
+    from .client.forward.outbox.table import OutboxStatus
+    from .client.forward.spool.file import Spooled
+    from .client.forward.spool.spool import Spool
+    from .client.message import DeadLetter, Message, Receipt, Received, Stopped
+    from .client.producer.producer import Producer
+    from .endpoint.endpoint import (
         GroupInfo,
         Lag,
         MemberInfo,
@@ -82,22 +95,9 @@ if TYPE_CHECKING:
         ShardInfo,
         TopicInfo,
     )
-    from .client import guards
-    from .client.app.app import App
-    from .client.app.handler import Dead, RetryLater
-    from .client.app.health import AppHealth, HandlerHealth
-    from .client.app.subscription import Batch
-    from .client.connection import Connection, connect
-    from .client.consuming.consumer import Consumer
-    from .client.message import DeadLetter, Message, Receipt, Received, Stopped
-    from .client.outbox.outbox import Outbox
-    from .client.outbox.status import OutboxStatus
-    from .client.producing.producer import Producer
-    from .client.spool.file import Spooled
-    from .client.spool.spool import Spool
-    from .model.lanes import LaneInfo, SlowLane, SlowSource
-    from .model.retry import Backoff
-    from .model.route import Change, Range, Route
+    from .model.delivery.retry import Backoff
+    from .model.policy.slow_lane import LaneInfo, SlowLane, SlowSource
+    from .model.topology.route import Change, Range, Route
 
 __all__ = [
     "AccessDenied",
@@ -196,7 +196,7 @@ __all__ = [
 
 # Imported when they are first asked for: the command line starts three times as fast.
 _HOMES = {
-    "broker.endpoint": (
+    "endpoint.endpoint": (
         "GroupInfo",
         "Lag",
         "MemberInfo",
@@ -213,16 +213,16 @@ _HOMES = {
     "client.app.health": ("AppHealth", "HandlerHealth"),
     "client.app.subscription": ("Batch",),
     "client.connection": ("Connection", "connect"),
-    "client.consuming.consumer": ("Consumer",),
+    "client.consumer.consumer": ("Consumer",),
     "client.message": ("DeadLetter", "Message", "Receipt", "Received", "Stopped"),
-    "client.outbox.outbox": ("Outbox",),
-    "client.outbox.status": ("OutboxStatus",),
-    "client.producing.producer": ("Producer",),
-    "client.spool.file": ("Spooled",),
-    "client.spool.spool": ("Spool",),
-    "model.lanes": ("LaneInfo", "SlowLane", "SlowSource"),
-    "model.retry": ("Backoff",),
-    "model.route": ("Change", "Range", "Route"),
+    "client.forward.outbox.outbox": ("Outbox",),
+    "client.forward.outbox.table": ("OutboxStatus",),
+    "client.producer.producer": ("Producer",),
+    "client.forward.spool.file": ("Spooled",),
+    "client.forward.spool.spool": ("Spool",),
+    "model.policy.slow_lane": ("LaneInfo", "SlowLane", "SlowSource"),
+    "model.delivery.retry": ("Backoff",),
+    "model.topology.route": ("Change", "Range", "Route"),
 }
 _MODULES = {"guards": ".client.guards", "sync": ".sync", "tracing": ".tracing"}
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -17,10 +17,10 @@ import pytest
 import postroom
 from postroom.address import parse as parse_url
 from postroom.config import DEFAULTS
-from postroom.model.batch import records
-from postroom.model.schedule import DUTY
+from postroom.model.messages.batch import records
+from postroom.model.moves.schedule import DUTY
 from postroom.store import SqlStore, open_store
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 
 from .crew import Crew
 from .stage import SECONDS, finish, hire, judge, make_topic, until

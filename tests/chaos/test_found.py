@@ -12,15 +12,15 @@ import pytest
 
 import postroom
 from postroom import Connection, Message
-from postroom.broker.embedded import Broker
-from postroom.broker.routes import FinishChanges
+from postroom.broker.broker import Broker
+from postroom.broker.topology.route_changes import FinishChanges
 from postroom.clock import ManualClock
-from postroom.model import route as routes
-from postroom.model.names import dead_topic
-from postroom.model.settings import TopicSettings
+from postroom.model.policy.settings import TopicSettings
+from postroom.model.topology import route as routes
+from postroom.model.topology.names import dead_topic
 from postroom.store import SqlStore
 from postroom.store.contract import Settled
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from tests.ready import ready
 from tests.servers import PostgresServer
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from postroom import Connection
-from postroom.broker.embedded import Broker
+from postroom.broker.broker import Broker
 
 __all__ = ["broker_of", "run_duty", "serving"]
 

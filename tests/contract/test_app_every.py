@@ -12,8 +12,7 @@ import pytest
 
 import postroom
 from postroom import App, Connection, InvalidName, InvalidSetting, StoreBusy, UsageError
-from postroom.client.app.every import prepare
-from postroom.client.app.ticking import Ticker
+from postroom.client.app.recurring import Ticker, prepare
 from postroom.clock import ManualClock
 from postroom.testing.fixture import run_until_idle
 from tests.contract.stores import Open, everywhere, only_file

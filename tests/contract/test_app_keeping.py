@@ -14,7 +14,7 @@ import postroom
 from postroom import App, Connection, GroupConflict, HandlerHealth, Message, UsageError
 from postroom.broker.duties import ExpireGroups
 from postroom.clock import ManualClock
-from postroom.model.names import is_unnamed
+from postroom.model.topology.names import is_unnamed
 from tests.contract.brokers import run_duty
 from tests.contract.stores import Open, everywhere, real_time
 

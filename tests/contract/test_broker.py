@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from postroom.address import Address, parse
+from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.duties import DutyRunner
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
+from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
 from postroom.errors import (
     CorruptBatch,
     GenerationChanged,
@@ -28,8 +28,8 @@ from postroom.errors import (
     UnknownPartition,
     UsageError,
 )
-from postroom.model.batch import BatchBuilder, build_control, records
-from postroom.model.settings import GroupWish, TopicSettings
+from postroom.model.messages.batch import BatchBuilder, build_control, records
+from postroom.model.policy.settings import GroupWish, TopicSettings
 from postroom.store.contract import Append, Appended
 from tests.contract.stores import everywhere
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from postroom.address import parse
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import Beat, Held, PollReply, PollRequest, Settle, Verdict
+from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import ManualClock
-from postroom.model.batch import BatchBuilder
-from postroom.model.settings import GroupWish, Start, TopicSettings
+from postroom.endpoint.endpoint import Beat, Held, PollReply, PollRequest, Settle, Verdict
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import GroupWish, Start, TopicSettings
 
 LEASE_MS = 30_000
 

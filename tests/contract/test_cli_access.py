@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from postroom.model.access import hash_of, is_token
-from postroom.model.staging import Wish
+from postroom.model.moves.staging import Wish
 from postroom.store import open_sqlite
 from tests.contract.cli_runner import Cli
 

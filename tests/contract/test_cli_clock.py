@@ -10,7 +10,7 @@ import pytest
 from postroom.cli.checks.finding import Finding
 from postroom.cli.checks.sqlite import examine_file
 from postroom.clock import SteadyClock, wall_ms
-from postroom.model.settings import TopicSettings
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Append
 from postroom.testing.store_contract.harness import batch

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from postroom.model.batch import BatchBuilder
+from postroom.model.messages.batch import BatchBuilder
 from postroom.store import open_sqlite
 from postroom.store.contract import Append
 from tests.contract.cli_runner import Cli

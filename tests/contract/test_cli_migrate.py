@@ -13,8 +13,8 @@ import pytest
 
 from postroom.address import parse
 from postroom.store import open_session
-from postroom.store.schema import MIGRATIONS, VERSION, statements
-from postroom.store.session import Lane
+from postroom.store.sql.schema import MIGRATIONS, VERSION, statements
+from postroom.store.sql.session import Lane
 from tests.contract.cli_runner import Cli
 from tests.servers import PostgresServer
 

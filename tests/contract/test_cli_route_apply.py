@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.cli import route_apply
+from postroom.cli.queue import route_apply
 from postroom.errors import StoreBusy
-from postroom.model.split_plan import SplitPlan, make_plan
 from postroom.model.split_plan_file import plan_to_text
+from postroom.model.topology.split_plan import SplitPlan, make_plan
 from tests.contract.cli_runner import Cli
 
 LOADS = [8] * 256 + [0] * 512 + [8] * 256

@@ -10,12 +10,12 @@ import pytest
 
 import postroom
 from postroom import Connection
+from postroom.broker.broker import Broker
 from postroom.broker.duties import Retention
-from postroom.broker.embedded import Broker
-from postroom.cli import route_picture as picture
+from postroom.cli.queue import route_picture as picture
 from postroom.config import DEFAULTS
-from postroom.model import route as routes
-from postroom.model.route import Range, Route
+from postroom.model.topology import route as routes
+from postroom.model.topology.route import Range, Route
 from tests.contract.cli_runner import Answer, Cli
 
 
@@ -154,7 +154,9 @@ async def _leave_a_change(mq: Connection) -> None:
 
 
 def test_a_change_under_way_is_shown_and_refuses_others(here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.broker.routes._IDLE_MS", 10**9)  # else whoever finds it finishes it
+    monkeypatch.setattr(
+        "postroom.broker.topology.route_changes._IDLE_MS", 10**9
+    )  # else whoever finds it finishes it
     asyncio.run(_begin_and_look(here))
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import postroom
-from postroom.cli.shard_urls import shard_text, shard_urls
+from postroom.cli.framework.command import shard_text, shard_urls
 from postroom.errors import InvalidSetting
-from postroom.store.schema import VERSION
+from postroom.store.sql.schema import VERSION
 from tests.contract.cli_runner import Answer, Cli
 
 

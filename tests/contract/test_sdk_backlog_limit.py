@@ -12,7 +12,7 @@ import postroom
 from postroom import BacklogFull, Connection, Message
 from postroom.clock import ManualClock
 from postroom.errors import StoreUnavailable
-from postroom.model.batch import BatchBuilder
+from postroom.model.messages.batch import BatchBuilder
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
 

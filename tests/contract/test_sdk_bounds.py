@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from postroom import Connection, Message, UnknownTopic
-from postroom.model.marks import Kept
+from postroom.model.messages.batch import Kept
 from tests.contract.brokers import broker_of
 from tests.contract.stores import everywhere
 

@@ -12,8 +12,8 @@ from postroom import Connection, GroupInfo, Message
 from postroom.broker.duties import ExpireGroups, Retention
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
-from postroom.model.names import base_of, is_unnamed, member_group
-from postroom.model.settings import GroupWish
+from postroom.model.policy.settings import GroupWish
+from postroom.model.topology.names import base_of, is_unnamed, member_group
 from tests.contract.brokers import run_duty
 from tests.contract.stores import Open, everywhere
 

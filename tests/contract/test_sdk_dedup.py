@@ -12,9 +12,9 @@ import pytest
 
 import postroom
 from postroom import Connection, Message, Receipt
-from postroom.broker import embedded
+from postroom.broker import broker as embedded
 from postroom.broker.duties import Retention
-from postroom.client.producing import routing
+from postroom.client.producer import router as routing
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.errors import InvalidSetting, StoreUnavailable

@@ -15,10 +15,10 @@ import pytest
 import postroom
 from postroom import Connection, Message
 from postroom.broker.duties import ExpireGroups
-from postroom.broker.endpoint import Beat
-from postroom.broker.groups import TOUCH_MS
+from postroom.broker.topology.groups import TOUCH_MS
 from postroom.clock import ManualClock
-from postroom.model.settings import GroupWish
+from postroom.endpoint.endpoint import Beat
+from postroom.model.policy.settings import GroupWish
 from postroom.testing.fixture import run_until_idle
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, everywhere

@@ -10,10 +10,10 @@ import pytest
 import postroom
 from postroom import Connection, Received, StoreUnavailable
 from postroom.broker.duties import Retention
-from postroom.broker.endpoint import PollRequest, Settle, Verdict
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
-from postroom.model.batch import BatchBuilder
+from postroom.endpoint.endpoint import PollRequest, Settle, Verdict
+from postroom.model.messages.batch import BatchBuilder
 from postroom.store.contract import Append, Appended
 from tests.contract.brokers import broker_of
 from tests.contract.stores import embedded, everywhere

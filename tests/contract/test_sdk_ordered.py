@@ -23,8 +23,8 @@ import pytest
 
 import postroom
 from postroom import Connection, Consumer, GroupConflict, LeaseLost, Message, Received, StoreUnavailable
-from postroom.broker.endpoint import PollReply, PollRequest
 from postroom.clock import ManualClock
+from postroom.endpoint.endpoint import PollReply, PollRequest
 from tests.contract.stores import Open, everywhere
 
 LEASE = 30
@@ -87,7 +87,7 @@ async def crash(mq: Connection, consumer: Consumer) -> None:
     mq._heartbeat.remove(consumer._heart)
     task, consumer._fetching = consumer._fetching, None
     await asyncio.sleep(0.05)  # a poll under way is answered, and nobody hears it
-    await postroom.client.ending.end((task,))
+    await postroom.tasks.end((task,))
     mq._consumers.remove(consumer)
 
 

@@ -10,7 +10,7 @@ import pytest
 import postroom
 from postroom import Connection, Consumer, InvalidSetting, Message, PartitionReset, Received
 from postroom.clock import ManualClock
-from postroom.model.slot import slot_of
+from postroom.model.messages.slot import slot_of
 from tests.contract.stores import everywhere, only_file
 
 WAIT = 20

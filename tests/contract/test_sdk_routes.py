@@ -15,9 +15,9 @@ from postroom import Connection, InvalidSetting, Message, Received, RouteConflic
 from postroom.broker.duties import Retention
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
-from postroom.model import route as routes
-from postroom.model.batch import SEAL, build_control, control_kind
-from postroom.model.slot import slot_of
+from postroom.model.messages.batch import SEAL, build_control, control_kind
+from postroom.model.messages.slot import slot_of
+from postroom.model.topology import route as routes
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
 

@@ -18,12 +18,12 @@ import pytest
 
 import postroom
 from postroom import Connection, InvalidSetting, InvalidURL, Received, ShardUnknown
-from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import PollRequest
+from postroom.broker.broker import Broker
 from postroom.clock import Clock, ManualClock
-from postroom.model.settings import GroupWish
+from postroom.endpoint.endpoint import PollRequest
+from postroom.model.policy.settings import GroupWish
 from postroom.store import SqlStore, open_sqlite
-from postroom.store.shards import Member, open_sharded
+from postroom.store.sharded.store import Member, open_sharded
 from tests.contract.brokers import broker_of, serving
 
 LIMIT = 20  # seconds; for whatever must come

@@ -10,8 +10,8 @@ import pytest
 
 import postroom
 from postroom import Connection, Message
-from postroom.broker.publishing import FinishDecisions
-from postroom.client.staging import Staged
+from postroom.broker.moves.staged import FinishDecisions
+from postroom.client.producer.staging import Staged
 from postroom.errors import InvalidSetting, StagingConflict, UnknownTopic, UsageError
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, embedded, everywhere
@@ -188,7 +188,7 @@ async def test_what_a_job_left_behind(mq: Connection, clock: postroom.clock.Manu
     broker = broker_of(mq)
     left = await task(mq, "left", 0, [b"a"])
     await task(mq, "undecided", 0, [b"b"])
-    wish = postroom.model.staging.Wish(((left.segment, 1),), 1)
+    wish = postroom.model.moves.staging.Wish(((left.segment, 1),), 1)
     await broker.decide_staged(["orders"], "left", 0, wish)
     duty = next(one for one in broker.duties._duties if isinstance(one, FinishDecisions))
     clock.advance(120)
@@ -209,7 +209,7 @@ async def test_without_asyncio(any_url: str, tmp_path: Path) -> None:
             segment = staging.segment()
             segment.add("orders", [Message(b"a", key="k")])
             segment.saw(0, ["orders"])
-            published: postroom.broker.endpoint.Published = staging.commit([segment.close()])
+            published: postroom.endpoint.endpoint.Published = staging.commit([segment.close()])
             return published.messages
 
     assert await asyncio.to_thread(job) == 1

@@ -15,7 +15,7 @@ import pytest
 
 import postroom
 from postroom import CatalogError, Connection, Consumer, InvalidSetting, PostroomError, Stopped
-from postroom.broker.mover import Mover
+from postroom.broker.moves.departures import Mover
 from postroom.clock import ManualClock
 from tests.contract.stores import embedded, everywhere
 
@@ -118,7 +118,7 @@ async def test_more_than_fits_into_one_answer_is_listed(mq: Connection) -> None:
 async def test_what_waits_behind_is_counted_up_to_a_bound(
     mq: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postroom.broker.stopped._COUNTED", 20)
+    monkeypatch.setattr("postroom.broker.deliver.stopped._COUNTED", 20)
     await send(mq, "a1")
     async with consuming(mq) as ann:
         await handle(ann, 1, "a1")

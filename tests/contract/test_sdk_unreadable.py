@@ -17,11 +17,11 @@ import pytest
 
 import postroom
 from postroom import App, Connection, Consumer
-from postroom.broker.figures import Figures
+from postroom.broker.metrics import Figures
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
-from postroom.model.batch import records
-from postroom.store.session import Lane
+from postroom.model.messages.batch import records
+from postroom.store.sql.session import Lane
 from tests.contract.brokers import broker_of
 from tests.contract.stores import everywhere, only_file
 from tests.damage import garbage
@@ -310,7 +310,7 @@ async def handled_nothing(consumer: Consumer) -> None:
 
 def test_the_letter_says_in_headers_where_it_was() -> None:
     """For whoever reads the topic of the letters itself."""
-    from postroom.broker.unreadable import letter_of
+    from postroom.broker.moves.unreadable import letter_of
     from postroom.store.contract import StoredBatch
 
     batch = StoredBatch(3, 3, 17, garbage())

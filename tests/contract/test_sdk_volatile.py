@@ -17,8 +17,8 @@ from postroom import Connection, Message
 from postroom.broker.duties import Retention
 from postroom.clock import ManualClock
 from postroom.store import SqlStore
-from postroom.store.schema import log_table
-from postroom.store.session import Lane
+from postroom.store.sql.schema import log_table
+from postroom.store.sql.session import Lane
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, embedded, everywhere, only_file
 

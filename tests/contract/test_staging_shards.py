@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from postroom.address import parse
-from postroom.broker.publishing import Publisher
+from postroom.broker.moves.staged import Publisher
 from postroom.errors import StoreUnavailable
-from postroom.model.settings import TopicSettings
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_store
-from postroom.store.shards import ShardedStore
+from postroom.store.sharded.store import ShardedStore
 from postroom.testing.store_contract import MovableClock
 from postroom.testing.store_contract.harness import read_all, values
 from postroom.testing.store_contract.staging import stage, wish

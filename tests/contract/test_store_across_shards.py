@@ -12,24 +12,24 @@ from unittest import mock
 import pytest
 
 from postroom.address import parse
-from postroom.broker.catalog import CatalogCache
-from postroom.broker.deliveries import Deliveries
+from postroom.broker.deliver.ordered import OrderedDeliveries
+from postroom.broker.deliver.readable import TailCache
+from postroom.broker.deliver.shared import Deliveries
 from postroom.broker.duties import DropLogs
-from postroom.broker.endpoint import PollRequest
-from postroom.broker.ordered import OrderedDeliveries
-from postroom.broker.schedule import ScheduleMover
-from postroom.broker.tail import TailCache
+from postroom.broker.moves.schedule import ScheduleMover
+from postroom.broker.topology.catalog_cache import CatalogCache
 from postroom.config import DEFAULTS
+from postroom.endpoint.endpoint import PollRequest
 from postroom.errors import GateClosed, PostroomError, StoreUnavailable
-from postroom.model.batch import build_control
-from postroom.model.delivery import OrderedAsk
-from postroom.model.route import Range, move, split
-from postroom.model.settings import GroupSettings, Start, TopicSettings
-from postroom.model.slot import slot_of
+from postroom.model.delivery.delivery import OrderedAsk
+from postroom.model.messages.batch import build_control
+from postroom.model.messages.slot import slot_of
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
+from postroom.model.topology.route import Range, move, split
 from postroom.store import open_store
 from postroom.store.contract import Append, Group, Topic
-from postroom.store.shard_catalog import ShardedCatalog
-from postroom.store.shards import ShardedStore
+from postroom.store.sharded.catalog import ShardedCatalog
+from postroom.store.sharded.store import ShardedStore
 from postroom.testing.store_contract import MovableClock
 from postroom.testing.store_contract.harness import acks, append, batch, read_all, values
 from postroom.testing.store_contract.schedule import delayed_batch

@@ -13,9 +13,9 @@ import pytest
 from postroom.address import parse
 from postroom.store import SqlStore, open_store
 from postroom.store.contract import Store, Watcher
-from postroom.store.shard_catalog import ShardedCatalog
-from postroom.store.shard_database import Shard
-from postroom.store.shards import ShardedStore
+from postroom.store.sharded.catalog import ShardedCatalog
+from postroom.store.sharded.shard import Shard
+from postroom.store.sharded.store import ShardedStore
 from postroom.testing.store_contract import MovableClock, StoreContract
 from postroom.testing.store_contract.harness import _failing_commits
 

@@ -21,7 +21,7 @@ import typer
 from fastapi import FastAPI
 
 from postroom.cli.root import app
-from postroom.http import groups, health, metrics, polling, queue, sending, topics
+from postroom.http.routes import groups, health, metrics, polling, queue, sending, topics
 from tests.docs.pages import PAGES, ROOT, page_id
 
 ID = re.compile(r"(?<![\w.+/-])[RI][1-9][0-9]?(?![\w-])")

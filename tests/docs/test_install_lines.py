@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.install import how_to_install, how_to_update
+from postroom.errors import how_to_install, how_to_update
 from tests.docs.pages import PAGES, ROOT
 
 EXTRAS = set(

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 
 from postroom.config import DEFAULTS
-from postroom.model.batch import SEAL
+from postroom.model.messages.batch import SEAL
 from postroom.units import format_bytes, format_duration
-from postroom.wire import link, session
 from postroom.wire import messages as m
+from postroom.wire.client import link
 from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
-from postroom.wire.listening import Listening
+from postroom.wire.server import session
+from postroom.wire.server.listening import Listening
 from tests.docs.pages import ROOT, blocks, table
 from tests.docs.wire_tables import ARRAYS, operation_rows, type_text, value_rows
 from tests.request_types import walked

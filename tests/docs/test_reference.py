@@ -19,7 +19,7 @@ import postroom
 from postroom import errors
 from postroom.cli.root import app
 from postroom.config import DEFAULTS, Limits
-from postroom.model.slot import TEST_VECTORS
+from postroom.model.messages.slot import TEST_VECTORS
 from postroom.store import contract
 from postroom.units import format_bytes, format_duration
 from tests.docs.pages import PAGES, ROOT, blocks, code_spans, headings, links, page_id, table

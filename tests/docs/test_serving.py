@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from postroom.broker.gatekeeper import REMEMBER_MS
+from postroom.broker.access import REMEMBER_MS
 from postroom.serve_settings import ServeSettings, key_of
 from postroom.units import format_bytes, format_duration
 from tests.docs.pages import ROOT, table

@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from postroom.wire import batches, messages
+from postroom.wire import messages
+from postroom.wire import values as batches
 
 __all__ = ["ARRAYS", "answer_of", "fields_of", "operation_rows", "type_text", "value_rows"]
 

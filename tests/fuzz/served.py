@@ -19,18 +19,18 @@ from msgspec import inspect
 from uvicorn.server import ServerState
 
 from postroom.address import parse
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.gatekeeper import ACTIONS, Gatekeeper, new_token
+from postroom.broker.access import ACTIONS, Gatekeeper, new_token
+from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import SystemClock
 from postroom.errors import PostroomError
 from postroom.http.app import make_app
 from postroom.http.server import _Protocol, _Room
 from postroom.model.access import Principal, hash_of, parse_permissions
-from postroom.model.batch import BatchBuilder
+from postroom.model.messages.batch import BatchBuilder
 from postroom.wire import messages as m
-from postroom.wire.answers import Answers
-from postroom.wire.listening import Listening
-from postroom.wire.session import Session
+from postroom.wire.server.answers import Answers
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.session import Session
 
 __all__ = ["SERVED_SEEDS", "http_bodies", "http_bytes", "prepare", "sessions"]
 

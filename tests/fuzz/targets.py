@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from postroom.errors import PostroomError, ProtocolError
-from postroom.model.admission import admit
-from postroom.model.batch import BatchBuilder, records, stamp, verify
+from postroom.model.messages.admission import admit
+from postroom.model.messages.batch import BatchBuilder, records, stamp, verify
 from postroom.wire import messages as m
 from postroom.wire.failures import raised
 from postroom.wire.frames import PREFIX_BYTES, FrameParser, encode

@@ -14,10 +14,10 @@ from types import TracebackType
 from typing import Any, Self
 
 import postroom
-from postroom.broker.gatekeeper import Gatekeeper
+from postroom.broker.access import Gatekeeper
 from postroom.clock import SystemClock
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
 
 from .wire_raw import broker_of
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from postroom.store.session import Dialect, Lane
+from postroom.store.sql.session import Dialect, Lane
 from postroom.testing.store_contract.harness import batch
 
 __all__ = ["CONTEXT", "POINTS", "Connection", "child", "die_in", "drained", "numbered", "received"]
@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(
         "postroom.store",
         "postroom.testing.store_contract",
         "postroom.client.connection",
-        "postroom.client.outbox.outbox",
+        "postroom.client.forward.outbox.outbox",
     ]
 )
 

@@ -23,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import postroom
-from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import PollRequest
-from postroom.broker.gatekeeper import Gatekeeper, new_token
+from postroom.broker.access import Gatekeeper, new_token
+from postroom.broker.broker import Broker
 from postroom.clock import SystemClock
+from postroom.endpoint.endpoint import PollRequest
 from postroom.model.access import Principal, hash_of, parse_permissions
-from postroom.model.settings import GroupWish
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
+from postroom.model.policy.settings import GroupWish
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
 
 RIGHTS = {
     "nobody": (),

@@ -23,7 +23,7 @@ from unittest import mock
 import pymysql
 
 from postroom.store import SqlStore
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from tests.ready import Ground
 
 __all__ = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 
 from postroom.store import SqlStore
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 
 __all__ = ["pooled"]
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from postroom.wire.accepting import Acceptor, listen
+from postroom.wire.server.listening import Acceptor, listen
 from tests.certificates import Authority
 
 SECONDS = 30

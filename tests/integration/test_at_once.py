@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import PollRequest
+from postroom.broker.broker import Broker
 from postroom.broker.workers import Workers
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.endpoint.endpoint import PollRequest
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Granted, Store
-from postroom.store.values import WouldWaitError
+from postroom.store.contract.values import WouldWaitError
 
 
 @pytest.fixture

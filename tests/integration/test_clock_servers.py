@@ -12,13 +12,13 @@ from contextlib import AsyncExitStack
 import pytest
 
 import postroom
-from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import PollRequest
-from postroom.broker.strays import CutStrays
+from postroom.broker.broker import Broker
+from postroom.broker.duties import CutStrays
 from postroom.clock import CautiousTime
+from postroom.endpoint.endpoint import PollRequest
 from postroom.store import SqlStore
-from postroom.store.postgres import PostgresDialect
-from postroom.store.shardclock import ShardClock
+from postroom.store.dialects.postgres import PostgresDialect
+from postroom.store.dialects.server import ShardClock
 
 HOUR_MS = 3_600_000
 LEASE = 2

@@ -17,13 +17,14 @@ from typing import Any
 import pytest
 
 import postroom
+from postroom.broker.broker import Broker
 from postroom.broker.duties import Retention
-from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import PollRequest
 from postroom.clock import SteadyClock, wall_ms
-from postroom.store import SqlStore, open_sqlite, steadiness
+from postroom.endpoint.endpoint import PollRequest
+from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Store
-from postroom.store.sqlite import SqliteDialect
+from postroom.store.dialects import sqlite_clock as steadiness
+from postroom.store.dialects.sqlite import SqliteDialect
 from postroom.testing.store_contract.harness import batch
 
 HOUR_MS = 3_600_000

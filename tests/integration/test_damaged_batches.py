@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import postroom
-from postroom.broker.checking import CheckBatches
-from postroom.broker.figures import Figures
-from postroom.cli.checks.batches import check_batches
+from postroom.broker.metrics import Figures
+from postroom.broker.moves.unreadable import CheckBatches
 from postroom.cli.checks.finding import Finding
-from postroom.store.session import Lane
+from postroom.cli.checks.queue import check_batches
+from postroom.store.sql.session import Lane
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.cli_runner import Cli
 from tests.damage import garbage
@@ -129,8 +129,8 @@ async def test_a_run_is_short_and_the_next_one_goes_on(
 ) -> None:
     await fill(mq, 6)
     reads = list[int]()
-    monkeypatch.setattr("postroom.broker.checking._RUN_BYTES", 1)
-    monkeypatch.setattr("postroom.broker.checking._READ_BYTES", 1)
+    monkeypatch.setattr("postroom.broker.moves.unreadable._RUN_BYTES", 1)
+    monkeypatch.setattr("postroom.broker.moves.unreadable._READ_BYTES", 1)
     read = broker_of(mq).store.log.read
 
     def watched(partition_id: int, offset: int, **most: int) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import postroom
-from postroom.cli.checks.groups import check_groups
+from postroom.cli.checks.queue import check_groups
 from postroom.clock import ManualClock
 
 DAY_S = 24 * 3600

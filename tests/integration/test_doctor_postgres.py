@@ -107,7 +107,7 @@ def test_a_role_with_another_isolation(doctor: Doctor, monkeypatch: pytest.Monke
     doctor.admin("ALTER ROLE postroom SET default_transaction_isolation = 'repeatable read'")
     found = doctor.finds()["isolation"]
     assert found["state"] == "ok" and "the default here is repeatable read" in found["message"]
-    monkeypatch.setattr("postroom.store.postgres._BEGIN", "BEGIN")
+    monkeypatch.setattr("postroom.store.dialects.postgres._BEGIN", "BEGIN")
     found = doctor.finds()["isolation"]
     assert found["state"] == "fail" and found["message"].startswith("repeatable read")
 

@@ -10,8 +10,8 @@ import pytest
 
 import postroom
 from postroom import StoreCorrupt
-from postroom.store.ends import Ends
-from postroom.store.session import Lane
+from postroom.store.sql.log.log import Ends
+from postroom.store.sql.session import Lane
 from tests.ready import Ground
 
 LOST = (
@@ -51,7 +51,7 @@ async def test_a_file_that_was_restored_under_a_running_process(tmp_path: Path) 
 
 
 async def test_a_failover_that_lost_commits(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.store.ends.FLUSHED_S", 0.0)  # what was read twice counts
+    monkeypatch.setattr("postroom.store.sql.log.log.FLUSHED_S", 0.0)  # what was read twice counts
     await _notices(ground.url, lambda statements: [ground.rows(statement) for statement in statements])
 
 
@@ -63,7 +63,7 @@ def test_an_end_that_was_only_read_counts_when_it_is_flushed(monkeypatch: pytest
     ends.read({place: 102}, flushed=False)
     ends.read({place: 103}, flushed=False)
     assert ends.expected([place]) == {place: 0}
-    monkeypatch.setattr("postroom.store.ends.FLUSHED_S", 0.0)  # a while later
+    monkeypatch.setattr("postroom.store.sql.log.log.FLUSHED_S", 0.0)  # a while later
     ends.read({place: 105}, flushed=False)
     assert ends.expected([place]) == {place: 102}
     with pytest.raises(StoreCorrupt, match="older than it was"):

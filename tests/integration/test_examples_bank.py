@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.embedded import Broker
+from postroom.broker.broker import Broker
 from tests.integration.children import child, received
 from tests.integration.programs import program, ran, until
 

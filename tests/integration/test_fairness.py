@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from postroom.address import Address
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.workers import Workers
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
+from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
 from postroom.errors import ClosedError, PostroomError, StoreBusy
-from postroom.model.batch import BatchBuilder, read_header
-from postroom.model.settings import GroupWish, TopicSettings
+from postroom.model.messages.batch import BatchBuilder, read_header
+from postroom.model.policy.settings import GroupWish, TopicSettings
 from postroom.store.contract import Append, Appended
-from postroom.store.values import WouldWaitError
+from postroom.store.contract.values import WouldWaitError
 
 LIMITS = replace(DEFAULTS, commit_batches=16, writer_line_bytes=100_000)
 PATIENCE_S = 20.0

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 import postroom
+from postroom.files import write_private
 from postroom.store import open_sqlite
-from postroom.store.private import write_private
-from postroom.store.session import Lane
-from postroom.store.sqlite import SqliteDialect
+from postroom.store.dialects.sqlite import SqliteDialect
+from postroom.store.sql.session import Lane
 from tests.contract.cli_runner import Cli
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files have no modes here")

@@ -17,12 +17,13 @@ import pytest
 import postroom
 import postroom.sync
 from postroom.address import parse
-from postroom.client.spool import file as spool_file
-from postroom.client.spool.file import SpoolFile
-from postroom.store import open_session, open_sqlite, schema
-from postroom.store.schema import MIGRATIONS, former_prefix, script, statements
-from postroom.store.session import Lane
-from postroom.store.sqlite import SqliteDialect
+from postroom.client.forward.spool import file as spool_file
+from postroom.client.forward.spool.file import SpoolFile
+from postroom.store import open_session, open_sqlite
+from postroom.store.dialects.sqlite import SqliteDialect
+from postroom.store.sql import schema
+from postroom.store.sql.schema import MIGRATIONS, former_prefix, script, statements
+from postroom.store.sql.session import Lane
 from tests.contract.cli_runner import Cli
 from tests.ready import Ground, both
 from tests.servers.server import Server

@@ -13,16 +13,17 @@ from pathlib import Path
 import pytest
 
 import postroom
-from postroom.broker.admin import Admin
-from postroom.broker.catalog import CatalogCache
 from postroom.broker.duties import DropLogs, Retention
+from postroom.broker.topology.catalog_cache import CatalogCache
+from postroom.broker.topology.topics import Admin
 from postroom.config import DEFAULTS
 from postroom.errors import StoreFull
-from postroom.model.batch import BatchBuilder
-from postroom.model.settings import TopicSettings
-from postroom.store import ballast, open_sqlite
-from postroom.store.ballast import BALLAST
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import TopicSettings
+from postroom.store import open_sqlite
 from postroom.store.contract import Append, Store
+from postroom.store.dialects import ballast
+from postroom.store.dialects.ballast import BALLAST
 from tests.integration.test_store_faults import check_sound, fill, mounted
 from tests.integration.wire_raw import broker_of
 

@@ -12,8 +12,8 @@ import pytest
 
 import postroom
 from postroom import LeaseLost, UsageError
-from postroom.client.consuming.hands import ACKED
-from postroom.client.consuming.settling import delivery_of
+from postroom.client.consumer.in_flight import ACKED
+from postroom.client.consumer.settle import delivery_of
 from tests.integration.children import child, received
 from tests.integration.guarding import Place, effects, note
 

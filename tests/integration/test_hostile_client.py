@@ -21,8 +21,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroom.broker.gatekeeper import ACTIONS
-from postroom.model.batch import BatchBuilder
+from postroom.broker.access import ACTIONS
+from postroom.model.messages.batch import BatchBuilder
 from postroom.wire import messages as m
 
 from .hostile_broker import RIGHTS

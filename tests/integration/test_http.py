@@ -16,17 +16,17 @@ import pytest
 
 import postroom
 from postroom.address import parse
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.gatekeeper import Gatekeeper
-from postroom.broker.measured import measured
+from postroom.broker.access import Gatekeeper
+from postroom.broker.broker import Broker, open_endpoint
+from postroom.broker.metered import measured
 from postroom.clock import SystemClock
 from postroom.errors import UsageError
 from postroom.http import server as module
 from postroom.http.app import make_app
 from postroom.http.server import HttpServer, serve_http
 from postroom.model.access import Principal, parse_permissions
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
 from tests.certificates import Authority
 
 SECONDS = 20

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from postroom.http import health
+from postroom.http.routes import health
 from tests.ready import Ground
 from tests.servers.proxy import Proxy
 from tests.unit.http_client import API, Stage, staged

@@ -16,12 +16,12 @@ from unittest import mock
 import pytest
 
 import postroom
-from postroom.broker.embedded import Broker
+from postroom.broker.broker import Broker
 from postroom.errors import SequenceGap, StoreUnavailable
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Append
-from postroom.store.session import Lane, Transaction
+from postroom.store.sql.session import Lane, Transaction
 from postroom.testing.store_contract.harness import (
     acks,
     append,
@@ -34,7 +34,7 @@ from postroom.testing.store_contract.harness import (
     spans,
     values,
 )
-from postroom.testing.store_contract.ids import send
+from postroom.testing.store_contract.log.ids import send
 from tests.integration.interleaving import kill, lock_waits, run_all, soon, stopped_at_commit, until
 from tests.ready import Ground
 from tests.servers import Proxy

@@ -18,10 +18,10 @@ from typing import Any
 import pytest
 
 from postroom.address import Address
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
-from postroom.model.batch import BatchBuilder
-from postroom.model.settings import GroupWish, TopicSettings
+from postroom.broker.broker import Broker, open_endpoint
+from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import GroupWish, TopicSettings
 
 LIMIT_S = 30
 ANN = PollRequest("orders", "billing", "ann", 77, 100, 1 << 20, 0, True)

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from postroom.errors import GenerationChanged
-from postroom.model.delivery import OrderedAsk
-from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.delivery.delivery import OrderedAsk
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Group
 from postroom.testing.store_contract.harness import (

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import pytest
 
 from postroom.errors import GateClosed, PartitionSealed, RouteConflict
-from postroom.model.delivery import OrderedAsk
-from postroom.model.route import Change, merge, split
-from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.delivery.delivery import OrderedAsk
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
+from postroom.model.topology.route import Change, merge, split
 from postroom.store import SqlStore
 from postroom.store.contract import Append, Group, Topic
 from postroom.testing.store_contract.harness import (

@@ -13,7 +13,7 @@ import pytest
 import postroom
 from postroom import Connection, Message, SlowLane
 from postroom.clock import ManualClock
-from postroom.model.lanes import Seen
+from postroom.model.policy.slow_lane import Seen
 from tests.contract.brokers import broker_of
 
 LANE = "orders.billing.slow"

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from postroom.broker.publishing import Publisher
-from postroom.model.batch import BatchBuilder, read_header
-from postroom.model.settings import TopicSettings
+from postroom.broker.moves.staged import Publisher
+from postroom.model.messages.batch import BatchBuilder, read_header
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Append, Appended, Staged, Store, Topic
 from postroom.testing.store_contract import MovableClock

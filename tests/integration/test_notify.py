@@ -16,10 +16,10 @@ import pytest
 import postroom
 from postroom.broker import waiters
 from postroom.errors import StoreError
-from postroom.model.settings import TopicSettings
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore
-from postroom.store.notify import Notifier
-from postroom.store.session import Lane
+from postroom.store.dialects.postgres import Notifier
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import _failing_commits, append, batch, in_threads, partitions
 from tests.integration.children import Connection, child, received
 from tests.integration.interleaving import until

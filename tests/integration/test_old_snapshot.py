@@ -16,10 +16,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Group
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import acks, append, ask, batch, partitions, spans
 from tests.ready import opened
 

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.client.outbox.source import OutboxSource
-from postroom.store.log import SqlLog
-from postroom.store.outbox import Drawing
+from postroom.client.forward.outbox.source import OutboxSource
+from postroom.store.sql.log.log import SqlLog
+from postroom.store.sql.outbox import Drawing
 from tests.integration.children import Connection, child
 from tests.integration.children import received as told
 from tests.integration.outbox_world import KINDS, Database, database_of, eventually, received

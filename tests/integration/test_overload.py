@@ -16,9 +16,9 @@ import pytest
 
 import postroom
 from postroom.errors import PostroomError
-from postroom.model.batch import BatchBuilder
+from postroom.model.messages.batch import BatchBuilder
 from postroom.wire import messages as m
-from postroom.wire.link import Link, LinkLost, connect
+from postroom.wire.client.link import Link, LinkLost, connect
 from tests.servers.places import free_port
 
 CLIENTS = 12

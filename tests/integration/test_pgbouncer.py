@@ -12,9 +12,9 @@ import pytest
 
 import postroom
 from postroom.errors import StoreError
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import acks, append, ask, batch, in_threads, partitions, read_all
 from tests.ready import Ground, opened
 from tests.servers import PgBouncer, PostgresServer

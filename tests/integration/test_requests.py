@@ -15,13 +15,13 @@ import pytest
 import postroom
 from bench.requests import app_on, measure
 from postroom import App, Connection, NoReply, PermissionDenied
-from postroom.broker.gatekeeper import new_token
-from postroom.broker.replies import ForgetReplies
-from postroom.client.answering import Answers
+from postroom.broker.access import new_token
+from postroom.broker.topology.replies import ForgetReplies
+from postroom.client.requests.reply import Answers
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.model.access import Principal, hash_of, parse_permissions
-from postroom.model.names import is_reply
+from postroom.model.topology.names import is_reply
 from tests.contract.brokers import run_duty
 
 from .brokers_threads import ThreadedBroker

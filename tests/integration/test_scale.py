@@ -21,25 +21,26 @@ import pytest
 import postroom
 from bench.scale import sizes
 from postroom.address import parse
+from postroom.broker.access import Gatekeeper, new_token
+from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.duties import Duty
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.endpoint import PollRequest
-from postroom.broker.gatekeeper import Gatekeeper, new_token
 from postroom.broker.waiters import WatcherThread
 from postroom.clock import ManualClock
+from postroom.endpoint.endpoint import PollRequest
 from postroom.errors import StoreBusy, UnknownGroup, UnknownTopic
 from postroom.http.access import Permitted
-from postroom.http.sampling import Sampler
+from postroom.http.routes.sampling import Sampler
 from postroom.model.access import Principal, hash_of, parse_permissions
-from postroom.model.settings import GroupSettings, GroupWish, TopicSettings
-from postroom.store import catalog, open_sqlite
+from postroom.model.policy.settings import GroupSettings, GroupWish, TopicSettings
+from postroom.store import open_sqlite
 from postroom.store.contract import News, Process
-from postroom.store.session import Lane, Transaction
+from postroom.store.sql.catalog import catalog
+from postroom.store.sql.session import Lane, Transaction
 from postroom.wire import messages as m
-from postroom.wire.answers import Answers
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
-from postroom.wire.session import Session
+from postroom.wire.server.answers import Answers
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
+from postroom.wire.server.session import Session
 
 from . import wire_raw
 
@@ -503,7 +504,10 @@ def _rows(broker: Broker, table: str) -> int:
 async def test_names_that_clients_make_up_do_not_fill_a_broker() -> None:
     """Groups asked for in vain, topics that come and go: what is remembered of them has an end."""
     async with queue(1) as broker:
-        with patch("postroom.broker.catalog._MOST", 100), patch("postroom.broker.gatekeeper._MOST", 100):
+        with (
+            patch("postroom.broker.topology.catalog_cache._MOST", 100),
+            patch("postroom.broker.access._MOST", 100),
+        ):
             for number in range(500):
                 assert broker._catalog.dead_letters("topic-000", f"made-up-{number}") is None
             assert len(broker._catalog._known) <= 100

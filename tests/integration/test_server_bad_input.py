@@ -17,9 +17,9 @@ import pytest
 
 import postroom
 from postroom.errors import AccessDenied, SchemaMismatch, StoreError, StoreUnavailable, UsageError
-from postroom.model.settings import TopicSettings
-from postroom.store.schema import VERSION
-from postroom.store.session import Lane
+from postroom.model.policy.settings import TopicSettings
+from postroom.store.sql.schema import VERSION
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import append, batch, partitions
 from tests.integration.interleaving import until
 from tests.ready import Ground, both, ready
@@ -423,7 +423,7 @@ async def test_a_driver_that_is_not_installed(
     url: str, driver: str, extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in [name for name in sys.modules if name.startswith("postroom.store.") or name == driver]:
-        if name in ("postroom.store.postgres", "postroom.store.mysql", driver):
+        if name in ("postroom.store.dialects.postgres", "postroom.store.dialects.mysql", driver):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, driver, None)
     says = rf"needs a driver .*: run `pip install '\.\[{extra}\]'` in a checkout of Postroom"

@@ -14,11 +14,11 @@ from unittest import mock
 import pytest
 
 from postroom.errors import StoreUnavailable
-from postroom.model.delivery import Kind, OrderedAsk, Settlement, Stamp
-from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.delivery.delivery import Kind, OrderedAsk, Settlement, Stamp
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Append
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import (
     acks,
     append,

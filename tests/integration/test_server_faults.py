@@ -19,7 +19,7 @@ import pytest
 
 import postroom
 from postroom.address import parse
-from postroom.broker.embedded import open_endpoint
+from postroom.broker.broker import open_endpoint
 from postroom.config import DEFAULTS
 from tests.integration.children import Connection, child, received
 from tests.integration.interleaving import kill

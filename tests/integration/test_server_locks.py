@@ -17,13 +17,14 @@ import pymysql
 import pytest
 
 from postroom.address import parse
-from postroom.broker.embedded import open_endpoint
+from postroom.broker.broker import open_endpoint
 from postroom.config import DEFAULTS, Limits
 from postroom.errors import StoreBusy, StoreError, StoreUnavailable
-from postroom.model.settings import GroupSettings, TopicSettings
-from postroom.store import SqlStore, postgres
+from postroom.model.policy.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore
 from postroom.store.contract import Append, Appended
-from postroom.store.session import Lane
+from postroom.store.dialects import postgres
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import (
     append,
     ask,
@@ -354,7 +355,7 @@ def test_connections_ended_by_the_server_cost_nothing(
 def test_a_connection_unused_for_long_is_replaced_before_the_server_ends_it(
     ground: Ground, store: SqlStore, places: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import postroom.store.session as session
+    import postroom.store.sql.session as session
 
     append(store, places[0], batch())
     kill(ground)

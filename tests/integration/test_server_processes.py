@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store.contract import Store
 from postroom.testing.store_contract.harness import (
     acks,

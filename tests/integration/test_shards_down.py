@@ -156,7 +156,7 @@ async def test_ordered_members_keep_what_they_hold_elsewhere(queue: Queue, serve
             server.stop()
             second = asyncio.gather(*send(2))
             route = await mq.route("orders")
-            from postroom.model.slot import slot_of
+            from postroom.model.messages.slot import slot_of
 
             here = [key for key in keys if route.of_slot(slot_of(key.encode())).shard == "first"]
             assert here

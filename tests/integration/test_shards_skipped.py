@@ -16,7 +16,7 @@ import pytest
 
 import postroom
 from postroom import Connection, Message, SendTimeout, StoreUnavailable
-from postroom.model.slot import slot_of
+from postroom.model.messages.slot import slot_of
 from tests.contract.brokers import serving
 from tests.contract.cli_runner import Cli
 from tests.ready import opened

@@ -8,13 +8,13 @@ import pytest
 
 import postroom
 from postroom import Message
-from postroom.broker.gatekeeper import new_token
-from postroom.client.staging import Staged
+from postroom.broker.access import new_token
+from postroom.client.producer.staging import Staged
 from postroom.errors import PermissionDenied, StagingConflict, UnknownPartition
 from postroom.model.access import ALL, Principal, hash_of, parse_permissions
-from postroom.model.batch import BatchBuilder
-from postroom.model.staging import Wish
-from postroom.wire.server import WireServer
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.moves.staging import Wish
+from postroom.wire.server.server import WireServer
 
 from .wire_raw import broker_of, served
 

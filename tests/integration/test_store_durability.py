@@ -20,11 +20,12 @@ from typing import Any
 
 import pytest
 
-from postroom.model.delivery import Kind, OrderedAsk, Settlement, Stamp
-from postroom.model.settings import GroupSettings, Start, TopicSettings
-from postroom.store import SqlStore, open_sqlite, sqlite
+from postroom.model.delivery.delivery import Kind, OrderedAsk, Settlement, Stamp
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
+from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Group
-from postroom.store.session import Lane
+from postroom.store.dialects import sqlite
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import (
     LEASE,
     MovableClock,

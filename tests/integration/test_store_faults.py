@@ -23,10 +23,10 @@ import pytest
 
 from postroom.config import DEFAULTS
 from postroom.errors import CorruptBatch, StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
-from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Group, Peek, Store
-from postroom.store.session import Lane, Session
+from postroom.store.sql.session import Lane, Session
 from postroom.testing.store_contract.harness import (
     acks,
     append,
@@ -180,7 +180,7 @@ def test_a_volatile_file_of_before_the_machine_was_started_is_thrown_away(
 ) -> None:
     path = tmp_path / "orders.db"
     place = make(path)
-    monkeypatch.setattr("postroom.store.volatile.boot_id", lambda: "another start")
+    monkeypatch.setattr("postroom.store.sql.log.volatile.boot_id", lambda: "another start")
     check_volatile_began_anew(path, place)
 
 
@@ -190,7 +190,7 @@ def test_of_two_that_start_after_it_only_the_first_throws_it_away(
     """The second found the file old, and comes to it when the first has stored something in it."""
     path = tmp_path / "orders.db"
     place = make_volatile(path)
-    monkeypatch.setattr("postroom.store.volatile.boot_id", lambda: "another start")
+    monkeypatch.setattr("postroom.store.sql.log.volatile.boot_id", lambda: "another start")
     write, first = Session.write, []
 
     def write_after_the_other(session: Session, lane: Lane, *, flush: bool = True) -> Any:
@@ -500,8 +500,8 @@ def test_a_store_can_be_opened_while_somebody_writes(tmp_path: Path) -> None:
 
 def test_sqlites_lock_alone_keeps_the_data_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns are for fairness: without them nothing is lost or doubled (I19)."""
-    monkeypatch.setattr("postroom.store.turn.Turn.acquire", lambda self, at_once=False: True)
-    monkeypatch.setattr("postroom.store.turn.Turn.release", lambda self: None)
+    monkeypatch.setattr("postroom.store.dialects.sqlite.Turn.acquire", lambda self, at_once=False: True)
+    monkeypatch.setattr("postroom.store.dialects.sqlite.Turn.release", lambda self: None)
     path = tmp_path / "orders.db"
     place = make(path)
     with closing(open_sqlite(path)) as one, closing(open_sqlite(path)) as two:

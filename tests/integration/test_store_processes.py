@@ -20,10 +20,10 @@ import pytest
 
 from postroom.config import DEFAULTS
 from postroom.errors import StoreBusy, TopicExists, UnknownTopic
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Store
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,

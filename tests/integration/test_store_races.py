@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from postroom.errors import UnknownPartition, UnknownTopic
-from postroom.model.delivery import OrderedAsk
-from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.delivery.delivery import OrderedAsk
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Group, Store, Topic
-from postroom.store.schema import log_table
-from postroom.store.session import Lane
+from postroom.store.sql.schema import log_table
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,

@@ -12,13 +12,14 @@ import pytest
 
 from postroom.clock import SystemClock
 from postroom.errors import PermissionDenied, SchemaMismatch, StoreError
-from postroom.model.settings import GroupSettings, Start, TopicSettings
-from postroom.model.staging import Known, Wish
-from postroom.store import open_sqlite, schema
+from postroom.model.moves.staging import Known, Wish
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
+from postroom.store import open_sqlite
 from postroom.store.contract import Bounds
-from postroom.store.schema import MIGRATIONS, VERSION, migrate, version_of
-from postroom.store.session import Lane, Session
-from postroom.store.sqlite import SqliteDialect
+from postroom.store.dialects.sqlite import SqliteDialect
+from postroom.store.sql import schema
+from postroom.store.sql.schema import MIGRATIONS, VERSION, migrate, version_of
+from postroom.store.sql.session import Lane, Session
 from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,

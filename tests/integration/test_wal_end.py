@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from postroom.cli.checks.sqlite import examine_file
-from postroom.cli.checks.wal import damaged_end
-from postroom.model.settings import TopicSettings
+from postroom.cli.checks.sqlite import damaged_end, examine_file
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_sqlite
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.client.consuming import fetching, reading
-from postroom.model.batch import BatchBuilder
+from postroom.client.consumer import fetch as fetching
+from postroom.client.consumer import reading
+from postroom.model.messages.batch import BatchBuilder
 
 MB = 1 << 20
 VALUE = bytes(2 * MB)  # a few KB once it is compressed

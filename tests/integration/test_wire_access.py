@@ -8,11 +8,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 import postroom
-from postroom.broker.gatekeeper import new_token
-from postroom.broker.refusals import SHOWN
+from postroom.broker.access import SHOWN, new_token
 from postroom.errors import NotAuthenticated, PermissionDenied, UnknownPartition
 from postroom.model.access import ALL, Principal, hash_of, parse_permissions
-from postroom.wire.server import WireServer
+from postroom.wire.server.server import WireServer
 
 from .wire_raw import HELLO, Raw, broker_of, served
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.broker.endpoint import PollRequest, Settle, Verdict
-from postroom.model.settings import GroupWish
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
+from postroom.endpoint.endpoint import PollRequest, Settle, Verdict
+from postroom.model.policy.settings import GroupWish
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
 
 from .wire_raw import ERROR, REPLY, Raw, eventually, healthy, served
 
@@ -162,7 +162,7 @@ async def test_a_holder_of_partitions_is_sent_again_no_more_than_it_asks_for() -
 
 
 async def test_slow_readers_are_cut_off_when_others_need_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.wire.server._TICK_S", 0.05)
+    monkeypatch.setattr("postroom.wire.server.server._TICK_S", 0.05)
     listening = replace(SMALL, all_answer_bytes=24 * MB, slow_reader_ms=200, answer_wait_ms=20_000)
     async with served(listening) as (mq, server), AsyncExitStack() as stack:
         partition_id = await filled(mq, 12)

@@ -9,9 +9,9 @@ from contextlib import AsyncExitStack
 import pytest
 
 import postroom
-from postroom.model.batch import BatchBuilder
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
+from postroom.model.messages.batch import BatchBuilder
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
 
 from .wire_raw import ASK, CANCEL, HELLO, REPLY, Raw, frame, healthy, served
 

@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 import postroom
-from postroom.broker.gatekeeper import new_token
+from postroom.broker.access import new_token
 from postroom.clock import wall_ms
 from postroom.errors import CorruptBatch, InvalidMessage, MessageTooLarge, UsageError
 from postroom.model.access import Principal, hash_of, parse_permissions
-from postroom.model.batch import BatchBuilder, build_control
+from postroom.model.messages.batch import BatchBuilder, build_control
 from tests.damage import garbage
 
 from .wire_raw import broker_of, served

@@ -16,7 +16,7 @@ import pytest
 
 import postroom
 from postroom.errors import BrokerUnavailable
-from postroom.wire.remote import RemoteEndpoint
+from postroom.wire.client.remote import RemoteEndpoint
 from tests.servers.proxy import Proxy
 
 from .brokers_threads import ThreadedBroker
@@ -59,8 +59,8 @@ async def test_one_address_is_enough_to_find_the_others(stack: ExitStack, url: s
 async def test_a_busy_client_learns_of_a_broker_that_came_later(
     stack: ExitStack, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postroom.wire.link._LIST_S", 0.2)
-    monkeypatch.setattr("postroom.wire.server._ENTER_S", 0.1)
+    monkeypatch.setattr("postroom.wire.client.link._LIST_S", 0.2)
+    monkeypatch.setattr("postroom.wire.server.server._ENTER_S", 0.1)
     one = stack.enter_context(ThreadedBroker(url))
     async with postroom.connect(f"postroom://{one.address}") as mq:
         await mq.create_topic("orders", partitions=16)
@@ -272,7 +272,7 @@ def _told_when_settled(broker: ThreadedBroker) -> threading.Event:
 async def test_a_deaf_broker_is_noticed_and_the_other_is_used(
     stack: ExitStack, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postroom.wire.link._SILENCE_S", 1.0)
+    monkeypatch.setattr("postroom.wire.client.link._SILENCE_S", 1.0)
     one = stack.enter_context(ThreadedBroker(url))
     proxy = stack.enter_context(Proxy(one.port))
     one.stop()

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 import postroom
-from postroom.broker.gatekeeper import Gatekeeper, new_token
+from postroom.broker.access import Gatekeeper, new_token
 from postroom.clock import SystemClock
 from postroom.config import DEFAULTS
 from postroom.errors import LimitReached, PermissionDenied, UnknownProducer
 from postroom.model.access import Principal, hash_of, parse_permissions
-from postroom.model.batch import BatchBuilder, BatchHeader, read_header
-from postroom.model.settings import GroupWish
+from postroom.model.messages.batch import BatchBuilder, BatchHeader, read_header
+from postroom.model.policy.settings import GroupWish
 from postroom.store.contract import Appended
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
 
 from .wire_raw import broker_of, eventually, served
 

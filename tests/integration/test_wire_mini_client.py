@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from postroom.model.batch import BatchBuilder, records
-from postroom.model.slot import slot_of
+from postroom.model.messages.batch import BatchBuilder, records
+from postroom.model.messages.slot import slot_of
 
 from . import mini_client
 from .mini_client import MiniClient, MiniError

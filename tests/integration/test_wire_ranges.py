@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import Beat, Held, PollRequest, Settle, Verdict
+from postroom.broker.broker import Broker
+from postroom.endpoint.endpoint import Beat, Held, PollRequest, Settle, Verdict
 from postroom.errors import InvalidSetting, UsageError
 from postroom.model.access import ANONYMOUS
-from postroom.model.settings import LONGEST_LEASE_MS, GroupSettings, GroupWish
-from postroom.wire.listening import Listening
+from postroom.model.policy.settings import LONGEST_LEASE_MS, GroupSettings, GroupWish
 from postroom.wire.messages import OPERATIONS, Answer, Ask
-from postroom.wire.server import WireServer
-from postroom.wire.session import Session
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
+from postroom.wire.server.session import Session
 
 from .wire_raw import REPLY, Raw, broker_of, served
 

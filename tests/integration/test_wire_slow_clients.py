@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.broker.deliveries import Deliveries
-from postroom.broker.endpoint import PollReply, PollRequest, Settle, Verdict
-from postroom.model.settings import GroupWish
-from postroom.wire.listening import Listening
-from postroom.wire.session import Session
+from postroom.broker.deliver.shared import Deliveries
+from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.model.policy.settings import GroupWish
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.session import Session
 
 from .wire_raw import ASK, BROKERS, ERROR, REPLY, Raw, broker_of, eventually, frame, healthy, served, settled
 
@@ -87,7 +87,7 @@ async def test_answers_that_are_not_read_are_bounded() -> None:
 
 
 async def test_whoever_is_refused_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.wire.connection._CLOSING_S", 0.2)
+    monkeypatch.setattr("postroom.wire.server.connection._CLOSING_S", 0.2)
     async with served() as (mq, server):
         await mq.create_topic("orders", partitions=1)
         for _ in range(24):
@@ -302,7 +302,7 @@ async def test_a_repeated_poll_keeps_what_it_is_handed(monkeypatch: pytest.Monke
 
 async def test_a_broker_that_stopped_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was about to say that it lives."""
-    monkeypatch.setattr("postroom.wire.server._ENTER_S", 0.01)
+    monkeypatch.setattr("postroom.wire.server.server._ENTER_S", 0.01)
     entering, go_on = threading.Event(), threading.Event()
     async with served() as (mq, server):
         brokers = broker_of(mq).store.brokers
@@ -333,7 +333,7 @@ async def asked(raw: Raw) -> Any:
 
 @pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.wire.server._TICK_S", 0.02)
+    monkeypatch.setattr("postroom.wire.server.server._TICK_S", 0.02)
 
 
 @pytest.mark.usefixtures("soon")
@@ -395,7 +395,7 @@ async def _kept(local: Any, port: int, attempt: int) -> bool:
 async def test_a_client_that_never_answers_is_not_remembered_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("postroom.wire.connection._ASKED_AT_ONCE", 2)
+    monkeypatch.setattr("postroom.wire.server.connection._ASKED_AT_ONCE", 2)
     async with served() as (mq, server):
         await mq.create_topic("orders", partitions=1)
         await mq._endpoint.subscribe("orders", "g", GroupWish(lease_ms=200), "other", "test")

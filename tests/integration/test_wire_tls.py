@@ -8,13 +8,13 @@ import ssl
 import pytest
 
 import postroom
-from postroom.broker.endpoint import Beat
+from postroom.endpoint.endpoint import Beat
 from postroom.errors import BrokerUnavailable
 from postroom.serve_settings import ServeSettings
 from postroom.tls import server_context
-from postroom.wire.beats import _BlockingLink
-from postroom.wire.listening import Listening
+from postroom.wire.client.heartbeat_link import _BlockingLink
 from postroom.wire.messages import Beats, Hello
+from postroom.wire.server.listening import Listening
 from tests.certificates import Authority
 
 from .wire_raw import Raw, healthy, served

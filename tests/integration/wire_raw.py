@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 import msgspec
 
 import postroom
-from postroom.broker.embedded import Broker
-from postroom.broker.gatekeeper import Gatekeeper
+from postroom.broker.access import Gatekeeper
+from postroom.broker.broker import Broker
 from postroom.clock import SystemClock
-from postroom.wire.listening import Listening
-from postroom.wire.server import WireServer
+from postroom.wire.server.listening import Listening
+from postroom.wire.server.server import WireServer
 
 __all__ = ["Came", "Raw", "broker_of", "eventually", "frame", "healthy", "served", "settled"]
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
 from postroom.errors import GenerationChanged
-from postroom.model.delivery import NOBODY, Ask, Delivery, Kind, Settlement, Span, Stamp
+from postroom.model.delivery.delivery import NOBODY, Ask, Delivery, Kind, Settlement, Span, Stamp
 from postroom.store.contract import Granted, Settled
 from tests.model.naive_progress import LEASE_MS, MOVER_MS, Naive, State, offsets
 from tests.model.steps import Mover, guarded, step

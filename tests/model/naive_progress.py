@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 
-from postroom.model.delivery import Ask, Delivery, Kind, Settlement, Span
+from postroom.model.delivery.delivery import Ask, Delivery, Kind, Settlement, Span
 from postroom.store.contract import Granted, Settled
 
 LEASE_MS = 1000

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
 from postroom.errors import GenerationChanged
-from postroom.model.delivery import NOBODY, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
+from postroom.model.delivery.delivery import NOBODY, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
 from postroom.store.contract import Granted, Settled
 from tests.model.ordered_ledger import Ledger
 from tests.model.ordered_member import Item, Member

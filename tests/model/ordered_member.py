@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from postroom.model.delivery import Delivery, OrderedAsk
-from postroom.model.parking import Line
+from postroom.model.delivery.delivery import Delivery, Line, OrderedAsk
 
 __all__ = ["Item", "Member"]
 

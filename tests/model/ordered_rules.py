@@ -9,8 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from postroom.model.delivery import NOBODY, Delivery, Holder, Kind, OrderedAsk, Settlement, Span
-from postroom.model.parking import Line
+from postroom.model.delivery.delivery import (
+    NOBODY,
+    Delivery,
+    Holder,
+    Kind,
+    Line,
+    OrderedAsk,
+    Settlement,
+    Span,
+)
 from postroom.store.contract import Granted, Settled
 
 __all__ = ["FAR", "LEASE_MS", "MAX_HOLD_MS", "MOVER_MS", "Limits", "Picture", "check_poll", "check_settle"]

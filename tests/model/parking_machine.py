@@ -15,8 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition
 
-from postroom.model.delivery import Kind, OrderedAsk, Settlement, Span
-from postroom.model.parking import Line
+from postroom.model.delivery.delivery import Kind, Line, OrderedAsk, Settlement, Span
 from postroom.store.contract import Granted
 from tests.model.ordered_machine import WHO, OrderedMachine
 from tests.model.ordered_member import Item, Member

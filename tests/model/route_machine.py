@@ -18,12 +18,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition
 
-from postroom.broker.unread import Unread
+from postroom.broker.deliver.readable import Unread
 from postroom.clock import ManualClock
 from postroom.errors import GateClosed, GenerationChanged, RouteConflict
-from postroom.model.batch import records
-from postroom.model.route import Route, renew
-from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.messages.batch import records
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
+from postroom.model.topology.route import Route, renew
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Group
 from tests.model.route_member import LEASE_MS, Member

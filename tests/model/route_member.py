@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from postroom.broker.unread import Unread
+from postroom.broker.deliver.readable import Unread
 from postroom.errors import GateClosed, GenerationChanged, UnknownPartition
-from postroom.model.delivery import Kind, OrderedAsk, Settlement
+from postroom.model.delivery.delivery import Kind, OrderedAsk, Settlement
 from postroom.store.contract import Bounds, Granted, Group, Store
 from tests.model.route_truth import Book, Message, Truth
 

@@ -1,7 +1,7 @@
 """A producer that follows I4: it repeats what is unresolved to the old partition, and only then goes on.
 
 Several batches are on their way at once; each request, and each answer, may be lost. The real one is
-`postroom.client.producing`; this one has no event loop, so that a machine can stop it between any two steps.
+`postroom.client.producer`; this one has no event loop, so that a machine can stop it between any two steps.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from postroom.config import DEFAULTS
 from postroom.errors import AppendError, PartitionSealed, PostroomError, UnknownPartition
-from postroom.model.batch import BatchBuilder
-from postroom.model.route import Route
-from postroom.model.slot import slot_of
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.messages.slot import slot_of
+from postroom.model.topology.route import Route
 from postroom.store.contract import Append, Appended, Store
 from tests.model.route_truth import Message, Truth
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from postroom.model.route import Route
+from postroom.model.topology.route import Route
 
 __all__ = ["Book", "Message", "Place", "Truth"]
 

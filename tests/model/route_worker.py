@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from postroom.broker.routes import RouteChanges
+from postroom.broker.topology.route_changes import RouteChanges
 from postroom.errors import PostroomError, RouteConflict, StoreError, UnknownPartition
-from postroom.model import route as routes
-from postroom.model.batch import build_control
-from postroom.model.route import Change, Draft, Route
+from postroom.model.messages.batch import build_control
+from postroom.model.topology import route as routes
+from postroom.model.topology.route import Change, Draft, Route
 from postroom.store.contract import Store
 
 __all__ = ["IDLE_MS", "Away", "Cut", "Died", "Worker", "drafted", "procedure"]

@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from postroom.clock import ManualClock
-from postroom.model.batch import BatchBuilder
-from postroom.model.delivery import Delivery, Settlement, Span, Stamp
-from postroom.model.settings import GroupSettings, Start, TopicSettings
+from postroom.model.delivery.delivery import Delivery, Settlement, Span, Stamp
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Appended, Backlog, Group, Settled
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 
 __all__ = ["GroupOnSqlite"]
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from hypothesis.stateful import rule
 
-from postroom.model.delivery import Delivery
+from postroom.model.delivery.delivery import Delivery
 
 __all__ = ["Mover", "Rule", "guarded", "step"]
 

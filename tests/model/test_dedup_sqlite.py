@@ -12,9 +12,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from postroom.config import Limits
 from postroom.errors import StoreError
-from postroom.model.batch import records
-from postroom.model.dedup import digests
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.messages.batch import records
+from postroom.model.messages.ids import digests
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Appended, Store
 from postroom.testing.store_contract.harness import (
@@ -26,7 +26,7 @@ from postroom.testing.store_contract.harness import (
     stored,
     values,
 )
-from postroom.testing.store_contract.ids import Ids, named
+from postroom.testing.store_contract.log.ids import Ids, named
 from postroom.testing.store_contract.schedule import all_due, gone, lead
 from tests.model.examples import examples
 

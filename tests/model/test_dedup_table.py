@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from postroom.model import idtable
-from postroom.model.dedup import NO_ID, digest, digests, split
-from postroom.model.idtable import IdTable
-from postroom.model.window import NO_FLOOR, Window
+from postroom.model.messages import ids as idtable
+from postroom.model.messages.ids import NO_FLOOR, NO_ID, IdTable, Window, digest, digests, split
 
 IDS = [None, *(f"id-{number}" for number in range(60))]
 some_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=12)

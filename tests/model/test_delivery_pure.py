@@ -9,8 +9,18 @@ import pytest
 from hypothesis import settings
 
 from postroom.errors import GenerationChanged
-from postroom.model.delivery import Ask, Change, Delivery, Kind, Settlement, Span, Terms, poll, renewed
-from postroom.model.settlement import covered, extend, seize, settle
+from postroom.model.delivery.delivery import (
+    Ask,
+    Change,
+    Delivery,
+    Kind,
+    Settlement,
+    Span,
+    Terms,
+    poll,
+    renewed,
+)
+from postroom.model.delivery.settlement import covered, extend, seize, settle
 from postroom.store.contract import Granted, Settled
 from tests.model.delivery_machine import Backend, DeliveryMachine, Picture
 from tests.model.examples import examples

@@ -8,8 +8,8 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 
-from postroom.model.delivery import Ask, Delivery, Kind, Settlement, Span
-from postroom.model.settings import GroupSettings
+from postroom.model.delivery.delivery import Ask, Delivery, Kind, Settlement, Span
+from postroom.model.policy.settings import GroupSettings
 from postroom.store.contract import Granted
 from tests.model.delivery_machine import Backend, DeliveryMachine, Picture
 from tests.model.examples import examples

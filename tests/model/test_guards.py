@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.errors import InvalidSetting
-from postroom.model.guards import Fit, Machine, digest_of, fit, is_newer, take_turn
+from postroom.model.policy.guards import Fit, Machine, digest_of, fit, is_newer, take_turn
 
 versions = st.lists(st.integers(-2, 12), max_size=60)
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import settings
 
 from postroom.errors import GenerationChanged
-from postroom.model import ordered
-from postroom.model.delivery import Change, Delivery, Holder, OrderedAsk, Settlement, Span, Terms
-from postroom.model.ordered import FAR, Claim
-from postroom.model.settlement import covered
+from postroom.model.delivery import ordered
+from postroom.model.delivery.delivery import Change, Delivery, Holder, OrderedAsk, Settlement, Span, Terms
+from postroom.model.delivery.ordered import FAR, Claim
+from postroom.model.delivery.settlement import covered
 from postroom.store.contract import Granted, Settled
 from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine

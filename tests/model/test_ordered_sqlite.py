@@ -8,10 +8,10 @@ from typing import ClassVar
 import pytest
 from hypothesis import settings
 
-from postroom.model.delivery import Holder, OrderedAsk, Span
-from postroom.model.settings import GroupSettings
+from postroom.model.delivery.delivery import Holder, OrderedAsk, Span
+from postroom.model.policy.settings import GroupSettings
 from postroom.store.contract import Granted
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine
 from tests.model.ordered_rules import FAR, LEASE_MS, MAX_HOLD_MS, Picture

@@ -13,17 +13,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from postroom.broker.schedule import ScheduleMover
-from postroom.model.batch import BatchBuilder, records
-from postroom.model.dedup import digest
-from postroom.model.settings import TopicSettings
-from postroom.model.slot import slot_of
+from postroom.broker.moves.schedule import ScheduleMover
+from postroom.model.messages.batch import BatchBuilder, records
+from postroom.model.messages.ids import digest
+from postroom.model.messages.slot import slot_of
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Appended
-from postroom.store.session import Lane
+from postroom.store.sql.session import Lane
 from postroom.testing.store_contract import MovableClock
-from postroom.testing.store_contract.moving import STEPS, Cut, CutError, mover
-from postroom.testing.store_contract.sealing import SealedMoveContract
+from postroom.testing.store_contract.moving import STEPS, Cut, CutError, SealedMoveContract, mover
 from tests.model.examples import examples
 
 LEASE_MS = 1_000  # of `mover`

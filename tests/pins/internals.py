@@ -11,18 +11,18 @@ import httpx
 import typer
 
 from postroom.address import parse
-from postroom.broker.embedded import open_endpoint
-from postroom.broker.endpoint import Endpoint
-from postroom.broker.gatekeeper import ACTIONS, Gatekeeper
+from postroom.broker.access import ACTIONS, Gatekeeper
+from postroom.broker.broker import open_endpoint
 from postroom.cli.root import app as cli_app
-from postroom.client.outbox import metrics as outbox_metrics
+from postroom.client.forward.outbox import source as outbox_metrics
 from postroom.clock import SystemClock
 from postroom.config import DEFAULTS
+from postroom.endpoint.endpoint import Endpoint
 from postroom.http.app import make_app
 from postroom.model.access import ACTIONS as PERMISSIONS
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.serve_settings import ServeSettings, key_of
-from postroom.store.schema import MIGRATIONS
+from postroom.store.sql.schema import MIGRATIONS
 from postroom.wire import messages
 from postroom.wire.failures import failure_of, raised
 from postroom.wire.frames import ERROR, REPLY, FrameParser, encode

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Callable
 
 from postroom import StoreError, StoreUnavailable
-from postroom.model.batch import records
-from postroom.model.route import Range, Route
-from postroom.model.slot import slot_of
+from postroom.model.messages.batch import records
+from postroom.model.messages.slot import slot_of
+from postroom.model.topology.route import Range, Route
 from postroom.store.contract import Appended
 from tests.unit.client_endpoint import FakeEndpoint, Partition
 

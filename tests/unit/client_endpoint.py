@@ -11,7 +11,8 @@ from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from postroom.broker.endpoint import (
+from postroom.clock import ManualClock
+from postroom.endpoint.endpoint import (
     Beat,
     DeadLetters,
     Fetched,
@@ -27,16 +28,21 @@ from postroom.broker.endpoint import (
     SettleReply,
     TopicInfo,
 )
-from postroom.clock import ManualClock
 from postroom.errors import PartitionSealed, UnknownPartition, UnknownTopic
-from postroom.model import delivery, settlement
-from postroom.model.batch import BatchHeader, read_header, records, verify, with_base_offset
-from postroom.model.bounds import Positions
-from postroom.model.delivery import Ask, Delivery, Kind, Settlement, Span, Terms
-from postroom.model.marks import TopicBounds
-from postroom.model.route import Range, Route, even_ranges
-from postroom.model.sequence import SequenceState, check, remember
-from postroom.model.settings import GroupSettings, GroupWish, Start, TopicSettings
+from postroom.model.delivery import delivery, settlement
+from postroom.model.delivery.delivery import Ask, Delivery, Kind, Settlement, Span, Terms
+from postroom.model.messages.batch import (
+    BatchHeader,
+    TopicBounds,
+    read_header,
+    records,
+    verify,
+    with_base_offset,
+)
+from postroom.model.messages.sequence import SequenceState, check, remember
+from postroom.model.policy.bounds import Positions
+from postroom.model.policy.settings import GroupSettings, GroupWish, Start, TopicSettings
+from postroom.model.topology.route import Range, Route, even_ranges
 from postroom.store.contract import Appended, StoredBatch
 
 Fault = Callable[[], Awaitable[None]]

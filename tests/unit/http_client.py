@@ -11,11 +11,11 @@ import httpx
 from fastapi import FastAPI
 
 from postroom.address import parse
-from postroom.broker.embedded import Broker, open_endpoint
-from postroom.broker.gatekeeper import Gatekeeper, new_token
+from postroom.broker.access import Gatekeeper, new_token
+from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import Clock, SystemClock
 from postroom.http.app import make_app
-from postroom.http.limits import HttpLimits
+from postroom.http.middleware import HttpLimits
 from postroom.http.service import Service
 from postroom.model.access import Principal, hash_of, parse_permissions
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from postroom.broker.endpoint import (
+from postroom.endpoint.endpoint import (
     Beat,
     Grant,
     Held,
@@ -23,9 +23,8 @@ from postroom.broker.endpoint import (
     SettleReply,
     UnparkRequest,
 )
-from postroom.model.batch import records
-from postroom.model.delivery import Span
-from postroom.model.parking import Line
+from postroom.model.delivery.delivery import Line, Span
+from postroom.model.messages.batch import records
 from tests.unit.client_endpoint import FakeEndpoint
 
 STOPPED = 2**62

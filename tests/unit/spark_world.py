@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from postroom.model.settings import Start
-from postroom.spark.offsets import Place
+from postroom.model.policy.settings import Start
 from postroom.spark.options import ReadOptions, Topics
-from postroom.spark.planning import Partition, Snapshot, Span
+from postroom.spark.planning import Partition, Place, Snapshot, Span
 from postroom.spark.streaming import Stream
 
 SLOTS = 8

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from postroom.config import DEFAULTS
 from postroom.errors import CorruptBatch, InvalidMessage, MessageTooLarge, PostroomError, UsageError
-from postroom.model.admission import MAX_HEADERS, admit, walk, walk_all
-from postroom.model.batch import BatchBuilder, Headers, build_control, records, stamp
-from postroom.model.compression import COMPRESSIONS, compress
+from postroom.model.messages.admission import MAX_HEADERS, admit, walk, walk_all
+from postroom.model.messages.batch import BatchBuilder, Headers, build_control, records, stamp
+from postroom.model.messages.compression import COMPRESSIONS, compress
 
 NOW = 1_700_000_000_000
 AHEAD = DEFAULTS.timestamp_ahead_ms + 1

@@ -25,9 +25,10 @@ MAX_FUNCTION_LINES = 70
 
 # Lowest first. A module may import its own layer and those before it.
 LAYERS = (
-    ("errors", "clock", "config", "units", "address", "install", "serve_settings", "tls"),
+    ("errors", "clock", "config", "units", "address", "files", "tasks", "serve_settings", "tls"),
     ("model",),
     ("store",),
+    ("endpoint",),
     ("broker",),
     ("wire",),
     ("client", "sync", "tracing", "types", ""),  # "" is postroom/__init__.py
@@ -43,7 +44,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 IMPURE = frozenset({"time", "random", "os", "socket", "asyncio", "threading", "sqlite3"})
 
 CODEC = "aiokafka"
-CODEC_HOME = "postroom.model.batch"
+CODEC_HOME = "postroom.model.messages.batch"
 
 
 # --- reading a tree of source ------------------------------------------------------------------------
@@ -345,7 +346,10 @@ def test_an_impure_model_is_found(tmp_path: Path, name: str) -> None:
 def test_a_second_codec_importer_is_found(tmp_path: Path) -> None:
     modules = tree(
         tmp_path,
-        {"model/batch": "from aiokafka.record import util", "broker/writer": "import aiokafka.record"},
+        {
+            "model/messages/batch": "from aiokafka.record import util",
+            "broker/writer": "import aiokafka.record",
+        },
     )
     assert codec_importers(modules) == {CODEC_HOME, "postroom.broker.writer"}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.model.assignment import Plan, plan
+from postroom.model.delivery.ordered import Plan, plan
 
 ROUNDS = 4  # everybody looks so often, and then it is balanced
 

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom.errors import CorruptBatch, InvalidSetting
-from postroom.model import compression as module
-from postroom.model.batch import (
+from postroom.model.messages import compression as module
+from postroom.model.messages.batch import (
     COMPRESSIONS,
     HEADER_SIZE,
     MAX_UNPACKED_BYTES,

@@ -7,11 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from postroom.broker import helping
-from postroom.broker.helping import RouteHelp
-from postroom.broker.routes import RouteChanges
+from postroom.broker.topology import route_changes as helping
+from postroom.broker.topology.route_changes import RouteChanges, RouteHelp
 from postroom.errors import PartitionSealed
-from postroom.model.route import Range, Route, split
+from postroom.model.topology.route import Range, Route, split
 
 
 class _Others:

@@ -10,11 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
-from postroom.client.codec import Packed, pack, pack_all, unpack
-from postroom.client.consuming.reading import Browsed
-from postroom.client.expiry import Expiry
+from postroom.client.codec import Expiry, Packed, pack, pack_all, unpack
+from postroom.client.consumer.reading import Browsed
 from postroom.config import DEFAULTS
-from postroom.model.batch import BatchBuilder, records
+from postroom.model.messages.batch import BatchBuilder, records
 
 NOW = 1_700_000_000_000
 DAY_MS = DEFAULTS.timestamp_ahead_ms

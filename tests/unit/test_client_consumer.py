@@ -23,10 +23,10 @@ from postroom import (
     UnknownTopic,
     UsageError,
 )
-from postroom.broker.endpoint import PollRequest
 from postroom.client.connection import Connection
 from postroom.clock import ManualClock
-from postroom.model.batch import build_control, with_base_offset
+from postroom.endpoint.endpoint import PollRequest
+from postroom.model.messages.batch import build_control, with_base_offset
 from postroom.store.contract import StoredBatch
 from tests.unit.client_endpoint import FakeEndpoint, failing, waiting
 

@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from postroom import InvalidSetting, Message, StoreUnavailable
+from postroom.client.codec import due_at, new_id
 from postroom.client.connection import Connection
-from postroom.client.delay import due_at, new_id
-from postroom.model.batch import read_header, records
-from postroom.model.dedup import digest
-from postroom.model.route import Range, Route
-from postroom.model.schedule import SLOT_HEADER
-from postroom.model.slot import slot_of
+from postroom.model.messages.batch import read_header, records
+from postroom.model.messages.ids import digest
+from postroom.model.messages.slot import slot_of
+from postroom.model.moves.schedule import SLOT_HEADER
+from postroom.model.topology.route import Range, Route
 from tests.unit.client_endpoint import FakeEndpoint, Partition, failing, waiting
 
 NOW = 1_700_000_000_000

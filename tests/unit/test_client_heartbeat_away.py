@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.endpoint import Beat, Held
-from postroom.client.consuming.heartbeat import Heart, Heartbeat
-from postroom.client.guard import Guard
+from postroom.client.consumer.heartbeat import Heart, Heartbeat
+from postroom.client.owner_check import Guard
 from postroom.clock import SystemClock
-from postroom.model.delivery import Span
+from postroom.endpoint.endpoint import Beat, Held
+from postroom.model.delivery.delivery import Span
 
 HERE, THERE = (Held("orders", number, 7, ((0, 3),)) for number in (1, 2))
 

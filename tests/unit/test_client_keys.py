@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 )
 
 from postroom import Received
-from postroom.client.consuming.keys import KeyQueue, StoredLine
-from postroom.model.ordered import FAR
-from postroom.model.parking import Line
+from postroom.client.consumer.ordered.key_queue import KeyQueue, StoredLine
+from postroom.model.delivery.delivery import Line
+from postroom.model.delivery.ordered import FAR
 
 
 def message(position: int, key: bytes | None = b"a") -> Received:

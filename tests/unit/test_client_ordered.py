@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from postroom import LeaseLost, Message, Received, StoreBusy, StoreUnavailable, UsageError
-from postroom.broker.endpoint import PollRequest
 from postroom.client.connection import Connection
-from postroom.client.consuming import ordered
+from postroom.client.consumer.ordered import fetch as ordered
 from postroom.clock import ManualClock, SystemClock
+from postroom.endpoint.endpoint import PollRequest
 from tests.unit.client_endpoint import failing, waiting
 from tests.unit.ordered_endpoint import STOPPED, OrderedEndpoint, Unsettled
 

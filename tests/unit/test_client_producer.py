@@ -25,8 +25,8 @@ from postroom import (
     UnknownTopic,
 )
 from postroom.client.connection import Connection
-from postroom.model.route import Range, Route
-from postroom.model.slot import slot_of
+from postroom.model.messages.slot import slot_of
+from postroom.model.topology.route import Range, Route
 from tests.unit.client_endpoint import FakeEndpoint, Partition, failing, waiting
 
 BUSY, AWAY, FULL = StoreBusy("busy"), StoreUnavailable("away"), StoreFull("full")
@@ -351,7 +351,7 @@ def test_whatever_fails_on_the_way_each_message_is_stored_once_and_in_order(
             assert endpoint.values(partition_id)[receipt.offset] == b"%d" % number
         return endpoint
 
-    with patch("postroom.client.producing.appending._FIRST_PAUSE", 0.0):
+    with patch("postroom.client.producer.appending._FIRST_PAUSE", 0.0):
         endpoint = asyncio.run(scenario())
     assert sorted(map(int, endpoint.values())) == list(range(len(keys)))
     for partition_id in endpoint.partitions:

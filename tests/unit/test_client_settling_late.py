@@ -21,7 +21,7 @@ from postroom import (
     UsageError,
 )
 from postroom.client.connection import Connection
-from postroom.client.consuming import consumer as consumer_module
+from postroom.client.consumer import consumer as consumer_module
 from postroom.clock import ManualClock
 from tests.unit.client_endpoint import FakeEndpoint
 from tests.unit.ordered_endpoint import OrderedEndpoint

@@ -10,10 +10,10 @@ from typing import cast
 import pytest
 import uvloop
 
-from postroom.broker.crowd import _BURST_S, _PACE_S, Crowd, Turn
+from postroom.broker.deliver.poll_queue import _BURST_S, _PACE_S, Crowd, Turn
 from postroom.broker.waiters import Waiters
-from postroom.client.producing.held import Held
-from postroom.client.producing.parcel import Parcel
+from postroom.client.producer.parcel import Parcel
+from postroom.client.producer.router import Held
 from postroom.errors import SendTimeout, StoreBusy, UnknownGroup
 
 LONG_S = 1000.0

@@ -11,8 +11,8 @@ import pydantic
 import pytest
 
 from postroom import Backoff, Dead, DecodeError, InvalidSetting, Received, RetryLater, UsageError, sync
-from postroom.client.app.decode import decoder
 from postroom.client.app.handler import Handler, Outcome, outcome_of
+from postroom.client.app.payload import decoder
 
 
 @dataclass

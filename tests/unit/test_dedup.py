@@ -7,12 +7,15 @@ import random
 import pytest
 
 from postroom.errors import CorruptBatch
-from postroom.model import idtable
-from postroom.model.batch import BatchBuilder, read_header, records, verify
-from postroom.model.dedup import (
+from postroom.model.messages import ids as idtable
+from postroom.model.messages.batch import BatchBuilder, read_header, records, verify
+from postroom.model.messages.ids import (
     DIGEST_SIZE,
     ID_HEADER,
+    NO_FLOOR,
     NO_ID,
+    IdTable,
+    Window,
     digest,
     digests,
     digests_of,
@@ -20,8 +23,6 @@ from postroom.model.dedup import (
     split,
     without,
 )
-from postroom.model.idtable import IdTable
-from postroom.model.window import NO_FLOOR, Window
 
 # --- digests ---------------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.model.delivery import (
+from postroom.model.delivery.delivery import (
     MOVED_TOGETHER,
     NOBODY,
     Ask,
@@ -27,7 +27,7 @@ from postroom.model.delivery import (
     Terms,
     poll,
 )
-from postroom.model.settlement import covered, extend, seize, settle
+from postroom.model.delivery.settlement import covered, extend, seize, settle
 
 LEASE = 1000
 TERMS = Terms(lease_ms=LEASE, max_attempts=3, mover_ms=5000)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from postroom.broker.mover import attempts_used
-from postroom.model.batch import BatchBuilder, Headers, Record, records
-from postroom.model.delivery import Delivery, Kind, Settlement, Stamp, Terms
-from postroom.model.settlement import becomes
+from postroom.broker.moves.departures import attempts_used
+from postroom.model.delivery.delivery import Delivery, Kind, Settlement, Stamp, Terms
+from postroom.model.delivery.settlement import becomes
+from postroom.model.messages.batch import BatchBuilder, Headers, Record, records
 
 TERMS = Terms(lease_ms=1_000, max_attempts=3)
 FAR, DEAD = Stamp(100, 7, due_at=5_000_000), Stamp(200, 8)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from postroom.broker.fitting import fitted
-from postroom.model.delivery import Delivery
+from postroom.broker.deliver.readable import fitted
+from postroom.model.delivery.delivery import Delivery
 from postroom.store.contract import StoredBatch
 
 LOG = [StoredBatch(base, 10, 0, bytes(100)) for base in range(0, 100, 10)]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.errors import InvalidName, InvalidSetting
-from postroom.model.flow import (
+from postroom.model.policy.rate import (
     BURST_US,
     NOTHING,
     Rate,

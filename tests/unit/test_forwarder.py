@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from postroom.client import forwarding
-from postroom.client.forwarding import Forwarder, Trouble
+from postroom.client.forward import forwarder as forwarding
+from postroom.client.forward.forwarder import Forwarder, Trouble
 from postroom.errors import (
     BrokerUnavailable,
     LeaseLost,
@@ -19,8 +19,8 @@ from postroom.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from postroom.model.forwarding import Batch, Row
-from postroom.model.route import Route
+from postroom.model.moves.forwarding import Batch, Row
+from postroom.model.topology.route import Route
 from tests.unit.client_endpoint import FakeEndpoint
 
 LONG = 20

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.config import DEFAULTS
-from postroom.model.batch import records
-from postroom.model.dedup import digest
-from postroom.model.forwarding import (
+from postroom.model.messages.batch import records
+from postroom.model.messages.ids import digest
+from postroom.model.moves.forwarding import (
     LINE_BATCHES,
     Batch,
     Row,
@@ -21,7 +21,7 @@ from postroom.model.forwarding import (
     plan,
     resumed,
 )
-from postroom.model.route import Range, Route, even_ranges
+from postroom.model.topology.route import Range, Route, even_ranges
 
 
 def _route(partitions: int, *, by_id: bool = False) -> Route:

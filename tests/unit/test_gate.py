@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.endpoint import NEVER_STORED
-from postroom.broker.gate import Gate, Place
+from postroom.broker.publish.rates import Gate, Place
+from postroom.endpoint.endpoint import NEVER_STORED
 from postroom.errors import ClosedError
-from postroom.model.flow import NOTHING, Rate, Spent, give_back, spend, topic_rate
+from postroom.model.policy.rate import NOTHING, Rate, Spent, give_back, spend, topic_rate
 
 
 @dataclass

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.endpoint import Endpoint
-from postroom.broker.gatekeeper import ACTIONS, REMEMBER_MS, Gatekeeper, new_token
+from postroom.broker.access import ACTIONS, REMEMBER_MS, Gatekeeper, new_token
 from postroom.clock import ManualClock
+from postroom.endpoint.endpoint import Endpoint
 from postroom.errors import (
     NotAuthenticated,
     PermissionDenied,
@@ -20,7 +20,7 @@ from postroom.errors import (
     UnknownTopic,
 )
 from postroom.model.access import ALL, ANONYMOUS, Principal, hash_of, is_token, parse_permissions
-from postroom.model.settings import TopicSettings
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_memory
 from postroom.store.contract import Store
 

@@ -9,15 +9,15 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from postroom.broker.embedded import Broker
-from postroom.broker.endpoint import Beat, Held, PollRequest, Settle, UnparkRequest
-from postroom.broker.gatekeeper import ACTIONS, Gatekeeper, new_token
+from postroom.broker.access import ACTIONS, Gatekeeper, new_token
+from postroom.broker.broker import Broker
 from postroom.clock import SystemClock
+from postroom.endpoint.endpoint import Beat, Held, PollRequest, Settle, UnparkRequest
 from postroom.errors import PermissionDenied
 from postroom.http.access import CERTIFICATE_NAME, Permitted, token_of
 from postroom.model.access import Principal, parse_permissions
-from postroom.model.batch import BatchBuilder
-from postroom.model.flow import topic_rate
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.rate import topic_rate
 from tests.unit.http_client import API, Stage, staged
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from postroom.clock import ManualClock
-from postroom.http.limits import HttpLimits
-from postroom.http.texts import ANSWER_BYTES, json_bytes
-from postroom.model.batch import BatchBuilder
+from postroom.http.encoding import ANSWER_BYTES, json_bytes
+from postroom.http.middleware import HttpLimits
+from postroom.model.messages.batch import BatchBuilder
 from tests.unit.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from postroom.errors import StoreFull, StoreUnavailable
-from postroom.http import health
-from postroom.http.health import Readiness
-from postroom.store.session import Lane
+from postroom.http.routes import health
+from postroom.http.routes.health import Readiness
+from postroom.store.sql.session import Lane
 from tests.unit.http_client import Stage, staged
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from postroom.broker.figures import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
-from postroom.broker.measured import figures_of, measured, unmeasured
+from postroom.broker.metered import figures_of, measured, unmeasured
+from postroom.broker.metrics import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
 from postroom.clock import ManualClock
 from postroom.errors import BacklogFull, StoreFull, StoreUnavailable
-from postroom.http import sampling
-from postroom.http.sampling import Sampler
-from postroom.model.lanes import Seen
+from postroom.http.routes import sampling
+from postroom.http.routes.sampling import Sampler
+from postroom.model.policy.slow_lane import Seen
 from tests.docs.pages import ROOT, table
 from tests.unit.http_client import API, Stage, staged
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.endpoint import Verdict
 from postroom.clock import ManualClock
-from postroom.http.handles import Handle, merged, spans_of
+from postroom.endpoint.endpoint import Verdict
+from postroom.http.encoding import Handle, merged, spans_of
 from tests.damage import garbage
 from tests.unit.http_client import API, Stage, staged
 

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from postroom.broker.endpoint import PollRequest, Settle, Verdict
 from postroom.clock import ManualClock
+from postroom.endpoint.endpoint import PollRequest, Settle, Verdict
 from tests.unit.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from postroom.model.identity import KEY_BYTES, producer_of
+from postroom.model.access import KEY_BYTES, producer_of
 
 KEY, OTHER = bytes(KEY_BYTES), bytes(range(KEY_BYTES))
 

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.errors import GroupConflict, InvalidSetting
-from postroom.model import lanes
-from postroom.model.lanes import (
+from postroom.model.policy import slow_lane as lanes
+from postroom.model.policy.settings import GroupSettings, GroupWish
+from postroom.model.policy.slow_lane import (
     MOST_SOURCES,
     NO_LANE,
     Changes,
@@ -26,7 +27,6 @@ from postroom.model.lanes import (
     source_name,
     spent,
 )
-from postroom.model.settings import GroupSettings, GroupWish
 
 POLICY = LanePolicy(failures=0.5, handling_ms=1000, at_least=4, window_ms=60_000, clean_ms=120_000)
 NOW = 1_700_000_000_000

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import pytest
 
 from postroom.address import parse
-from postroom.broker.members import Members
+from postroom.broker.topology.groups import Members
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.errors import StoreBusy
-from postroom.model.settings import GroupSettings, TopicSettings
+from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import open_store
 from postroom.store.contract import Group, Store
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from postroom import StoreUnavailable
-from postroom.model.batch import BatchBuilder
-from postroom.model.settings import TopicSettings
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append
 

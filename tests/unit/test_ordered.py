@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.model import ordered
-from postroom.model.delivery import (
+from postroom.model.delivery import ordered
+from postroom.model.delivery.delivery import (
     NOBODY,
     WENT_AWAY,
     Change,
@@ -26,7 +26,7 @@ from postroom.model.delivery import (
     Stamp,
     Terms,
 )
-from postroom.model.ordered import FAR, Claim, claim
+from postroom.model.delivery.ordered import FAR, Claim, claim
 
 LEASE = 1000
 HOLD = 60_000

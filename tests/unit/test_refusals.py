@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from postroom.broker.refusals import SHOWN, Refusals
+from postroom.broker.access import SHOWN, Refusals
 
 log = logging.getLogger("postroom.test")
 

@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.model.rendezvous import ranked
+from postroom.wire.client.pool import ranked
 
 KEYS = [f"p{i}" for i in range(2000)]
 

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom import Message, Received
-from postroom.broker.endpoint import Endpoint, Fetched
-from postroom.client.app.encode import encoded
-from postroom.client.guard import Guard
-from postroom.client.reply_topic import OwnReplyTopic
+from postroom.client.app.payload import encoded
+from postroom.client.owner_check import Guard
+from postroom.client.requests.request import OwnReplyTopic
+from postroom.endpoint.endpoint import Endpoint, Fetched
 from postroom.errors import (
     InvalidName,
     PermissionDenied,
@@ -29,9 +29,9 @@ from postroom.errors import (
     UsageError,
 )
 from postroom.model.access import Principal, allows, parse_permissions, visible
-from postroom.model.batch import BatchBuilder, with_base_offset
-from postroom.model.names import is_internal, is_reply, owner, owns_reply, reply_topic
-from postroom.model.requests import FAILURE, REQUEST, Asked, Failure, ReplyTopic, asked, request_of
+from postroom.model.messages.batch import BatchBuilder, with_base_offset
+from postroom.model.messages.requests import FAILURE, REQUEST, Asked, Failure, ReplyTopic, asked, request_of
+from postroom.model.topology.names import is_internal, is_reply, owner, owns_reply, reply_topic
 from postroom.store.contract import StoredBatch
 
 MINE = reply_topic("web-1", "shop")

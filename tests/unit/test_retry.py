@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.errors import InvalidSetting
-from postroom.model.retry import Backoff
+from postroom.model.delivery.retry import Backoff
 
 
 def test_doubles_up_to_the_limit() -> None:

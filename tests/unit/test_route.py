@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from postroom.config import SLOTS
 from postroom.errors import InvalidSetting, UnknownPartition
-from postroom.model.route import Change, Draft, Range, Route, even_ranges, merge, move, renew, split
-from postroom.model.slot import slot_of
+from postroom.model.messages.slot import slot_of
+from postroom.model.topology.route import Change, Draft, Range, Route, even_ranges, merge, move, renew, split
 
 LAST = SLOTS - 1
 

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom.config import DEFAULTS
-from postroom.model import schedule
-from postroom.model.batch import BatchBuilder, read_header, records, verify
-from postroom.model.dedup import digest
-from postroom.model.route import Range, Route, even_ranges
-from postroom.model.schedule import SLOT_HEADER, Part, Planned, Waiting
-from postroom.model.sequence import MODULUS
-from postroom.model.slot import slot_of
+from postroom.model.messages.batch import BatchBuilder, read_header, records, verify
+from postroom.model.messages.ids import digest
+from postroom.model.messages.sequence import MODULUS
+from postroom.model.messages.slot import slot_of
+from postroom.model.moves import schedule
+from postroom.model.moves.schedule import SLOT_HEADER, Part, Planned, Waiting
+from postroom.model.topology.route import Range, Route, even_ranges
 
 TOPIC = 1
 

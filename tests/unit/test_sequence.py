@@ -17,7 +17,7 @@ from postroom.errors import (
     UnknownFate,
     UnknownProducer,
 )
-from postroom.model.sequence import (
+from postroom.model.messages.sequence import (
     MODULUS,
     Remembered,
     SequenceState,

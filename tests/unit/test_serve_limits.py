@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from postroom.cli.serve_limits import Fitted, fitted
+from postroom.cli.operate.serve import Fitted, fitted
 from postroom.serve_settings import ServeSettings
 
 TLS = {"tls_cert": "c.pem", "tls_key": "k.pem"}

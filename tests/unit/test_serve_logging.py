@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from postroom.cli.serve_logging import JsonLines, TextLines, fields, logging_to_stderr
+from postroom.cli.operate.serve import JsonLines, TextLines, fields, logging_to_stderr
 from postroom.serve_settings import ServeSettings
 
 TOKEN = "pst_" + "S3cret-_" * 5 + "abc"
@@ -80,7 +80,7 @@ def test_it_goes_to_stderr_at_the_level_that_was_asked_for(capsys: pytest.Captur
 def test_what_a_start_warns_of(
     settings: ServeSettings, warned: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    from postroom.cli.serve import say_serving
+    from postroom.cli.operate.serve import say_serving
 
     caplog.set_level(logging.INFO, "postroom")
     say_serving(replace(settings, url="postgresql://ann:hunter2@host/q"), "postroom://here:7070", None)
@@ -94,14 +94,14 @@ def test_what_a_start_warns_of(
 
 def test_listening_has_the_defaults_of_the_settings() -> None:
     """The server's own defaults are for programs that make one by hand; they must not differ."""
-    from postroom.cli.serve import listening
-    from postroom.wire.listening import Listening
+    from postroom.cli.operate.serve import listening
+    from postroom.wire.server.listening import Listening
 
     assert listening(ServeSettings()) == Listening()
 
 
 def test_every_setting_reaches_the_server() -> None:
-    from postroom.cli.serve import listening
+    from postroom.cli.operate.serve import listening
 
     settings = ServeSettings(
         host="::1", port=1, zone="z", advertise="a:1", max_connections=2, max_frame_bytes=10 << 20,
@@ -116,7 +116,7 @@ def test_every_setting_reaches_the_server() -> None:
 
 
 async def test_the_brokers_limit_is_the_setting() -> None:
-    from postroom.cli.serve import _open
+    from postroom.cli.operate.serve import _open
 
     broker = await _open(ServeSettings(url="memory://limited", reply_topics=7, http_port=0))
     try:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from postroom.cli import serve
-from postroom.cli.serve import make_http, show_first_token
+from postroom.cli.operate import serve
+from postroom.cli.operate.serve import make_http, show_first_token
 from postroom.errors import UsageError
 from postroom.model.access import ALL, Principal, hash_of
 from postroom.serve_settings import ServeSettings
 from postroom.store import open_memory
 from postroom.store.contract import Store
-from postroom.wire.server import WireServer
+from postroom.wire.server.server import WireServer
 
 URL = "postroom://here:7070"
 

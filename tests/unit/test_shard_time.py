@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from postroom.model.delivery import Delivery, Holder, Kind, Settlement
-from postroom.model.ordered import FAR
+from postroom.model.delivery.delivery import Delivery, Holder, Kind, Settlement
+from postroom.model.delivery.ordered import FAR
 from postroom.store.contract import Append, Granted, Peek, Settled
-from postroom.store.shard_time import Skew
+from postroom.store.sharded.shard import Skew
 
 HERE = 1_700_000_000_000
 

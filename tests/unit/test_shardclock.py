@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from postroom.store.shardclock import ShardClock
+from postroom.store.dialects.server import ShardClock
 
 HOUR_MS = 3_600_000
 

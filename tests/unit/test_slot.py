@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.config import SLOTS
-from postroom.model.slot import TEST_VECTORS, slot_of
+from postroom.model.messages.slot import TEST_VECTORS, slot_of
 
 
 def bitwise_crc32(data: bytes) -> int:

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from postroom.errors import CorruptBatch, InvalidSetting
-from postroom.model.batch import BatchBuilder, build_control, with_base_offset
+from postroom.model.messages.batch import BatchBuilder, build_control, with_base_offset
 from postroom.spark.columns import HEADERS, Columns, check_schema, schema_text
 from postroom.spark.planning import Span
 from postroom.store.contract import StoredBatch

@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 import postroom.spark
 from postroom.errors import DataLoss, InvalidSetting, PostroomError
-from postroom.spark.border import one_sentence
+from postroom.spark.compat import one_sentence
 from postroom.spark.jobs.failures import found_in
 
 HIDE = "SPARK_HIDE_TRACEBACK"

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from postroom.errors import UsageError
-from postroom.spark.java import find_java, java_major, shim
-from postroom.spark.session import settings
+from postroom.spark.session import find_java, java_major, settings, shim
 
 
 def java(where: Path, version: str) -> Path:

@@ -7,8 +7,17 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.spark.offsets import Offsets
-from postroom.spark.planning import Partition, Snapshot, Span, advance, backlog, below_start, pack, until
+from postroom.spark.planning import (
+    Offsets,
+    Partition,
+    Snapshot,
+    Span,
+    advance,
+    backlog,
+    below_start,
+    pack,
+    until,
+)
 
 lists_of_spans = st.lists(st.tuples(st.integers(0, 50), st.integers(1, 300_000)), max_size=12).map(
     lambda found: [Span("t", n, n + 100, first, first + rows) for n, (first, rows) in enumerate(found)]

@@ -13,11 +13,11 @@ deltalake = pytest.importorskip("deltalake")
 types = pytest.importorskip("pyspark.sql.types")
 
 from postroom.errors import CorruptBatch, UsageError  # noqa: E402
-from postroom.model.batch import BatchBuilder  # noqa: E402
-from postroom.model.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS  # noqa: E402
+from postroom.model.messages.batch import BatchBuilder  # noqa: E402
+from postroom.model.messages.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS  # noqa: E402
 from postroom.spark.columns import Columns, Odd  # noqa: E402
 from postroom.spark.jobs.lake import File  # noqa: E402
-from postroom.spark.jobs.quarantine import Aside, Quarantine, quarantine_path  # noqa: E402
+from postroom.spark.jobs.lake.quarantine import Aside, Quarantine, quarantine_path  # noqa: E402
 from postroom.spark.planning import Span  # noqa: E402
 from postroom.store.contract import StoredBatch  # noqa: E402
 

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from postroom.errors import DataLoss, InvalidSetting
-from postroom.spark.offsets import VERSION
 from postroom.spark.options import Position, Reach, ReadOptions, Topics
-from postroom.spark.planning import Span
+from postroom.spark.planning import VERSION, Span
 from postroom.spark.streaming import Stream
 from tests.unit.spark_world import SLOTS, Driver, Killed, World
 

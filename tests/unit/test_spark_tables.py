@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from postroom.errors import InvalidSetting, UsageError
-from postroom.spark.tables import Kind, asked, of_query
+from postroom.spark.source import Kind, asked, of_query
 
 TABLE = {
     "jar": "table",

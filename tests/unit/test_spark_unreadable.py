@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from postroom.broker.endpoint import Fetched
+from postroom.endpoint.endpoint import Fetched
 from postroom.errors import DataLoss
-from postroom.model.batch import BatchBuilder, with_base_offset
+from postroom.model.messages.batch import BatchBuilder, with_base_offset
 from postroom.spark import reading
 from postroom.spark.columns import Columns
 from postroom.spark.planning import Span

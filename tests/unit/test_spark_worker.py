@@ -13,7 +13,7 @@ pytest.importorskip("pyspark")
 _TASKS = """
 import gc
 import postroom.spark.source
-from postroom.spark.worker import set_apart
+from postroom.spark.reading import set_apart
 set_apart()
 before = gc.get_freeze_count()
 set_apart()

@@ -27,11 +27,17 @@ from postroom.errors import (  # noqa: E402
     UnknownTopic,
     UsageError,
 )
-from postroom.model.content import differ, joined, of_messages  # noqa: E402
+from postroom.model.moves.staging import differ, joined, of_messages  # noqa: E402
 from postroom.spark.columns import HEADERS  # noqa: E402
-from postroom.spark.content import content_of  # noqa: E402
-from postroom.spark.writing import BatchWriter, StreamWriter, write_options  # noqa: E402
-from postroom.spark.writing_rows import Columns, Part, shape_of  # noqa: E402
+from postroom.spark.writing import (  # noqa: E402  # noqa: E402
+    BatchWriter,
+    Columns,
+    Part,
+    StreamWriter,
+    content_of,
+    shape_of,
+    write_options,
+)
 
 SOURCED = "key binary, value string, source_partition int, source_offset bigint"
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from postroom.config import SLOTS
 from postroom.errors import InvalidSetting, RouteConflict
-from postroom.model import route as routes
-from postroom.model.route import Range, Route, even_ranges
-from postroom.model.split_plan import Piece, SplitPlan, Step, done_steps, make_plan
 from postroom.model.split_plan_file import plan_from_text, plan_to_text
+from postroom.model.topology import route as routes
+from postroom.model.topology.route import Range, Route, even_ranges
+from postroom.model.topology.split_plan import Piece, SplitPlan, Step, done_steps, make_plan
 
 
 def route_of(partitions: int = 2, *, shards: tuple[str, ...] = ("",)) -> Route:

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from msgspec.structs import astuple
 
 from postroom.errors import CorruptBatch, InvalidSetting, PermissionDenied, StagingConflict
-from postroom.model.batch import BatchBuilder
-from postroom.model.content import summed
-from postroom.model.staging import (
+from postroom.model.messages.batch import BatchBuilder
+from postroom.model.moves.staging import (
     Decision,
     Known,
     Span,
@@ -23,8 +22,9 @@ from postroom.model.staging import (
     owner_after,
     revision_for,
     split_batches,
+    summed,
 )
-from postroom.store.staging import _Wished
+from postroom.store.sql.staging import _Wished
 
 NONE = Known(-1)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from postroom.config import DEFAULTS
-from postroom.store.turn import Turn
+from postroom.store.dialects.sqlite import Turn
 
 fcntl = pytest.importorskip("fcntl")
 
@@ -109,7 +109,7 @@ def test_a_turn_interrupted_while_it_waits_is_given_back(
     with closing(Turn(side_file, LIMITS)) as holder, closing(Turn(side_file, LIMITS)) as turn:
         assert holder.acquire()
         with monkeypatch.context() as patch:
-            patch.setattr("postroom.store.turn.time.sleep", interrupt)
+            patch.setattr("postroom.store.dialects.sqlite.time.sleep", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 turn.acquire()
         holder.release()

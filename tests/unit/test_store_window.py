@@ -10,15 +10,17 @@ import pytest
 
 from postroom.config import Limits
 from postroom.errors import StoreCorrupt, UnknownPartition
-from postroom.model.dedup import digest, digests
-from postroom.model.settings import GroupSettings, TopicSettings
-from postroom.store import SqlStore, open_sqlite, waiting, window
+from postroom.model.messages.ids import digest, digests
+from postroom.model.policy.settings import GroupSettings, TopicSettings
+from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append
-from postroom.store.ends import Ends
-from postroom.store.session import Lane, Transaction
-from postroom.store.window import Kept, Windows
+from postroom.store.sql.log import id_window as waiting
+from postroom.store.sql.log import id_window as window
+from postroom.store.sql.log.id_window import Kept, Windows
+from postroom.store.sql.log.log import Ends
+from postroom.store.sql.session import Lane, Transaction
 from postroom.testing.store_contract.harness import MovableClock, refused, stored
-from postroom.testing.store_contract.ids import named, send
+from postroom.testing.store_contract.log.ids import named, send
 from postroom.testing.store_contract.schedule import all_due, gone, lead
 
 WINDOW = 10_000

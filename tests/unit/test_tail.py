@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.broker.tail import TailCache
+from postroom.broker.deliver.readable import TailCache
 from postroom.store.contract import StoredBatch
 
 

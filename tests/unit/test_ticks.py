@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from postroom import InvalidSetting
-from postroom.model.ticks import Cadence, Due, cron, due, interval
+from postroom.model.policy.recurrence import Cadence, Due, cron, due, interval
 
 BERLIN = ZoneInfo("Europe/Berlin")
 HOUR, DAY = 3_600_000, 86_400_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.model.turns import EACH_BYTES, TURN_BYTES, Turns
+from postroom.model.policy.fair_queue import EACH_BYTES, TURN_BYTES, Turns
 
 MB = 1024 * 1024
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from postroom.errors import BrokerUnavailable
-from postroom.wire.answers import Answers, Share
+from postroom.wire.server.answers import Answers, Share
 
 
 def room(all_bytes: int = 100, connection_bytes: int = 40, wait_ms: int = 20_000) -> Answers:

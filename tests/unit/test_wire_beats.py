@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from postroom.errors import BrokerUnavailable
-from postroom.wire import beats as module
-from postroom.wire.beats import Beater
+from postroom.wire.client import heartbeat_link as module
+from postroom.wire.client.heartbeat_link import Beater
 from postroom.wire.messages import Beats, Hello
 
 BEATS, HELLO = Beats(()), Hello(1, 1, "test")

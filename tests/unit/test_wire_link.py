@@ -8,13 +8,13 @@ from typing import Any, cast
 
 import pytest
 
-from postroom.broker.endpoint import Grant, Lease, PollReply, PollRequest
+from postroom.endpoint.endpoint import Grant, Lease, PollReply, PollRequest
 from postroom.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
-from postroom.wire import link as module
 from postroom.wire import messages as m
+from postroom.wire.client import link as module
+from postroom.wire.client.link import Link, LinkLost
 from postroom.wire.failures import failure_of
 from postroom.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
-from postroom.wire.link import Link, LinkLost
 
 POLL = m.Poll(PollRequest("t", "g", "m", 1, 10, 1000, 5000, True))
 GIVEN = PollReply((Grant("t", 0, 1, (Lease(0, 4, 1, False),), ()),), 30_000)

@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom import errors
-from postroom.broker.endpoint import (
+from postroom.broker.access import ACTIONS
+from postroom.endpoint.endpoint import (
     DeadLetters,
     Endpoint,
     Fetched,
@@ -23,14 +24,13 @@ from postroom.broker.endpoint import (
     PollRequest,
     UnparkRequest,
 )
-from postroom.broker.gatekeeper import ACTIONS
 from postroom.errors import PostroomError, ProtocolError
-from postroom.model.lanes import LanePolicy
-from postroom.model.route import Range, Route, even_ranges
+from postroom.model.policy.slow_lane import LanePolicy
+from postroom.model.topology.route import Range, Route, even_ranges
 from postroom.store.contract import StoredBatch
 from postroom.wire import messages as m
+from postroom.wire.client.remote import RemoteEndpoint
 from postroom.wire.failures import failure_of, raised
-from postroom.wire.remote import RemoteEndpoint
 from tests.request_types import shape_of
 
 OPERATIONS = [one for one in m.OPERATIONS.values() if one.name != "brokers"]

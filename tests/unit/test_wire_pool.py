@@ -9,12 +9,11 @@ from typing import Any, cast
 import pytest
 
 from postroom.errors import BrokerUnavailable, NotAuthenticated, PostroomError, ProtocolError
-from postroom.model.rendezvous import ranked
 from postroom.wire import messages as m
-from postroom.wire import pool as module
-from postroom.wire.link import Link, LinkLost
+from postroom.wire.client import pool as module
+from postroom.wire.client.link import Link, LinkLost
+from postroom.wire.client.pool import Pool, ranked
 from postroom.wire.messages import BrokerInfo, Welcome
-from postroom.wire.pool import Pool
 
 HELLO = m.Hello(1, 1, "test")
 TOPIC, PURGE, POLL = m.OPERATIONS["topic"], m.OPERATIONS["purge"], m.OPERATIONS["poll"]

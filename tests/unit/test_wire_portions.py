@@ -5,11 +5,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.broker.endpoint import Beat, Held, Settle, Verdict
 from postroom.config import DEFAULTS
-from postroom.model.parking import Line
+from postroom.endpoint.endpoint import Beat, Held, Settle, Verdict
+from postroom.model.delivery.delivery import Line
 from postroom.wire import messages as m
-from postroom.wire.portions import beatings, settles
+from postroom.wire.client.remote import beatings, settles
 
 TOPIC, BIG = "t" * 250, 2**62
 counts = st.sampled_from([0, 1, 3, 150, 2500])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from ..store.values import AtOnce, WouldWaitError
+from ..store.contract.values import AtOnce, WouldWaitError
 
 __all__ = ["Workers"]
 

@@ -10,30 +10,12 @@ from typing import Annotated, Any
 
 import typer
 
-from . import (
-    access,
-    consume,
-    dead,
-    demo,
-    doctor,
-    exits,
-    groups,
-    lag,
-    migrate,
-    pipeline,
-    rate,
-    read,
-    restored,
-    route,
-    send,
-    serve,
-    shard,
-    spool,
-    stopped,
-    topics,
-    worker,
-)
-from .frame import Debug, Json, Shard, Url, note_options
+from . import demo, pipeline
+from .framework import exits
+from .framework.command import Debug, Json, Shard, Url, note_options
+from .messages import consume, dead, send, stopped
+from .operate import doctor, migrate, serve, worker
+from .queue import access, groups, lag, rate, route, shard, topics
 
 __all__ = ["app", "run"]
 
@@ -59,9 +41,9 @@ for family in (
     app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
 app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
 for register in (
-    send.register, consume.register, read.register, lag.register,
-    serve.register, worker.register, migrate.register, restored.register, doctor.register, spool.register,
-    demo.register,
+    send.register, consume.register, consume.register_read, lag.register,
+    serve.register, worker.register, migrate.register, migrate.register_restored,
+    doctor.register, worker.register_spool, demo.register,
 ):  # fmt: skip
     register(app)
 

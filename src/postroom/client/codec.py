@@ -7,6 +7,8 @@ Both directions have a path for plain messages (no headers, no id) that costs a 
 
 from __future__ import annotations
 
+import secrets
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,17 +16,88 @@ from typing import Any, TypeAlias
 
 from ..config import DEFAULTS
 from ..errors import InvalidMessage, InvalidSetting, MessageTooLarge
-from ..model.batch import Headers, Record
-from ..model.names import HEADER_PREFIX
-from ..model.requests import REPLY_TO, REQUEST, asked
-from ..model.schedule import SLOT_HEADER
-from ..model.timestamps import check_sent
-from ..units import Duration, duration_ms, moment_ms
-from .delay import due_at, new_id
-from .expiry import Expiry
+from ..model.messages.batch import Headers, Record
+from ..model.messages.requests import REPLY_TO, REQUEST, asked
+from ..model.messages.timestamps import check_sent
+from ..model.moves.schedule import SLOT_HEADER
+from ..model.topology.names import HEADER_PREFIX
+from ..units import Duration, Moment, duration_ms, moment_ms
 from .message import NO_HEADERS, Delivered, Message, Received
 
-__all__ = ["Entry", "Packed", "as_key", "pack", "pack_all", "unpack"]
+__all__ = [
+    "Entry",
+    "Expiry",
+    "Packed",
+    "as_datetime",
+    "as_key",
+    "due_at",
+    "new_id",
+    "pack",
+    "pack_all",
+    "unpack",
+]
+
+
+# ---- delay ----
+# When a delayed message is due, from what a caller may say about it (R35).
+#
+# Decides it once per call, by the shard's clock that the caller passes in, so that messages sent together
+# are due together. What is due now, or was due before, is no delayed message: it is stored at once.
+
+
+def due_at(delay: Duration | None, at: Moment | None, now_ms: int) -> int:
+    """The moment in milliseconds; 0: now."""
+    if delay is not None and at is not None:
+        raise InvalidSetting("a message takes delay= or at=, not both")
+    if delay is not None:
+        due = now_ms + duration_ms(delay, name="delay")
+    elif at is not None:
+        due = moment_ms(at, name="at")
+    else:
+        return 0
+    return due if due > now_ms else 0
+
+
+def as_datetime(due: int) -> datetime | None:
+    return datetime.fromtimestamp(due / 1000, UTC) if due else None
+
+
+def new_id() -> str:
+    """For a delayed message that was given none, to cancel it by: 15 letters and digits, 86 random bits."""
+    return b64encode(secrets.token_bytes(11), altchars=b"xy").decode()[:15]
+
+
+# ---- expiry ----
+# Messages that expire (R39): nobody is shown one whose moment has passed.
+#
+# Decides it by the shard's clock, when a message is received and once more when it is handed out, since
+# it may wait here in between. What is dropped is counted, and whoever drops it must settle it: it is done
+# with, and no failure. A duration counts from when the message was sent; of a delayed one, from when it
+# is due.
+
+
+class Expiry:
+    """What one reader has seen of it."""
+
+    __slots__ = ("dropped", "now_ms", "some")
+
+    def __init__(self, now_ms: int = 0) -> None:
+        self.now_ms = now_ms  # what is unpacked is compared with this
+        self.some = False  # a message that expires has come: before that, nothing need be looked at
+        self.dropped = 0  # messages that nobody was shown
+
+    def sift(self, messages: list[Received], now_ms: int) -> tuple[list[Received], Sequence[Received]]:
+        """Those to be shown, and those whose moment has passed."""
+        passed = now_ms / 1000
+        gone = [m for m in messages if m.expires is not None and m.expires.timestamp() <= passed]
+        if not gone:
+            return messages, gone
+        self.dropped += len(gone)
+        dropped = set(map(id, gone))
+        return [m for m in messages if id(m) not in dropped], gone
+
+
+# ---- codec ----
 
 Entry: TypeAlias = tuple[bytes | None, bytes, Headers]
 """Key, value and headers, as the batch builder takes them."""

@@ -20,33 +20,33 @@ from types import TracebackType
 from typing import Any, Self
 
 from ..address import Address, parse, parse_shards
-from ..broker.embedded import Broker, open_endpoint
-from ..broker.endpoint import Endpoint
+from ..broker.broker import Broker, open_endpoint
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS
+from ..endpoint.endpoint import Endpoint
 from ..errors import InvalidSetting, UsageError
-from ..model.batch import COMPRESSIONS
-from ..model.lanes import SlowLane
-from ..model.names import check_group, check_member, check_topic
-from ..model.settings import Exhausted, Mode
+from ..model.messages.batch import COMPRESSIONS
+from ..model.policy.settings import Exhausted, Mode
+from ..model.policy.slow_lane import SlowLane
+from ..model.topology.names import check_group, check_member, check_topic
 from ..units import Duration, Moment, duration_ms, size_bytes
-from ..wire.listening import Listening
-from ..wire.remote import RemoteEndpoint, open_remote
+from ..wire.client.remote import RemoteEndpoint, open_remote
+from ..wire.server.listening import Listening
 from .admin import Admin, group_wish
-from .consuming.consumer import AckMode, Consumer, ConsumerSettings
-from .consuming.hands import Window
-from .consuming.heartbeat import Heartbeat
-from .consuming.reading import Position, Reading, as_start
-from .guard import Guard
+from .consumer.consumer import AckMode, Consumer, ConsumerSettings
+from .consumer.heartbeat import Heartbeat
+from .consumer.in_flight import Window
+from .consumer.reading import Position, Reading, as_start
+from .credentials import Reaching, reaching
+from .forward.spool.producer import Spools
+from .hosting import Served
 from .message import Message, Receipt, Received, Value
-from .producing.accumulator import Batching
-from .producing.producer import Producer
-from .reaching import Reaching, reaching
-from .requesting import Requesting
-from .serving import Served
-from .spool.spools import Spools
-from .staging import Staging
-from .staging import make as make_staging
+from .owner_check import Guard
+from .producer.accumulator import Batching
+from .producer.producer import Producer
+from .producer.staging import Staging
+from .producer.staging import make as make_staging
+from .requests.request import Requesting
 
 __all__ = ["Connecting", "Connection", "connect"]
 

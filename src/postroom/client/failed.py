@@ -10,16 +10,14 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
-from ..broker.endpoint import DeadLetters, Endpoint, StoppedMessage
+from ..endpoint.endpoint import DeadLetters, Endpoint, StoppedMessage
 from ..errors import CatalogError, InvalidSetting
-from ..model.batch import records
-from ..model.names import HEADER_PREFIX
-from .codec import unpack
-from .consuming.reading import Browsed
-from .consuming.unreadable import readable
-from .expiry import Expiry
-from .guard import Guard
+from ..model.messages.batch import records
+from ..model.topology.names import HEADER_PREFIX
+from .codec import Expiry, unpack
+from .consumer.reading import Browsed, readable
 from .message import DeadLetter, Received, Stopped
+from .owner_check import Guard
 
 __all__ = ["FailedMessages", "longest_first"]
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 import msgspec
 
 from ..errors import InvalidSetting
-from ..model.requests import Asked
+from ..model.messages.requests import Asked
 from ..units import Duration, Moment, duration_ms, moment_ms
 
 __all__ = [
@@ -135,7 +135,7 @@ class Received(Message, frozen=True, eq=False, gc=False):
         if connection is None:
             await self._delivery.settle(self._position, "ack")
             return
-        from .consuming.joining import ack_within  # it knows consumers, which know messages
+        from .consumer.user_transaction import ack_within  # it knows consumers, which know messages
 
         await ack_within(self, connection)
 
@@ -161,7 +161,7 @@ class Received(Message, frozen=True, eq=False, gc=False):
 
     async def reply(self, value: Value, *, headers: Mapping[str, str | bytes] | None = None) -> bool:
         """Answer a request; returns when it is stored. False: the requester is gone. Ack it then."""
-        from .answering import answer
+        from .requests.reply import answer
 
         return await answer(self, value, headers)
 

@@ -25,14 +25,14 @@ from opentelemetry import propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Link, SpanKind, Status, StatusCode
 
-from ..model.batch import Headers
-from ..model.route import Range
+from ..model.messages.batch import Headers
+from ..model.topology.route import Range
 from .app.handler import RetryLater
 
 if TYPE_CHECKING:
     from .codec import Packed
     from .message import Receipt, Received
-    from .producing.parcel import Parcel
+    from .producer.parcel import Parcel
 
 __all__ = ["handling", "of_batch", "posting", "sending"]
 

@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ..model.route import Range
+from ..model.topology.route import Range
 
 if TYPE_CHECKING:
     from .app.subscription import Subscription
     from .codec import Packed
     from .message import Received
-    from .producing.parcel import Parcel
+    from .producer.parcel import Parcel
 
 __all__ = ["by_app", "handling", "of_batch", "posting", "sending", "unfit"]
 

@@ -14,12 +14,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from ..broker.embedded import Broker
-from ..broker.gatekeeper import Gatekeeper
-from ..broker.measured import unmeasured
-from ..errors import UsageError
-from ..install import how_to_install
-from ..wire.server import WireServer
+from ..broker.access import Gatekeeper
+from ..broker.broker import Broker
+from ..broker.metered import unmeasured
+from ..errors import UsageError, how_to_install
+from ..wire.server.server import WireServer
 
 try:
     from fastapi import Depends, FastAPI, Request
@@ -34,10 +33,11 @@ except ModuleNotFoundError as missing:
     ) from missing
 
 from ..errors import PostroomError
-from . import groups, health, metrics, polling, queue, reference, sending, topics
+from . import reference
 from .failures import failure
-from .limits import API, Door, HttpLimits
-from .sampling import Sampler
+from .middleware import API, Door, HttpLimits
+from .routes import groups, health, metrics, polling, queue, sending, topics
+from .routes.sampling import Sampler
 from .service import Service
 
 __all__ = ["make_app"]

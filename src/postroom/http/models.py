@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from ..config import DEFAULTS
-from ..model.route import Range, Route
-from ..model.settings import Exhausted, Keep, Mode, Storage
+from ..model.policy.settings import Exhausted, Keep, Mode, Storage
+from ..model.topology.route import Range, Route
 
 __all__ = [
     "AlterGroup",

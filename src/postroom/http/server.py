@@ -20,12 +20,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..errors import BrokerUnavailable, UsageError
-from ..install import how_to_install
+from ..errors import BrokerUnavailable, UsageError, how_to_install
 from ..tls import certificate_name
-from ..wire.accepting import HANDSHAKE_S, HANDSHAKES, Acceptor, listen
-from .access import CERTIFICATE_NAME
-from .browsers import HEADERS, careful
+from ..wire.server.listening import HANDSHAKE_S, HANDSHAKES, Acceptor, listen
+from .access import CERTIFICATE_NAME, HEADERS, careful
 from .failures import failure
 
 try:

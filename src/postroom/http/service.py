@@ -13,15 +13,15 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 
 from fastapi import Depends, Request
 
-from ..broker.embedded import Broker
-from ..broker.gatekeeper import Gatekeeper
-from ..broker.measured import figures_of, measured
+from ..broker.access import Gatekeeper
+from ..broker.broker import Broker
+from ..broker.metered import figures_of, measured
 from ..client.connection import Connection
 from ..errors import BrokerUnavailable
 from ..model.access import ANONYMOUS, Principal
-from ..wire.answers import Answers
-from ..wire.listening import Listening
-from ..wire.server import WireServer
+from ..wire.server.answers import Answers
+from ..wire.server.listening import Listening
+from ..wire.server.server import WireServer
 from .access import Permitted
 
 __all__ = ["Caller", "Service", "Who"]

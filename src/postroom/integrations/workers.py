@@ -14,7 +14,7 @@ from ..client.app.app import App
 from ..client.app.health import AppHealth, HandlerHealth, State
 from ..client.app.subscription import Subscription
 from ..errors import PostroomError, UnknownTopic
-from ..model.names import member_group
+from ..model.topology.names import member_group
 from ..sync import Connection
 
 __all__ = ["seen"]

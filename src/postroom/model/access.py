@@ -20,14 +20,16 @@ import hashlib
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Literal, TypeAlias, get_args
 
 from ..errors import InvalidName, InvalidSetting, shortened
-from .names import REPLIES, base_topic, is_internal, is_reply, owner, owns_reply
+from .topology.names import REPLIES, base_topic, is_internal, is_reply, owner, owns_reply
 
 __all__ = [
     "ALL",
     "ANONYMOUS",
+    "KEY_BYTES",
     "Action",
     "Need",
     "Permission",
@@ -42,8 +44,10 @@ __all__ = [
     "needed",
     "parse_permission",
     "parse_permissions",
+    "producer_of",
     "visible",
 ]
+
 
 Action = Literal["send", "consume", "manage"]
 Need: TypeAlias = Action | Literal["any", "none"]
@@ -223,3 +227,34 @@ def hash_of(token: str) -> str:
     however fast each try is. Slow hashes are for passwords, which people choose.
     """
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
+
+
+# ---- identity ----
+# Whose producer is it? A producer id means something within its principal only (I3, I23).
+#
+# Ids, epochs and sequences stand in every batch that a consumer is handed: they are no secret. If the id
+# alone said whose sequence a batch counts in, any consumer that may also send could take a producer's
+# next place, and the producer's own message would be answered as a repeat, and not stored.
+#
+# So what a store remembers sequences by is a keyed hash of the principal's name and the id that its
+# client chose. Two principals never share one, whatever ids they name, and none of them has that of an
+# embedded producer, or of Postroom's own movers, whose ids are random numbers and count as they are. The
+# key is random, kept in the store, the same for all brokers of a queue, and shown to nobody: else whoever
+# has seen very many ids could look for one of its own that meets any of them, for an id has but 63 bits.
+# The batch itself is not changed: consumers, and a producer that looks for its messages, see the id that
+# was sent.
+#
+# Why not an owner beside each sequence: that would let whoever comes first keep the owner from a
+# partition that it has not sent to yet.
+#
+# Must never depend on a token or on a broker: a principal whose token was rotated, or whose client has
+# gone to another broker, goes on with its sequences. Whoever may come without a token (`--dev`) is as
+# somebody inside.
+
+KEY_BYTES = 32
+
+
+def producer_of(key: bytes, principal: str, producer_id: int) -> int:
+    """The id under which a principal's producer is remembered: 63 bits, as any other."""
+    told = producer_id.to_bytes(8, "big", signed=True) + principal.encode(errors="replace")
+    return int.from_bytes(blake2b(told, key=key, digest_size=8).digest(), "big") >> 1

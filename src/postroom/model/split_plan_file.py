@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from ..errors import InvalidSetting
-from .split_plan import SplitPlan
+from .topology.split_plan import SplitPlan
 
 __all__ = ["FORM", "plan_from_text", "plan_to_text"]
 

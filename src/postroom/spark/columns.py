@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from ..errors import InvalidSetting
-from ..model.batch import Record, opened, read_header
-from ..model.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
+from ..model.messages.batch import Record, opened, read_header
+from ..model.messages.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
 from ..store.contract import StoredBatch
 from .formats.typed import Typed, check_nulls
 from .formats.types import parse_schema

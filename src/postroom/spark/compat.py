@@ -10,16 +10,78 @@ Imports Spark; everything that does not is elsewhere.
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from types import FunctionType, GeneratorType
+from typing import Any, TypeVar
 
 import pyspark
 from pyspark.sql import datasource
 from pyspark.sql.pandas.types import to_arrow_schema
 
-from .border import one_sentence
+from ..errors import PostroomError
 from .options import ReadOptions
-from .streaming import Stream
-from .whole import WholeStream, refuse_short_runs
+from .streaming import Stream, WholeStream, refuse_short_runs
+
+__all__ = ["StreamArrowWriter", "StreamReading", "arrow_schema", "one_sentence"]
+
+
+# ---- border ----
+# The border to Spark's Python processes: an error of ours crosses it as one sentence.
+#
+# Spark sends the text of an error to Java, and a user finds it in the message of another one. A traceback
+# would come before the sentence, and there is nothing in it that helps. So it is left out, in the way
+# that Spark has for it; the process ends with the error, so that no other one loses its traceback. Errors
+# that are none of ours keep theirs.
+
+C = TypeVar("C", bound=type)
+
+_HIDE = "SPARK_HIDE_TRACEBACK"
+
+
+def one_sentence(spark_calls: C) -> C:
+    """A class with methods that Spark calls: whatever of ours they raise has no traceback."""
+    for name, found in list(vars(spark_calls).items()):
+        if isinstance(found, FunctionType) and (name == "__init__" or not name.startswith("_")):
+            setattr(spark_calls, name, _crossing(found))
+    return spark_calls
+
+
+def _crossing(method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with _cut():
+            found = method(*args, **kwargs)
+        return _each(found) if isinstance(found, GeneratorType) else found
+
+    return called
+
+
+def _each(rows: Iterator[Any]) -> Iterator[Any]:
+    with _cut():
+        yield from rows
+
+
+@contextmanager
+def _cut() -> Iterator[None]:
+    try:
+        yield
+    except PostroomError:
+        if _in_spark():
+            os.environ[_HIDE] = "1"
+        raise
+
+
+def _in_spark() -> bool:
+    """In a process that Spark has started, and not in one that uses these classes itself."""
+    spec = getattr(sys.modules.get("__main__"), "__spec__", None)
+    return spec is not None and spec.name.startswith("pyspark.")
+
+
+# ---- compat ----
 
 try:
     from pyspark.sql.streaming.datasource import (
@@ -33,7 +95,6 @@ except ImportError:
 else:
     _ADMISSION = True
 
-__all__ = ["StreamArrowWriter", "StreamReading", "arrow_schema"]
 
 # Spark 4.0 gives Arrow batches to any writer of this class, also to that of a stream
 StreamArrowWriter: Any = getattr(datasource, "DataSourceStreamArrowWriter", datasource.DataSourceArrowWriter)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import InvalidSetting, PostroomError, UsageError
-from .offsets import Offsets
+from .planning import Offsets
 
 __all__ = ["Lag", "TopicLag", "lag", "lag_listener"]
 

@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeVar
 
 from ..address import parse
 from ..errors import InvalidSetting
-from ..model.names import check_group, check_topic
+from ..model.topology.names import check_group, check_topic
 from ..units import duration_ms
-from .offsets import Place
+from .planning import Place
 
 __all__ = [
     "CONNECTION",

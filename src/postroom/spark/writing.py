@@ -14,28 +14,247 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from .. import sync
-from ..client.staging import Staged
-from ..errors import InvalidSetting, PostroomError, UsageError
-from ..model.names import check_topic
-from ..model.staging import check_name
-from .border import one_sentence
-from .compat import StreamArrowWriter
-from .content import content_of
+from ..client.producer.staging import Staged
+from ..errors import InvalidMessage, InvalidSetting, PostroomError, UsageError
+from ..model.moves.staging import Span, check_name, joined, summed
+from ..model.topology.names import HEADER_PREFIX, check_topic
+from .columns import HEADERS
+from .compat import StreamArrowWriter, one_sentence
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
 from .queue import patiently
-from .worker import set_apart, uncollected
-from .writing_rows import Columns, Shape, shape_of
+from .reading import set_apart, uncollected
 
-__all__ = ["BatchWriter", "StreamWriter", "WriteOptions", "Written", "write_options"]
+__all__ = [
+    "OF_SOURCES",
+    "BatchWriter",
+    "Columns",
+    "Part",
+    "Shape",
+    "StreamWriter",
+    "WriteOptions",
+    "Written",
+    "content_of",
+    "shape_of",
+    "write_options",
+]
+
+
+# ---- writing rows ----
+# Columns into messages: what a row has to look like to be written, and which rows were written before.
+#
+# The columns are those of the Kafka sink (`topic`, `key`, `value`, `headers`), and two that say where a
+# row comes from: `source_partition` and `source_offset`. Rows at or below the marks of the query are left
+# out (I20): they were decided before. Decided for whole Arrow columns, never row by row. Must never leave
+# out a row for any other reason, nor change one.
+
+_TEXT = ("binary", "string")
+_NUMBERS = ("tinyint", "smallint", "int", "bigint")
+_KINDS: dict[str, tuple[str, ...]] = {
+    "topic": ("string",),
+    "key": _TEXT,
+    "value": _TEXT,
+    "headers": (HEADERS,),
+    "source_partition": ("string", *_NUMBERS),
+    "source_offset": _NUMBERS,
+}
+OF_SOURCES = ("partition", "offset", "timestamp", "timestampType")
+"""Columns that a source has and a sink does not write: they may be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which columns the rows have."""
+
+    topic: str | None  # the option: for every row
+    has_topic: bool
+    has_key: bool
+    has_headers: bool
+    has_source: bool
+
+
+def shape_of(schema: Any, topic: str | None) -> Shape:
+    """InvalidSetting, with the name of the column, if these rows cannot be written."""
+    found = {column.name: column.dataType.simpleString() for column in schema.fields}
+    for name, kind in found.items():
+        if name not in _KINDS and name not in OF_SOURCES:
+            raise InvalidSetting(
+                f"column {name}: it would not be written; select {', '.join(_KINDS)} (value is what a "
+                "message holds: to_json(struct(*)) makes one of all columns; in SQL they are named: "
+                "INSERT INTO t (key, value) VALUES …)"
+            )
+        if name in _KINDS and kind not in _KINDS[name]:
+            raise InvalidSetting(
+                f"column {name}: it is {' or '.join(_KINDS[name])}, and here it is {kind}: cast it"
+            )
+    if "value" not in found:
+        raise InvalidSetting("column value: it is missing; it is what a message holds")
+    if topic is None and "topic" not in found:
+        raise InvalidSetting("option topic: it is missing, and there is no column topic: name one of the two")
+    if ("source_partition" in found) != ("source_offset" in found):
+        raise InvalidSetting("columns source_partition and source_offset: give both, or neither")
+    return Shape(topic, "topic" in found, "key" in found, "headers" in found, "source_offset" in found)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one topic."""
+
+    topic: str
+    keys: list[bytes | None] | None
+    values: list[bytes]
+    headers: list[list[tuple[str, bytes | None]]] | None
+
+
+class Columns:
+    """One Arrow batch of rows."""
+
+    def __init__(self, shape: Shape, batch: Any) -> None:
+        self._shape = shape
+        self._batch = batch
+        self.rows: int = batch.num_rows
+
+    @property
+    def topics(self) -> list[str]:
+        if self._shape.topic is not None:
+            return [self._shape.topic]
+        column = self._batch.column("topic")
+        if column.null_count:
+            raise InvalidMessage("column topic: it is null in some rows; fill it, or use the option topic")
+        return [check_topic(name) for name in column.unique().to_pylist()]
+
+    # ---- where rows come from ----
+
+    def source(self) -> dict[str, Span]:
+        """By source partition, the first and the last offset."""
+        if not self._shape.has_source or not self.rows:
+            return {}
+        import pyarrow as pa
+
+        names, offsets = self._source()
+        spans = pa.table({"p": names, "o": offsets}).group_by("p").aggregate([("o", "min"), ("o", "max")])
+        columns = (spans.column(name).to_pylist() for name in ("p", "o_min", "o_max"))
+        return {name: (first, last) for name, first, last in zip(*columns, strict=True)}
+
+    def _source(self) -> tuple[Any, Any]:
+        import pyarrow as pa
+
+        names, offsets = self._batch.column("source_partition"), self._batch.column("source_offset")
+        if names.null_count or offsets.null_count:
+            raise InvalidMessage(
+                "columns source_partition and source_offset: they are null in some rows; leave both columns "
+                "out if not every row has a source"
+            )
+        return names.cast(pa.string()), offsets.cast(pa.int64())
+
+    def above(self, marks: Mapping[str, int], source: Mapping[str, Span]) -> Columns:
+        """Without the rows that were decided before."""
+        met = {name: marks[name] for name, (first, _) in source.items() if first <= marks.get(name, -1)}
+        if not met:
+            return self
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        names, offsets = self._source()
+        at = pc.index_in(names, value_set=pa.array(list(met), pa.string()))
+        limits = pc.fill_null(pc.take(pa.array(list(met.values()), pa.int64()), at), -1)
+        return Columns(self._shape, self._batch.filter(pc.greater(offsets, limits)))
+
+    # ---- messages ----
+
+    def parts(self) -> Iterator[Part]:
+        """By topic; within it in the order of the rows."""
+        topics = self.topics if self.rows else []
+        if len(topics) == 1:
+            yield self._part(topics[0], self._batch)
+            return
+        import pyarrow.compute as pc
+
+        for topic in topics:
+            yield self._part(topic, self._batch.filter(pc.equal(self._batch.column("topic"), topic)))
+
+    def _part(self, topic: str, batch: Any) -> Part:
+        import pyarrow as pa
+
+        value = batch.column("value")
+        if value.null_count:
+            raise InvalidMessage(
+                f"column value: it is null in {value.null_count} rows, and a message has a value: leave such "
+                "rows out (where value is not null), or write coalesce(value, '')"
+            )
+        keys = batch.column("key").cast(pa.binary()).to_pylist() if self._shape.has_key else None
+        headers = _headers(batch.column("headers")) if self._shape.has_headers else None
+        return Part(topic, keys, value.cast(pa.binary()).to_pylist(), headers)
+
+
+def _headers(column: Any) -> list[list[tuple[str, bytes | None]]]:
+    for name in column.flatten().field(0).unique().to_pylist():
+        if not name:
+            raise InvalidMessage("column headers: a header has a name, and here one is null or empty")
+        if name.startswith(HEADER_PREFIX):
+            raise InvalidMessage(
+                f"column headers: {name!r} is reserved, as all names that start with {HEADER_PREFIX!r}"
+            )
+    return [[(pair["key"], pair["value"]) for pair in row or ()] for row in column.to_pylist()]
+
+
+# ---- content ----
+# What rows of a batch hold, for whole columns: the hashes of `model.content`, at a tenth of the cost.
+#
+# Columns are hashed by pandas (SipHash, in C), and mixed into one number a row. A library that hashes
+# otherwise gives other words: its sums are not compared with these. Must never depend on the order of
+# rows.
+
+_ODD = (0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0x165667B19E3779F9, 0xD6E8FEB86659FD93, 0xFF51AFD7ED558CCD)
+_PROBE = b"what rows of a batch hold"
+
+
+def content_of(parts: Iterable[Part]) -> bytes:
+    """Empty where pandas is missing: then batches are compared by their number of rows."""
+    try:
+        import numpy as np
+        from pandas.util import hash_array
+    except ImportError:
+        return b""
+
+    def hashed(values: Sequence[bytes | None]) -> Any:
+        column = np.empty(len(values), dtype=object)
+        column[:] = values
+        return hash_array(column, categorize=False)
+
+    def present(values: Sequence[bytes | None]) -> Any:
+        """0 for None: a column of these is as none."""
+        some = np.fromiter((value is not None for value in values), dtype=bool, count=len(values))
+        return np.where(some, hashed(values), np.uint64(0))
+
+    topic_by, key_by, value_by, headers_by, all_by = (np.uint64(number) for number in _ODD)
+    word = hashed([_PROBE]).tobytes()
+    found = []
+    for part in parts:
+        rows = hashed(part.values) * value_by + hashed([part.topic.encode()]) * topic_by
+        if part.keys is not None:
+            rows += present(part.keys) * key_by
+        if part.headers is not None:
+            packed = [msgspec.msgpack.encode(pairs) if pairs else None for pairs in part.headers]
+            rows += present(packed) * headers_by
+        rows ^= rows >> np.uint64(32)
+        rows *= all_by
+        rows ^= rows >> np.uint64(29)
+        low, high = rows & np.uint64(0xFFFFFFFF), rows >> np.uint64(32)  # their sums do not overflow
+        found.append(summed(word, int(low.sum()) + (int(high.sum()) << 32)))
+    return joined(found)
+
+
+# ---- writing ----
 
 _log = logging.getLogger("postroom.spark")
 

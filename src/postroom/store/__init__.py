@@ -13,11 +13,7 @@ from typing import Any
 from ..address import Address
 from ..clock import Clock, SteadyClock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..errors import InvalidSetting, StoreCorrupt, UsageError
-from ..install import how_to_install
-from .access import SqlAccess
-from .brokers import SqlBrokers
-from .catalog import SqlCatalog
+from ..errors import InvalidSetting, StoreCorrupt, UsageError, how_to_install
 from .contract import (
     Access,
     Brokers,
@@ -35,26 +31,27 @@ from .contract import (
     Usage,
     Watcher,
 )
-from .duties import SqlDuties
-from .lanes import SqlLanes
-from .log import SqlLog
-from .outbox import SqlOutboxes
-from .pairing import check_pair
-from .progress import SqlProgress
-from .rates import SqlRates
-from .routes import SqlRoutes
-from .schedule import SqlSchedule
-from .schema import check_schema, migrate
-from .session import Dialect, Lane, Session
-from .shard_identity import check_alone
-from .shard_table import SqlShards
-from .shards import Member, open_sharded
-from .sqlite import SqliteDialect
-from .staging import SqlStaging
-from .steadiness import keep_steady
-from .usage import SqlUsage
-from .values import AtOnce
-from .volatile import check_volatile
+from .contract.values import AtOnce
+from .dialects.sqlite import SqliteDialect
+from .dialects.sqlite_clock import keep_steady
+from .sharded.store import Member, open_sharded
+from .sharded.table import SqlShards
+from .sql.access import SqlAccess
+from .sql.brokers import SqlBrokers, SqlDuties
+from .sql.catalog.catalog import SqlCatalog
+from .sql.catalog.routes import SqlRoutes
+from .sql.identity import check_alone, check_pair
+from .sql.log.log import SqlLog
+from .sql.log.volatile import check_volatile
+from .sql.outbox import SqlOutboxes
+from .sql.progress.progress import SqlProgress
+from .sql.progress.usage import SqlUsage
+from .sql.rates import SqlRates
+from .sql.schedule import SqlSchedule
+from .sql.schema import check_schema, migrate
+from .sql.session import Dialect, Lane, Session
+from .sql.slow_lanes import SqlLanes
+from .sql.staging import SqlStaging
 
 __all__ = ["SqlStore", "open_memory", "open_server", "open_session", "open_sqlite", "open_store"]
 
@@ -269,12 +266,12 @@ def _dialect(address: Address, clock: Clock | None, limits: Limits) -> Dialect:
     """Drivers are extras: imported where they are needed."""
     try:
         if address.kind == "postgresql":
-            from .postgres import PostgresDialect
+            from .dialects.postgres import PostgresDialect
 
             return PostgresDialect(
                 address.dsn, address.shown, pgbouncer=address.pgbouncer, clock=clock, limits=limits
             )
-        from .mysql import MysqlDialect
+        from .dialects.mysql import MysqlDialect
 
         return MysqlDialect(dict(address.server), address.shown, clock=clock, limits=limits)
     except ImportError as error:

@@ -22,19 +22,19 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from .. import sync
-from ..broker.embedded import Broker
+from ..broker.broker import Broker
 from ..client.app.app import App
-from ..client.app.portal import LoopThread
 from ..client.app.worker import Worker
 from ..client.codec import unpack
 from ..client.connection import Connection
-from ..client.consuming.reading import Browsed
+from ..client.consumer.reading import Browsed
 from ..client.message import Received, Value
 from ..clock import ManualClock
 from ..errors import UsageError
-from ..model.batch import records
+from ..model.messages.batch import records
 from ..store import open_memory
 from ..store.contract import Appended
+from ..sync.portal import LoopThread
 
 __all__ = ["Captured", "Ran", "Sent", "SyncTestQueue", "TestQueue", "capture", "open_sync", "run_until_idle"]
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from ..broker.endpoint import (
+from ..endpoint.endpoint import (
     Beat,
     Decided,
     GroupInfo,
@@ -32,7 +32,10 @@ from ..broker.endpoint import (
     UnparkRequest,
 )
 from ..errors import InvalidName, InvalidSetting, MessageTooLarge, PostroomError, ProtocolError
-from ..model.bounds import (
+from ..model.delivery.delivery import Span
+from ..model.messages.batch import TopicBounds
+from ..model.messages.requests import ReplyTopic
+from ..model.policy.bounds import (
     MOST_PARTS,
     ClientName,
     Count,
@@ -56,16 +59,16 @@ from ..model.bounds import (
     TopicName,
     Whole,
 )
-from ..model.delivery import Span
-from ..model.flow import Rate
-from ..model.lanes import LaneInfo, LaneView
-from ..model.marks import TopicBounds
-from ..model.requests import ReplyTopic
-from ..model.route import Change
-from ..model.settings import GroupWish, Start, TopicSettings
+from ..model.policy.rate import Rate
+from ..model.policy.settings import GroupWish, Start, TopicSettings
+from ..model.policy.slow_lane import LaneInfo, LaneView
+from ..model.topology.route import Change
 from ..store.contract import Appended
-from . import batches, lanes, routes, staging
-from .request import Request
+from . import requests as lanes
+from . import requests as staging
+from . import values as batches
+from . import values as routes
+from .requests import Request
 
 __all__ = [
     "ASK",

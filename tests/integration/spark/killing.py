@@ -32,10 +32,10 @@ from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 import postroom.spark
-from postroom.broker import publishing
-from postroom.broker.staging import StagingWork
+from postroom.broker.moves import staged as publishing
+from postroom.broker.moves.staged import StagingWork
 from postroom.spark.jobs import archive as archiving
-from postroom.spark.jobs.delta import DeltaLake
+from postroom.spark.jobs.lake.delta import DeltaLake
 from postroom.spark.source import PostroomSource, StreamReader
 from postroom.spark.writing import StreamWriter
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import pyspark
 
-from postroom.spark.java import find_java
+from postroom.spark.session import find_java
 from tests.integration.spark.streams import send
 
 SOURCE = Path(__file__).resolve().parents[3] / "src"

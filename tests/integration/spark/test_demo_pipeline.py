@@ -10,12 +10,10 @@ from typing import Any
 
 import postroom.sync
 from postroom.cli.demo.figures import Figures
-from postroom.cli.demo.journals import HANDLED, SENT
-from postroom.cli.demo.ledger import Audit
+from postroom.cli.demo.ledger import HANDLED, SENT, Audit
 from postroom.cli.demo.pipeline import run_jobs
-from postroom.cli.demo.scene import Scale, Scene
-from postroom.cli.demo.stage import Stage
-from postroom.cli.frame import Run
+from postroom.cli.demo.scene import Scale, Scene, Stage
+from postroom.cli.framework.command import Run
 from tests.integration.spark.test_session import without_java
 
 

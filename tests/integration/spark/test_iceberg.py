@@ -11,9 +11,9 @@ import pytest
 
 from postroom.cli.root import run
 from postroom.errors import InvalidSetting, UsageError
-from postroom.spark.jobs import iceberg
 from postroom.spark.jobs.archive import ArchiveOptions, archive, compact
 from postroom.spark.jobs.fields import Journal
+from postroom.spark.jobs.lake import iceberg
 from postroom.spark.jobs.replay import ReplayOptions, replay
 from tests.integration.spark.streams import send
 

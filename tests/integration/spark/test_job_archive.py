@@ -17,8 +17,8 @@ import postroom
 from postroom.cli.root import run
 from postroom.errors import DataLoss, InvalidSetting, UsageError
 from postroom.spark.jobs.archive import ArchiveOptions, archive, compact
-from postroom.spark.jobs.delta import DeltaLake, newest
 from postroom.spark.jobs.lake import COLUMNS, Mark
+from postroom.spark.jobs.lake.delta import DeltaLake, newest
 from tests.integration.spark.streams import send
 
 

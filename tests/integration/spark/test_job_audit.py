@@ -14,8 +14,7 @@ import pytest
 import postroom
 from postroom.errors import InvalidSetting, UnknownTopic
 from postroom.spark.jobs.audit import AuditOptions, Bad, _checks, audit
-from postroom.spark.jobs.fields import Journal
-from postroom.spark.jobs.stored import look
+from postroom.spark.jobs.fields import Journal, look
 from tests.contract.cli_runner import Cli
 from tests.integration.spark import planting
 

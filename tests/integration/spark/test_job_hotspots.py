@@ -10,7 +10,7 @@ import pytest
 
 import postroom
 from postroom.errors import InvalidSetting
-from postroom.model.slot import TEST_VECTORS, slot_of
+from postroom.model.messages.slot import TEST_VECTORS, slot_of
 from postroom.spark.jobs.hotspots import HotspotsOptions, hotspots, slot_column
 from tests.contract.cli_runner import Cli
 

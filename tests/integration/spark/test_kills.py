@@ -23,7 +23,7 @@ import deltalake
 import pytest
 
 import postroom
-from postroom.spark.jobs.delta import DeltaLake
+from postroom.spark.jobs.lake.delta import DeltaLake
 from tests.integration.spark.killing import FEW, Case, archived, finished, listed
 
 ROOT = Path(__file__).resolve().parents[3]

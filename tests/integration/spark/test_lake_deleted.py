@@ -16,8 +16,8 @@ import pytest
 from postroom.errors import InvalidSetting
 from postroom.spark.jobs.archive import ArchiveOptions, archive
 from postroom.spark.jobs.audit import AuditOptions, audit
-from postroom.spark.jobs.delta import DeltaLake
 from postroom.spark.jobs.fields import Journal
+from postroom.spark.jobs.lake.delta import DeltaLake
 from postroom.spark.jobs.replay import ReplayOptions, replay
 from tests.integration.spark.streams import send
 

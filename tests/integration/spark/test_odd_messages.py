@@ -11,11 +11,11 @@ import pytest
 
 from postroom.cli.root import run
 from postroom.errors import DataLoss
-from postroom.model.batch import BatchBuilder
+from postroom.model.messages.batch import BatchBuilder
 from postroom.spark.jobs.archive import ArchiveOptions, archive
 from postroom.spark.jobs.backlog import BacklogOptions, backlog
-from postroom.spark.jobs.delta import DeltaLake
-from postroom.spark.jobs.quarantine import quarantine_path
+from postroom.spark.jobs.lake.delta import DeltaLake
+from postroom.spark.jobs.lake.quarantine import quarantine_path
 from postroom.spark.jobs.replay import ReplayOptions, replay
 from postroom.store import open_sqlite
 from postroom.store.contract import Append

@@ -16,12 +16,11 @@ from typing import Any
 
 from ...address import Address
 from ...config import DEFAULTS, Limits
-from ...errors import PostroomError, SchemaMismatch
-from ...install import how_to_update
+from ...errors import PostroomError, SchemaMismatch, how_to_update
 from ...store import open_session
-from ...store.duties import SqlDuties
-from ...store.schema import VERSION, check_schema
-from ...store.session import Lane, Row, Session
+from ...store.sql.brokers import SqlDuties
+from ...store.sql.schema import VERSION, check_schema
+from ...store.sql.session import Lane, Row, Session
 from .finding import Checks, Finding, made
 
 __all__ = ["Examination", "check_room", "examine_server", "per_process"]

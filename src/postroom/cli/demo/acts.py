@@ -7,21 +7,271 @@ queue. The demo fails if anything was lost, or if a message died that should not
 from __future__ import annotations
 
 import asyncio
+import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
 
 import postroom
 
 from ...errors import PostroomError
 from .cast import Actor, Cast
-from .later import deliver_later
-from .ledger import Place, audit
+from .ledger import Place, audit, out_of_order, write_journals
 from .member import DIED, POISON
-from .order import keep_order
 from .scene import LOOK_S, PATIENCE_S, Scene, until
-from .split import change_route
 
-__all__ = ["play"]
+__all__ = ["change_route", "deliver_later", "keep_order", "play"]
+
+
+# ---- later ----
+# The act about time: delayed messages come when they are due, and one that is cancelled never does (R35).
+
+_GROUP = "mail"
+_NEVER = "never"  # the id of the one that is cancelled
+
+
+async def deliver_later(scene: Scene, mq: postroom.Connection) -> None:
+    scale, figures, say = scene.scale, scene.figures, scene.stage.say
+    scene.stage.heading("7  Not now")
+    topic = scene.topic("reminders")
+    await mq.create_topic(topic, partitions=1)
+    dice = random.Random(scale.reminders)
+    messages = [
+        postroom.Message(b"reminder", id=f"r-{n}", delay=dice.uniform(0.2, scale.latest_s))
+        for n in range(scale.reminders)
+    ]
+    receipts = await mq.send_many(topic, messages)
+    await mq.send(topic, b"never mind", id=_NEVER, delay=scale.latest_s)
+    figures.cancelled = await mq.cancel(topic, _NEVER)
+    figures.reminders_sent = len(receipts)
+    due = {receipt.id: receipt.due for receipt in receipts if receipt.due is not None}
+    say(
+        f"{len(receipts)} reminders, due within {scale.latest_s:g} s. One more is cancelled before it is due."
+    )
+    arrived = await _arrivals(mq, topic, len(receipts))
+    figures.cancelled = figures.cancelled and arrived.pop(_NEVER, None) is None
+    _judge(scene, due, arrived)
+    typical, slow = figures.late_ms
+    say(
+        f"**{figures.reminders} of {figures.reminders_sent}** came, {figures.early} of them early; late by "
+        f"**{typical:.0f} ms** typically, {slow:.0f} ms at the slowest of a hundred."
+    )
+
+
+async def _arrivals(mq: postroom.Connection, topic: str, count: int) -> dict[str, float]:
+    """When each came, by id; a moment longer than needed, for one that should not come."""
+    arrived: dict[str, float] = {}
+    async with asyncio.timeout(PATIENCE_S), mq.consumer(topic, _GROUP) as consumer:
+        while len(arrived) < count:
+            messages = await consumer.poll()
+            now = time.time()
+            arrived.update({message.id: now for message in messages})
+            await consumer.ack(messages)
+        rest = await consumer.poll(wait=0.2)
+        arrived.update({message.id: time.time() for message in rest})
+        await consumer.ack(rest)
+    return arrived
+
+
+def _judge(scene: Scene, due: dict[str, datetime], arrived: dict[str, float]) -> None:
+    figures = scene.figures
+    late_ms = sorted((arrived[id] - due[id].timestamp()) * 1000 for id in due if id in arrived)
+    figures.reminders = len(late_ms)
+    figures.early = sum(late < -1 for late in late_ms)  # to the millisecond
+    if late_ms:
+        figures.late_ms = (late_ms[len(late_ms) // 2], late_ms[len(late_ms) * 99 // 100])
+
+
+# ---- order ----
+# The act about order: keys stay in order while a member of an ordered group is killed (R23).
+#
+# The audit knows which booking of which account is at which place, and when each handler wrote one down.
+
+_ORDER_GROUP = "ledger"
+_PAUSE = "pause=0.001"
+
+
+async def keep_order(scene: Scene, mq: postroom.Connection, cast: Cast) -> None:
+    scale, figures, say = scene.scale, scene.figures, scene.stage.say
+    scene.stage.heading("5  Every key in order, and again kill -9")
+    topic, numbers = scene.topic("bookings"), await _send(scene, mq)
+    say(f"{len(numbers):,} bookings of {scale.accounts} accounts, in an ordered group of two processes.")
+    dies_at = f"holds={len(numbers) // 10}"
+    victim = await cast.start(topic, _ORDER_GROUP, f"{_ORDER_GROUP}-1", "one-by-one", _PAUSE, dies_at)
+    await until(victim.begun, "the first member of the ordered group was given nothing")
+    heir = await cast.start(topic, _ORDER_GROUP, f"{_ORDER_GROUP}-2", "one-by-one", _PAUSE)
+
+    async def both_at_work() -> bool:
+        victim.refuse_failure()
+        heir.refuse_failure()
+        return victim.holds and heir.handled_some
+
+    await until(both_at_work, "the members of the ordered group were not both given something")
+    await victim.kill()
+    killed = time.perf_counter()
+
+    async def drained() -> bool:
+        heir.refuse_failure()
+        return (await mq.lag(topic, _ORDER_GROUP)).total.messages == 0
+
+    await until(drained, "the ordered group did not finish")
+    seconds = time.perf_counter() - killed
+    await heir.stop()
+    ledgers = [victim.ledger, heir.ledger]
+    figures.bookings = audit(set(numbers), ledgers)
+    figures.out_of_order = out_of_order(numbers, ledgers)
+    say(
+        f"**Killed {victim.name}**. {heir.name} took its partitions over after the lease, "
+        f"{scale.order_lease}, and was done {seconds:.1f} s after the kill."
+    )
+    handled = figures.bookings
+    say(
+        f"Handled: **{handled.handled:,} of {handled.sent:,}**. Before an earlier one of the same account: "
+        f"**{figures.out_of_order}**."
+    )
+
+
+async def _send(scene: Scene, mq: postroom.Connection) -> dict[Place, tuple[str, int]]:
+    """Bookings of all accounts, mixed; where each one is, and which of its account it is."""
+    topic, scale = scene.topic("bookings"), scene.scale
+    await mq.create_topic(topic, partitions=4)
+    await mq.create_group(topic, _ORDER_GROUP, mode="ordered", lease=scale.order_lease)
+    named = [(f"account-{a}", n) for n in range(scale.bookings) for a in range(scale.accounts)]
+    messages = [postroom.Message(b"booking=%d" % number, key=account) for account, number in named]
+    receipts = await mq.send_many(topic, messages)
+    return {(r.partition, r.offset): name for r, name in zip(receipts, named, strict=True)}
+
+
+# ---- split ----
+# The act about elastic order: a topic is split and merged while it is written and read (R25).
+#
+# Senders and an ordered group never stop for it. The audit knows which trade of which key is at which
+# place, whatever version of the route put it there: partitions have numbers that are never used again.
+
+_SPLIT_GROUP = "watch"
+_SENDERS = 4
+_ROUNDS = 5  # of a sender's keys, in one list
+_PAUSE_S = 0.01  # of a sender, between two lists
+
+
+async def change_route(scene: Scene, mq: postroom.Connection, cast: Cast) -> None:
+    scene.stage.heading("6  Split and merged while everybody is at work")
+    topic, scale, say = scene.topic("trades"), scene.scale, scene.stage.say
+    await mq.create_topic(topic, partitions=2)
+    await mq.create_group(topic, _SPLIT_GROUP, mode="ordered")
+    members = [await cast.start(topic, _SPLIT_GROUP, f"{_SPLIT_GROUP}-{n}") for n in (1, 2)]
+    say(f"{_SENDERS} senders, {scale.trade_keys} keys, and an ordered group of two processes. Nobody stops.")
+
+    async def at_work() -> bool:
+        for member in members:
+            member.refuse_failure()
+        return any(member.handled_some for member in members)
+
+    async def drained() -> bool:
+        await at_work()
+        return (await mq.lag(topic, _SPLIT_GROUP)).total.messages == 0
+
+    sending = _Sending(mq, topic, [f"key-{n}" for n in range(scale.trade_keys)])
+    async with sending.under_way():
+        await until(at_work, "the ordered group was given nothing")
+        for change in (_split, _split, _merge):
+            await asyncio.sleep(scale.between_s)
+            say(await change(mq, topic))
+            scene.figures.changes += 1
+        await asyncio.sleep(scale.between_s)
+    await until(drained, "the ordered group did not finish")
+    for member in members:
+        await member.stop()
+    ledgers = [member.ledger for member in members]
+    scene.figures.trades = audit(set(sending.numbers), ledgers)
+    scene.figures.trades_out_of_order = out_of_order(sending.numbers, ledgers)
+    scene.figures.longest_send_ms = sending.longest_s * 1000
+    write_journals(scene.folder, sending.numbers, ledgers)
+    _report(scene)
+
+
+def _report(scene: Scene) -> None:
+    figures, say = scene.figures, scene.stage.say
+    trades, wrong = figures.trades, figures.trades_out_of_order
+    say(
+        f"Handled: **{trades.handled:,} of {trades.sent:,}**. The longest that a send had to wait: "
+        f"**{figures.longest_send_ms:.0f} ms**."
+    )
+    verdict = f"no, {wrong:,} were not" if wrong else "yes"
+    say(
+        f"**{trades.sent:,} messages of {scene.scale.trade_keys} keys, {figures.changes} changes of the "
+        f"route, in order: {verdict}.**"
+    )
+
+
+# ---- changes ----
+
+
+async def _split(mq: postroom.Connection, topic: str) -> str:
+    """The widest partition."""
+    old = max((await mq.route(topic)).ranges, key=lambda piece: piece.slots)
+    seconds, route = await _timed(lambda: mq.split(topic, old.partition))
+    return f"**Split** {old} in {seconds * 1000:.0f} ms: {_pieces(route)}."
+
+
+async def _merge(mq: postroom.Connection, topic: str) -> str:
+    one, other = (await mq.route(topic)).ranges[:2]
+    seconds, route = await _timed(lambda: mq.merge(topic, one.partition, other.partition))
+    numbers = f"{one.partition} and {other.partition}"
+    return f"**Merged** partitions {numbers} in {seconds * 1000:.0f} ms: {_pieces(route)}."
+
+
+async def _timed(
+    change: Callable[[], Coroutine[Any, Any, postroom.Route]],
+) -> tuple[float, postroom.Route]:
+    began = time.perf_counter()
+    route = await change()
+    return time.perf_counter() - began, route
+
+
+def _pieces(route: postroom.Route) -> str:
+    return "now " + ", ".join(str(piece.partition) for piece in route.ranges)
+
+
+# ---- load ----
+
+
+class _Sending:
+    """Every key belongs to one sender, so that its messages have an order."""
+
+    def __init__(self, mq: postroom.Connection, topic: str, keys: list[str]) -> None:
+        self._mq, self._topic, self._keys = mq, topic, keys
+        self._stopped = False
+        self.numbers: dict[Place, tuple[str, int]] = {}
+        self.longest_s = 0.0
+
+    @asynccontextmanager
+    async def under_way(self) -> AsyncIterator[None]:
+        """Leaving the block lets the sends that are under way finish."""
+        async with asyncio.TaskGroup() as senders:
+            for n in range(_SENDERS):
+                senders.create_task(self._send(self._keys[n::_SENDERS]))
+            try:
+                yield
+            finally:
+                self._stopped = True
+
+    async def _send(self, keys: list[str]) -> None:
+        first = 0
+        while not self._stopped:
+            named = [(key, first + round) for round in range(_ROUNDS) for key in keys]
+            messages = [postroom.Message(b'{"trade": %d}' % number, key=key) for key, number in named]
+            began = time.perf_counter()
+            receipts = await self._mq.send_many(self._topic, messages)
+            self.longest_s = max(self.longest_s, time.perf_counter() - began)
+            self.numbers |= {(r.partition, r.offset): n for r, n in zip(receipts, named, strict=True)}
+            first += _ROUNDS
+            await asyncio.sleep(_PAUSE_S)
+
+
+# ---- acts ----
 
 _GROUPS = ("billing", "search")
 

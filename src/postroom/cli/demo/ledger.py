@@ -17,7 +17,19 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from postroom import Received
 
-__all__ = ["Audit", "Ledger", "Place", "audit", "holds", "in_order", "out_of_order"]
+__all__ = [
+    "HANDLED",
+    "SENT",
+    "Audit",
+    "Ledger",
+    "Place",
+    "audit",
+    "holds",
+    "in_order",
+    "out_of_order",
+    "write_journals",
+]
+
 
 Place: TypeAlias = tuple[int, int]
 """Partition and offset: a message of the topic."""
@@ -104,3 +116,20 @@ def _entries(path: Path) -> Iterator[tuple[int, int, int, int]]:
         if line.endswith("\n") and line != _HOLDS:  # else it was cut off by a kill: not handled to the end
             partition, offset, attempt, when = map(int, line.split())
             yield partition, offset, attempt, when
+
+
+# ---- journals ----
+# Which trades were sent and which were handled, in that order, as the job `audit` reads it.
+#
+# Written from the same receipts and ledgers that the demo counts from, so that two audits that know
+# nothing of each other look at the same. Must never ask the queue: then it would be the witness of its
+# own case.
+
+SENT, HANDLED = "trades-sent.csv", "trades-handled.csv"
+
+
+def write_journals(folder: Path, sent: Iterable[Place], ledgers: Iterable[Path]) -> None:
+    """`sent` has the messages of a key in the order in which they were sent."""
+    for name, places in ((SENT, sent), (HANDLED, in_order(ledgers))):
+        lines = (f"{partition}:{offset},{at}\n" for at, (partition, offset) in enumerate(places))
+        (folder / name).write_text("".join(("place,at\n", *lines)))

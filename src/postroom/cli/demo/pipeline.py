@@ -13,12 +13,11 @@ from dataclasses import replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from ...errors import UsageError
-from ...install import how_to_install
+from ...errors import UsageError, how_to_install
 from ...units import format_bytes
-from ..frame import Run
+from ..framework.command import Run
 from .figures import Figures, Pipeline
-from .journals import HANDLED, SENT
+from .ledger import HANDLED, SENT
 from .scene import Scene
 
 if TYPE_CHECKING:
@@ -39,7 +38,7 @@ def why_not() -> str | None:
     """What to do if Spark cannot be started here. None: it can."""
     if any(find_spec(name) is None for name in _NEEDED):
         return f"Spark is not installed here: {how_to_install('spark-local')}, then run the demo again"
-    from ...spark.java import find_java
+    from ...spark.session import find_java
 
     try:
         find_java()
@@ -49,7 +48,7 @@ def why_not() -> str | None:
 
 
 def run_jobs(scene: Scene, run: Run) -> None:
-    from ..pipeline_frame import spark_session
+    from ..pipeline.frame import spark_session
 
     began, stage = time.perf_counter(), scene.stage
     stage.heading("8  The data pipeline, on Spark")
@@ -142,8 +141,8 @@ class _Jobs:
         )
 
     def _plan(self, found: Hotspots) -> str:
+        from ...files import write_private
         from ...model.split_plan_file import plan_to_text
-        from ...store.private import write_private
 
         if not found.plan.steps:
             return "No split is needed."
@@ -154,7 +153,7 @@ class _Jobs:
 
 
 def _times(pieces: Any) -> str:
-    from ...model.split_plan import heaviest
+    from ...model.topology.split_plan import heaviest
 
     return f"{heaviest(pieces):.1f} times"
 

@@ -16,43 +16,48 @@ recurring schedules; and must never stop because of what a handler does.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
+import importlib.util
 import logging
 import random
+import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import tzinfo
-from types import TracebackType
+from difflib import get_close_matches
+from types import ModuleType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ...address import parse
 from ...errors import UsageError
-from ...model.lanes import SlowLane
-from ...model.retry import Backoff
-from ...model.settings import Exhausted, Mode
-from ...model.ticks import Missed
+from ...model.delivery.retry import Backoff
+from ...model.policy.recurrence import Missed
+from ...model.policy.settings import Exhausted, Mode
+from ...model.policy.slow_lane import SlowLane
+from ...sync.portal import Portal, loop_factory
 from ...units import Duration, duration_ms
 from ..connection import Connection, connect
-from ..consuming.consumer import Consumer
-from ..consuming.reading import Position
+from ..consumer.consumer import Consumer
+from ..consumer.intake import Intake
+from ..consumer.reading import Position
 from ..message import Message, Receipt, Received, Value
-from .every import Recurring, make_recurring, prepare
 from .health import AppHealth
-from .intake import Intake
 from .keeping import Keeper
 from .middleware import Middleware, middleware_of, refuse_unused
-from .portal import Portal
+from .recurring import Recurring, Ticker, make_recurring, prepare
 from .replying import make_reply
-from .run import find, run
 from .subscription import AckMode, Batch, MissedHook, Subscription, make_subscription
-from .ticking import Ticker
 from .worker import ErrorHook, Worker
 
 if TYPE_CHECKING:
-    from ..outbox.outbox import Outbox
-    from ..outbox.relay import Relay
+    from ..forward.outbox.outbox import Outbox
+    from ..forward.outbox.relay import Relay
 
-__all__ = ["App", "load_app"]
+__all__ = ["App", "find", "load_app", "run"]
+
 
 log = logging.getLogger("postroom.app")
 
@@ -457,3 +462,103 @@ def _sharing(one: Subscription, other: Subscription) -> str:
 def _caller_names() -> Mapping[str, Any]:
     """The names where `subscribe` is called, for annotations of types that are local to a function."""
     return dict(sys._getframe(2).f_locals)
+
+
+# ---- run ----
+# An app as a program: find it by name, run it until a signal comes.
+#
+# Decides what a signal means: the first SIGINT or SIGTERM lets handlers end (within the app's grace), the
+# second hands back what they are at. Must never leave the process's signal handlers changed, and must
+# tell a name that cannot be found from a module that fails while it is imported.
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def run(app: App) -> None:
+    if not app.subscriptions and not app.outboxes:
+        raise UsageError("the app has no handlers: register some with @app.subscribe(…)")
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(_run(app))
+
+
+async def _run(app: App) -> None:
+    told = 0
+    stopping: list[asyncio.Task[None]] = []
+
+    def tell() -> None:
+        nonlocal told
+        told += 1
+        log.info("told to stop; handlers may end" if told == 1 else "told again; handing back what runs")
+        stopping.append(asyncio.create_task(app.stop(None if told == 1 else 0)))
+
+    with _signals(tell):
+        await app.start()
+        relaying = [f"the relay of {outbox.table.name}" for outbox, _, _ in app.outboxes]
+        log.info("running %s", ", ".join([*(one.name for one in app.subscriptions), *relaying]))
+        try:
+            await app.wait()
+        finally:
+            await app.stop()
+            await asyncio.gather(*stopping)
+
+
+@contextlib.contextmanager
+def _signals(tell: Callable[[], None]) -> Iterator[None]:
+    """Signals while the app runs; in another thread than the main one there are none to be had."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+    for number in _SIGNALS:
+        try:
+            loop.add_signal_handler(number, tell)
+        except NotImplementedError:  # Windows
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(tell))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            with contextlib.suppress(NotImplementedError):
+                loop.remove_signal_handler(number)
+            signal.signal(number, handler)
+
+
+# ---- by name ----
+
+
+def find(target: str, kind: type) -> Any:
+    """What "module:name" names, if it is of that kind."""
+    module_name, colon, name = target.partition(":")
+    if not module_name or not colon or not name:
+        raise UsageError(f"{target!r} names no app: write module:app, such as orders:app for orders.py")
+    module = _module(module_name, target)
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if isinstance(found, kind):
+        return found
+    apps = [key for key, value in vars(module).items() if isinstance(value, kind)]
+    hint = f"it has {', '.join(f'{module_name}:{key}' for key in apps)}" if apps else "it has no App at all"
+    what = "there is none of that name" if found is None else f"that is {type(found).__name__}, not an App"
+    raise UsageError(f"{target!r}: {what} in module {module_name}; {hint}")
+
+
+def _module(name: str, target: str) -> ModuleType:
+    if name.endswith(".py") or "/" in name:
+        meant = name.removesuffix(".py").strip("./").replace("/", ".")
+        raise UsageError(f"{target!r}: name the module, not the file: {meant}:{target.partition(':')[2]}")
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
+            raise  # the module is there; something it imports is not
+        close = get_close_matches(name, _modules_here(), n=1)
+        meant = f"did you mean {close[0]}?" if close else "is it in this folder, or installed?"
+        raise UsageError(f"{target!r}: there is no module {error.name!r}; {meant}") from None
+
+
+def _modules_here() -> list[str]:
+    from pathlib import Path
+
+    return [path.stem for path in Path.cwd().glob("*.py")]

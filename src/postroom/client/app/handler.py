@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from ...errors import DecodeError, InvalidSetting, UsageError
-from ...model.retry import Backoff
+from ...model.delivery.retry import Backoff
 from ...units import Duration, Moment, duration_ms, moment_ms
 from ..message import Received
-from .decode import Decode, decoder
+from .payload import Decode, decoder
 
 __all__ = ["ACK", "RELEASE", "Dead", "Failed", "Handler", "Outcome", "RetryLater", "outcome_of"]
 

@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import PostroomError, RequestFailed
-from ...model.requests import Failure
-from ...model.retry import Backoff
-from ..answering import answer, answers_of, fail
+from ...model.delivery.retry import Backoff
+from ...model.messages.requests import Failure
 from ..message import Received
-from .encode import encoded
+from ..requests.reply import answer, answers_of, fail
 from .handler import Dead, Failed, RetryLater
+from .payload import encoded
 from .subscription import Subscription, make_subscription
 
 __all__ = ["make_reply"]

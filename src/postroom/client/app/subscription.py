@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, UsageError
-from ...model.names import check_broadcast, check_group, check_member, check_topic
-from ...model.retry import Backoff
+from ...model.delivery.retry import Backoff
+from ...model.topology.names import check_broadcast, check_group, check_member, check_topic
 from ...units import Duration, duration_ms, size_bytes
 from ..admin import group_wish
 from ..message import Received

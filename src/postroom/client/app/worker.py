@@ -20,12 +20,12 @@ from time import monotonic
 from typing import Any, TypeAlias
 
 from ...errors import DecodeError, RequestFailed
-from ..ending import end
+from ...tasks import end
+from ..consumer.intake import Intake
 from ..message import Received
 from ..tracing import unfit
 from .call import Caller, being_cancelled
 from .handler import ACK, RELEASE, Dead, Failed, RetryLater, outcome_of
-from .intake import Intake
 from .middleware import Middleware
 from .subscription import Subscription, window_for
 

@@ -17,16 +17,15 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, overload
 
 from ...clock import Clock
-from ...model.guards import Machine
-from ...model.retry import Backoff
+from ...model.delivery.retry import Backoff
+from ...model.policy.guards import Machine
 from ...units import Duration
-from .newest import Newest
+from .apply import Guarded, Ready, use
+from .entities import Exhausted, Load, Newest, Save, Transitions
+from .fields import Entity, Id, Text, Version
 from .once import KEEP, Once, prune
-from .reading import Entity, Id, Text, Version
 from .sequence import InSequence, Waiting, waiting
 from .tables import create_tables, ddl
-from .transitions import Exhausted, Load, Save, Transitions
-from .using import Guarded, Ready, use
 
 __all__ = [
     "Guarded",

@@ -7,14 +7,34 @@ other, also in different processes.
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
-from ...model.guards import digest_of
+from ...clock import Clock
+from ...errors import InvalidSetting
+from ...model.delivery.retry import Backoff
+from ...model.policy.guards import Fit, Machine, digest_of, fit, is_newer
+from ...units import Duration, duration_ms
+from ..app.handler import Dead, RetryLater
 from ..databases import Kind, Theirs
 from ..message import Received
-from .reading import Entity, entity_of, scope_of
+from .fields import Entity, Id, Text, Version, entity_of, scope_of, text_of, version_of
+from .once import KEEP, Seen
 
-__all__ = ["Reached", "locked", "save_state", "save_version"]
+__all__ = [
+    "Exhausted",
+    "Load",
+    "Newest",
+    "Reached",
+    "Save",
+    "Transitions",
+    "locked",
+    "save_state",
+    "save_version",
+]
+
 
 _READ = "SELECT version, state, waiting FROM postroom_guards_entities WHERE id = ?"
 _INSERT = "INSERT INTO postroom_guards_entities (id, guard, scope, entity) VALUES (?, ?, ?, ?) "
@@ -54,3 +74,116 @@ def save_version(theirs: Theirs, id: str, version: int, waiting: int = 0) -> Non
 
 def save_state(theirs: Theirs, id: str, state: str) -> None:
     theirs.run("UPDATE postroom_guards_entities SET state = ? WHERE id = ?", (state, id))
+
+
+# ---- newest ----
+# `newest`: of what is about one entity, only a larger version than the last is handled (R33).
+
+
+class Newest:
+    def __init__(self, version: Version, entity: Entity, scope: str | None) -> None:
+        self._version, self._entity, self._scope = version, entity, scope
+
+    def ready(self, theirs: Theirs, connection: Any, message: Received) -> Sequence[Received]:
+        version = version_of(message, self._version)
+        reached = locked(theirs, "newest", message, self._entity, self._scope)
+        if not is_newer(reached.version, version):
+            return []
+        save_version(theirs, reached.id, version)
+        return [message]
+
+    def shown(self, ready: Sequence[Any]) -> bool:
+        return bool(ready)
+
+
+# ---- transitions ----
+# `transitions`: an event is handled where the entity's state lets it, else handed back, a few times
+# (R33).
+#
+# What does not fit may fit once something else has been handled, so it is retried; after `attempts` it is
+# dead, or dropped, as declared. What can never fit is so at once. A repeat is passed over, whatever its
+# id: it would not fit any more, and is no failure. Must never leave anything written of an event that
+# does not fit.
+
+Exhausted: TypeAlias = Literal["dead", "drop"]
+Load: TypeAlias = Callable[[Any, str], str | None]
+Save: TypeAlias = Callable[[Any, str, str], Any]
+
+
+class Transitions:
+    def __init__(
+        self,
+        rules: Machine | Mapping[Any, Any],
+        event: Text,
+        entity: Entity,
+        scope: str | None,
+        *,
+        attempts: int,
+        delay: Duration | Backoff,
+        exhausted: Exhausted,
+        load: Load | None,
+        save: Save | None,
+        id: Id = None,
+        keep: Duration = KEEP,
+        clock: Clock | None = None,
+    ) -> None:
+        if type(attempts) is not int or attempts < 0:
+            raise InvalidSetting(f"attempts={attempts!r}: how often it is handed back, from 0 up")
+        if exhausted not in ("dead", "drop"):
+            raise InvalidSetting(
+                f'exhausted={exhausted!r}: choose "dead" (dead letters) or "drop" (passed over)'
+            )
+        if (load is None) != (save is None):
+            raise InvalidSetting(
+                "load= and save= go together: both, for a state in a row of your own, or neither"
+            )
+        self._machine = rules if isinstance(rules, Machine) else Machine(rules)
+        self._event, self._entity, self._scope = event, entity, scope
+        self._attempts, self._exhausted = attempts, exhausted
+        self._delay = delay if isinstance(delay, Backoff) else duration_ms(delay, name="delay")
+        self._load, self._save = load, save
+        self._seen = Seen("transitions", id, scope, keep, clock)
+
+    def ready(self, theirs: Theirs, connection: Any, message: Received) -> Sequence[Received]:
+        event = text_of(message, self._event, "event")
+        reached = locked(theirs, "transitions", message, self._entity, self._scope)
+        if not self._seen.add(theirs, message):  # first: a look for what is not there would lock too much
+            return []
+        name = entity_of(message, self._entity).decode(errors="backslashreplace")
+        state = reached.state if self._load is None else self._load(connection, name)
+        found = fit(self._machine, state, event, message.attempt, self._attempts)
+        if found is not Fit.FITS:
+            self._seen.remove(theirs, message)
+            if found is Fit.LATER:
+                raise RetryLater(self._delay_s(message.attempt), reason=_misfit(event, name, state))
+            if found is not Fit.REPEATED and self._exhausted == "dead":
+                raise Dead(self._why(found, event, name, state, message.attempt))
+            return []
+        after = self._machine.after(state, event)
+        assert after is not None, "it fits"
+        if self._save is None:
+            save_state(theirs, reached.id, after)
+        else:
+            self._save(connection, name, after)
+        return [message]
+
+    def _delay_s(self, attempt: int) -> float:
+        delay = self._delay
+        return (delay if isinstance(delay, int) else delay.delay_ms(attempt, random.random())) / 1000
+
+    def _why(self, found: Fit, event: str, name: str, state: str | None, attempt: int) -> str:
+        if event not in self._machine.events:
+            known = ", ".join(sorted(self._machine.events))
+            return f"no rule has the event {event!r}, which came for {name!r}; there are {known}"
+        if found is Fit.NEVER:
+            return f"{_misfit(event, name, state)}, and no event leads from there to where it would fit"
+        return f"{_misfit(event, name, state)}; it was handed back {attempt - 1} times"
+
+    def shown(self, ready: Sequence[Any]) -> bool:
+        return bool(ready)
+
+
+def _misfit(event: str, name: str, state: str | None) -> str:
+    return f"{event!r} does not fit {name!r}, " + (
+        "of which nothing is there yet" if state is None else f"which is in state {state!r}"
+    )

@@ -14,12 +14,12 @@ from typing import Any
 
 from ...clock import Clock, SystemClock
 from ...errors import InvalidSetting
-from ...model.guards import digest_of
+from ...model.policy.guards import digest_of
 from ...units import Duration, duration_ms
 from ..databases import Kind, Theirs
 from ..message import Received
 from . import tables
-from .reading import Id, id_of, scope_of
+from .fields import Id, id_of, scope_of
 
 __all__ = ["KEEP", "Once", "Seen", "prune"]
 

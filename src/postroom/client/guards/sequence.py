@@ -18,15 +18,15 @@ import msgspec
 
 from ...clock import Clock, SystemClock
 from ...errors import InvalidSetting, UsageError
-from ...model.guards import Turn, take_turn
+from ...model.policy.guards import Turn, take_turn
 from ...units import Duration, duration_ms
 from ..app.handler import RetryLater
 from ..databases import Theirs
 from ..message import Kind, Received
 from . import tables
+from .apply import Ready
 from .entities import Reached, locked, save_version
-from .reading import Entity, Version, version_of
-from .using import Ready
+from .fields import Entity, Version, version_of
 
 __all__ = ["InSequence", "Waiting", "waiting"]
 

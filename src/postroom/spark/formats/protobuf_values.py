@@ -18,8 +18,7 @@ from importlib import import_module
 from operator import attrgetter
 from typing import Any
 
-from ...errors import UsageError
-from ...install import how_to_install
+from ...errors import UsageError, how_to_install
 from .arrays import Fields, Items, Leaf, Pairs, Shape, Unreadable
 from .registry import HEADER_BYTES, Registered, Registry, header
 from .types import arrow_type

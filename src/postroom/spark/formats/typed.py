@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from ...errors import DecodeError, InvalidSetting, PostroomError
 from ..options import bad_option
-from . import json_schema
+from . import json_values as json_schema
 from .arrays import Leaf, Shape, Unreadable, gather, reason
 from .avro_values import AvroValues
 from .json_values import JsonValues

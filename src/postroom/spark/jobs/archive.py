@@ -17,15 +17,13 @@ from functools import partial
 from typing import Any, Literal
 
 from ...errors import InvalidSetting, PostroomError
-from ..offsets import Offsets
 from ..options import ReadOptions, read_options
-from ..planning import Span, backlog
+from ..planning import Offsets, Span, backlog
 from ..streaming import Stream
-from .failures import explained
+from .failures import connected, explained
 from .lake import Compacted, File, Format, Lake, Mark, SetBack, open_lake
-from .parquet import RESULT, Tables, file_of, write_spans
-from .quarantine import Quarantine
-from .queues import connected
+from .lake.parquet import RESULT, Tables, file_of, write_spans
+from .lake.quarantine import Quarantine
 
 __all__ = ["ArchiveOptions", "Archived", "archive", "check", "compact"]
 

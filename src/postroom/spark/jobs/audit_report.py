@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ...errors import InvalidSetting
-from ...store.private import open_private
+from ...files import open_private
 
 __all__ = ["FIELDS", "Bad", "Check", "Flag", "Found", "Report"]
 

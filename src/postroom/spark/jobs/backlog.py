@@ -12,21 +12,73 @@ day ahead of now; and one that has arrived more than a day outside of the range,
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Literal
 
 from ...clock import wall_ms
 from ...config import DEFAULTS
-from ...errors import InvalidSetting
-from ...model.timestamps import latest_sent
-from .backlog_samples import Sample, read_samples
+from ...errors import InvalidSetting, UsageError, how_to_install
+from ...model.messages.timestamps import latest_sent
+from ...units import moment_ms
 from .failures import explained
-from .fields import Field, Journal
-from .stored import Stored, look
+from .fields import Field, Journal, Stored, look
 
-__all__ = ["BacklogOptions", "Backlogged", "Waits", "Window", "backlog"]
+__all__ = ["BacklogOptions", "Backlogged", "Sample", "Waits", "Window", "backlog", "draw", "read_samples"]
+
+
+# ---- backlog samples ----
+# Samples of how far a group was behind: JSON lines with `time` and `messages`, in any order.
+#
+# `time` is a moment with a zone, such as 2026-01-31T08:00:00Z, or milliseconds since 1970. Decides what a
+# sample is, and refuses the rest with the number of its line. There are few: they are read on the driver.
+
+MAX_SAMPLES = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Sample:
+    time_ms: int
+    behind: int
+
+
+def read_samples(path: str) -> list[Sample]:
+    """The oldest first."""
+    found: list[Sample] = []
+    try:
+        with Path(path).open(encoding="utf-8") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    found.append(_sample(line, f"samples {path}, line {number}"))
+                if len(found) > MAX_SAMPLES:
+                    raise InvalidSetting(
+                        f"samples {path}: there are more than {MAX_SAMPLES:,}; leave some out"
+                    )
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSetting(f"samples {path} cannot be read: {error}") from None
+    if not found:
+        raise InvalidSetting(f"samples {path}: there are none in it")
+    return sorted(found)
+
+
+def _sample(line: str, where: str) -> Sample:
+    try:
+        fields: Any = json.loads(line)
+        time, behind = fields["time"], fields["messages"]
+    except (ValueError, KeyError, TypeError):
+        raise InvalidSetting(
+            f'{where}: write {{"time": "2026-01-31T08:00:00Z", "messages": 12}}, not {line.strip()[:60]!r}'
+        ) from None
+    if type(behind) is not int or behind < 0:
+        raise InvalidSetting(f"{where}: messages={behind!r}: a whole number from 0 up")
+    return Sample(time if type(time) is int else moment_ms(time, name=f"{where}: time"), behind)
+
+
+# ---- backlog ----
 
 MAX_WINDOWS = 10_000
 _ODD = -1  # the window of what is in none
@@ -121,8 +173,6 @@ def backlog(spark: Any, options: BacklogOptions, *, progress: Progress = lambda 
         odd=odd,
     )
     if options.charts is not None and windows:
-        from .backlog_charts import draw
-
         progress("drawing")
         found = replace(found, charts=tuple(draw(found, options.charts)))
     return replace(found, seconds=time.monotonic() - began)
@@ -244,3 +294,71 @@ def _with_samples(windows: Sequence[Window], samples: Sequence[Sample], window_m
         found.append(replace(window, handled=handled, behind=behind, about_wait_ms=about))
         before = behind
     return found
+
+
+# ---- backlog charts ----
+# Charts of a backlog: PNG files, drawn without a screen.
+
+_BLUE, _ORANGE, _RED, _GREY = "#1f6fb4", "#e08214", "#b2182b", "#888888"
+
+
+def draw(found: Backlogged, folder: str) -> list[str]:
+    """Files in the folder, which is made: arrival.png, and if they are known backlog.png and waiting.png."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError(f"charts need matplotlib: {how_to_install('spark')}") from None
+    try:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidSetting(f"charts={folder!r}: the folder cannot be made: {error.strerror}") from None
+    times = [datetime.fromtimestamp(w.start_ms / 1000, UTC) for w in found.windows]
+    files = []
+    for name, title, unit, lines in _charts(found):
+        figure = Figure(figsize=(10, 4), layout="constrained")  # has no window, whatever the backend
+        axes: Any = figure.subplots()
+        for label, colour, values in lines:
+            axes.plot(
+                times, values, label=label, color=colour, linewidth=1.5, marker="." if len(times) < 50 else ""
+            )
+        axes.set_title(f"{found.topic}: {title}", loc="left")
+        axes.set_ylabel(unit)
+        axes.set_xlabel("UTC")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        axes.legend(loc="upper left", frameon=False)
+        figure.autofmt_xdate()
+        files.append(str(Path(folder, name)))
+        figure.savefig(files[-1], dpi=100)
+    return files
+
+
+Line = tuple[str, str, list[float]]
+
+
+def _charts(found: Backlogged) -> list[tuple[str, str, str, Sequence[Line]]]:
+    windows, second = found.windows, found.window_ms / 1000
+    per_s: list[Line] = [("arrived", _BLUE, [w.arrived / second for w in windows])]
+    charts: list[tuple[str, str, str, Sequence[Line]]] = []
+    if found.source != "arrival":
+        per_s.append(("handled", _ORANGE, _numbers([w.handled for w in windows], 1 / second)))
+    charts.append(("arrival.png", "arrival and handling", "messages a second", per_s))
+    if found.source == "arrival":
+        return charts
+    behind: list[Line] = [("behind", _RED, _numbers([w.behind for w in windows], 1))]
+    charts.append(("backlog.png", "messages behind", "messages", behind))
+    if found.source == "journal":
+        waits = [w.waits for w in windows]
+        lines: list[Line] = [
+            (name, colour, _numbers([None if w is None else getattr(w, f"{name}_ms") for w in waits], 0.001))
+            for name, colour in (("p50", _BLUE), ("p95", _ORANGE), ("p99", _RED), ("max", _GREY))
+        ]
+    else:
+        lines = [("about", _BLUE, _numbers([w.about_wait_ms for w in windows], 0.001))]
+    charts.append(("waiting.png", "waiting time", "seconds", lines))
+    return charts
+
+
+def _numbers(values: Sequence[Any], times: float) -> list[float]:
+    """A hole in the line where nobody knows."""
+    return [float("nan") if value is None else value * times for value in values]

@@ -9,13 +9,17 @@ may be options in the rest.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from socket import gethostname
 
-from ... import errors
+from ... import errors, sync
+from ...address import parse
 from ...errors import PostroomError
+from ..options import bad_option, reach_options
 
-__all__ = ["explained", "found_in"]
+__all__ = ["connected", "explained", "found_in"]
+
 
 _OURS = re.compile(r"postroom\.errors\.([A-Za-z]+): (.+)")
 _TRACEBACK = "Traceback (most recent call last):"
@@ -71,3 +75,16 @@ def _raised_in_python(text: str) -> str | None:
 def _sentence(text: str) -> str:
     text = text.strip().removesuffix("\\n")
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+# ---- queues ----
+# A queue as the jobs use it on the driver: the SDK without asyncio, from the options of the data source.
+
+
+def connected(queue: Mapping[str, str]) -> sync.Connection:
+    reach = reach_options(queue)
+    path = parse(reach.url).path
+    if path is not None and not path.exists():  # to connect would make it
+        raise bad_option("url", f"there is no file {path} on this machine, {gethostname()}")
+    tls = {"true": True, "false": None}.get((reach.tls or "false").lower(), reach.tls)
+    return sync.connect(reach.url, token=reach.token, tls=tls, shards=dict(reach.shards) or None)

@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 from ...config import SLOTS
 from ...errors import InvalidSetting
-from ...model.route import Route
-from ...model.split_plan import SplitPlan, make_plan
+from ...model.topology.route import Route
+from ...model.topology.split_plan import SplitPlan, make_plan
 from .failures import explained
-from .fields import text_of_bytes
-from .stored import Stored, look
+from .fields import Stored, look, text_of_bytes
 
 __all__ = ["Heat", "Hotspots", "HotspotsOptions", "hotspots", "slot_column"]
 

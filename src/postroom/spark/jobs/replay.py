@@ -19,11 +19,10 @@ from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from ...errors import InvalidSetting
-from ...model.names import HEADER_PREFIX, check_topic
-from ...model.staging import check_name
-from .failures import explained
+from ...model.moves.staging import check_name
+from ...model.topology.names import HEADER_PREFIX, check_topic
+from .failures import connected, explained
 from .lake import Format, Lake, open_lake
-from .queues import connected
 
 __all__ = ["ORIGIN", "Place", "ReplayOptions", "Replayed", "check", "replay"]
 

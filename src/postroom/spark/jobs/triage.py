@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidSetting
-from ...store.private import open_private
-from .failures import explained
-from .queues import connected
+from ...files import open_private
+from .failures import connected, explained
 
 __all__ = ["Error", "Sample", "Triage", "TriageOptions", "plain_reason", "triage"]
 

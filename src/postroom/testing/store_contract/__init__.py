@@ -18,75 +18,84 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    "access",
-    "appending",
-    "cancelling",
+    "catalog",
     "concurrency",
     "duties",
-    "gate",
-    "groups",
-    "delayed_ids",
     "harness",
-    "ids",
-    "lanes",
-    "marks",
-    "measures",
+    "log.appending",
+    "log.ids",
+    "log.reading",
     "moving",
-    "ordered",
-    "ordered_settling",
-    "polling",
-    "rates",
-    "reading",
-    "retention",
+    "progress.gate",
+    "progress.measures",
+    "progress.ordered",
+    "progress.ordered_settling",
+    "progress.polling",
+    "progress.settling",
     "routes",
     "schedule",
-    "seal",
-    "sealing",
-    "serving",
-    "settling",
+    "served",
     "staging",
     "staging_published",
-    "topics",
-    "usage",
-    "walk",
-    "watching",
 )
 for _part in _PARTS:  # before they are imported, so that a failing assert says why
     pytest.register_assert_rewrite(f"{__name__}.{_part}")
 
-from .access import AccessContract  # noqa: E402
-from .appending import AppendContract  # noqa: E402
-from .cancelling import CancelContract  # noqa: E402
-from .concurrency import ConcurrencyContract  # noqa: E402
-from .delayed_ids import DelayedIdContract  # noqa: E402
-from .duties import DutyContract  # noqa: E402
-from .gate import GateContract  # noqa: E402
-from .groups import GroupContract  # noqa: E402
+from .catalog import (  # noqa: E402
+    GroupContract,
+    TopicContract,
+)
+from .concurrency import (  # noqa: E402
+    ConcurrencyContract,
+    WatchContract,
+)
+from .duties import (  # noqa: E402
+    DutyContract,
+    UsageContract,
+)
 from .harness import MovableClock, StoreHarness  # noqa: E402
-from .ids import IdContract  # noqa: E402
-from .lanes import LaneContract  # noqa: E402
-from .marks import MarkContract  # noqa: E402
-from .measures import MeasureContract  # noqa: E402
-from .moving import MoveContract  # noqa: E402
-from .ordered import OrderedContract  # noqa: E402
-from .ordered_settling import OrderedSettleContract  # noqa: E402
-from .parking import ParkingContract  # noqa: E402
-from .polling import PollContract  # noqa: E402
-from .rates import RateContract  # noqa: E402
-from .reading import ReadContract  # noqa: E402
-from .retention import RetentionContract  # noqa: E402
+from .log.appending import (  # noqa: E402
+    AppendContract,
+    SealContract,
+)
+from .log.ids import (  # noqa: E402
+    DelayedIdContract,
+    IdContract,
+)
+from .log.reading import (  # noqa: E402
+    MarkContract,
+    ReadContract,
+    RetentionContract,
+)
+from .moving import (  # noqa: E402
+    MoveContract,
+    SealedMoveContract,
+)
+from .progress.gate import GateContract  # noqa: E402
+from .progress.measures import (  # noqa: E402
+    MeasureContract,
+    WalkContract,
+)
+from .progress.ordered import OrderedContract  # noqa: E402
+from .progress.ordered_settling import (  # noqa: E402
+    OrderedSettleContract,
+    ParkingContract,
+)
+from .progress.polling import PollContract  # noqa: E402
+from .progress.settling import SettleContract  # noqa: E402
 from .routes import RouteContract, TurnBackContract  # noqa: E402
-from .schedule import ScheduleContract  # noqa: E402
-from .seal import SealContract  # noqa: E402
-from .sealing import SealedMoveContract  # noqa: E402
-from .serving import BrokerContract  # noqa: E402
-from .settling import SettleContract  # noqa: E402
+from .schedule import (  # noqa: E402
+    CancelContract,
+    ScheduleContract,
+)
+from .served import (  # noqa: E402
+    AccessContract,
+    BrokerContract,
+    LaneContract,
+    RateContract,
+)
 from .staging import StagingContract  # noqa: E402
 from .staging_published import PublishContract  # noqa: E402
-from .topics import TopicContract  # noqa: E402
-from .usage import UsageContract  # noqa: E402
-from .walk import WalkContract  # noqa: E402
-from .watching import WatchContract  # noqa: E402
 
 __all__ = ["MovableClock", "StoreContract", "StoreHarness"]
 

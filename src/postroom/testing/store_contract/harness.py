@@ -16,12 +16,12 @@ from unittest import mock
 import pytest
 
 from ...errors import PostroomError, StoreUnavailable
-from ...model.batch import SEAL, BatchBuilder, build_control, records
-from ...model.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
-from ...model.settings import GroupSettings, TopicSettings
+from ...model.delivery.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp
+from ...model.messages.batch import SEAL, BatchBuilder, build_control, records
+from ...model.policy.settings import GroupSettings, TopicSettings
 from ...store import SqlStore
 from ...store.contract import Append, Appended, Granted, Group, Store, StoredBatch, Topic
-from ...store.session import Lane
+from ...store.sql.session import Lane
 
 __all__ = [
     "LEASE",

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from ...errors import InvalidSetting, PartitionSealed, RouteConflict, UnknownPartition, UnknownTopic
-from ...model.batch import SEAL, build_control
-from ...model.route import Change, Draft, Route, merge, move, renew, split
-from ...model.settings import TopicSettings
+from ...model.messages.batch import SEAL, build_control
+from ...model.policy.settings import TopicSettings
+from ...model.topology.route import Change, Draft, Route, merge, move, renew, split
 from ...store.contract import Append, Store, Topic
 from .harness import (
     MovableClock,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from ...errors import PermissionDenied, StagingConflict
-from ...model.batch import BatchBuilder
-from ...model.schedule import Part, Planned
-from ...model.settings import TopicSettings
-from ...model.slot import slot_of
-from ...model.staging import Decision, Known, OpenMove, Progress, Span, Wish
+from ...model.messages.batch import BatchBuilder
+from ...model.messages.slot import slot_of
+from ...model.moves.schedule import Part, Planned
+from ...model.moves.staging import Decision, Known, OpenMove, Progress, Span, Wish
+from ...model.policy.settings import TopicSettings
 from ...store.contract import Finished, Staged, Store, Topic
 from .harness import MovableClock, StoreHarness, append, in_threads, partitions, read_all
 from .harness import batch as produced

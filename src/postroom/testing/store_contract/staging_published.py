@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from ...broker.publishing import FinishDecisions, Publisher
+from ...broker.moves.staged import FinishDecisions, Publisher
 from ...config import DEFAULTS
 from ...errors import PostroomError, StagingConflict, StoreUnavailable
-from ...model.batch import SEAL, build_control
-from ...model.route import split
-from ...model.settings import TopicSettings
-from ...model.staging import Decision
+from ...model.messages.batch import SEAL, build_control
+from ...model.moves.staging import Decision
+from ...model.policy.settings import TopicSettings
+from ...model.topology.route import split
 from ...store.contract import Store, StoredBatch, Topic
 from .harness import MovableClock, StoreHarness, in_threads, partitions, read_all, values
 from .moving import Cut, CutError

@@ -1,0 +1,231 @@
+"""The tail cache: the newest batches in memory, so that consumers that keep up read no blobs from disk.
+
+Filled only after a commit (I2). A batch never changes once stored, so whatever is here is right; what is
+not here is read from the store. After a commit of unknown fate the partition's batches are forgotten.
+Bounded in bytes; the oldest batch goes first, whatever its partition.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from ...model.delivery.delivery import Delivery
+from ...model.policy.bounds import make_room
+from ...model.topology.route import Range, Route
+from ...store.contract import Bounds, Group, Peek, Progress, StoredBatch
+
+__all__ = ["Fitted", "TailCache", "Unread", "fitted"]
+
+
+_ENTRY_BYTES = 300  # what a cached batch costs beside its data
+
+
+class TailCache:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._tails: dict[int, _Tail] = {}
+        self._order: deque[tuple[int, int]] = deque()  # (partition id, cost), oldest first
+        self._lock = threading.Lock()
+
+    def add(self, partition_id: int, batch: StoredBatch) -> None:
+        cost = len(batch.data) + _ENTRY_BYTES
+        with self._lock:
+            if not self._tails.setdefault(partition_id, _Tail()).push(batch):
+                return
+            self._order.append((partition_id, cost))
+            self._bytes += cost
+            while self._bytes > self._max_bytes:
+                oldest, freed = self._order.popleft()
+                self._bytes -= freed
+                if not self._tails[oldest].pop():
+                    del self._tails[oldest]
+
+    def forget(self, partition_ids: Iterable[int]) -> None:
+        with self._lock:
+            gone = {partition_id for partition_id in partition_ids if self._tails.pop(partition_id, None)}
+            if gone:
+                self._bytes -= sum(cost for partition_id, cost in self._order if partition_id in gone)
+                self._order = deque(entry for entry in self._order if entry[0] not in gone)
+
+    def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
+        """Batches without a gap from the one that contains `offset`; empty if that one is not here."""
+        with self._lock:
+            tail = self._tails.get(partition_id)
+            return [] if tail is None else tail.read(offset, max_messages, max_bytes)
+
+
+class _Tail:
+    """One partition's batches in ascending order; the front is cut off lazily."""
+
+    def __init__(self) -> None:
+        self._bases: list[int] = []
+        self._batches: list[StoredBatch | None] = []
+        self._head = 0
+
+    def push(self, batch: StoredBatch) -> bool:
+        if self._bases and batch.base_offset <= self._bases[-1]:
+            return False
+        self._bases.append(batch.base_offset)
+        self._batches.append(batch)
+        return True
+
+    def pop(self) -> bool:
+        """Drop the oldest; False: that was the last one."""
+        self._batches[self._head] = None
+        self._head += 1
+        if self._head * 2 > len(self._bases):
+            del self._bases[: self._head], self._batches[: self._head]
+            self._head = 0
+        return bool(self._bases)
+
+    def read(self, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
+        found: list[StoredBatch] = []
+        messages = size = 0
+        expected = offset
+        for index in range(max(bisect_right(self._bases, offset) - 1, self._head), len(self._bases)):
+            batch = self._batches[index]
+            if batch is None or batch.base_offset > expected or batch.last_offset < offset:
+                break
+            if found and (messages >= max_messages or size + len(batch.data) > max_bytes):
+                break
+            found.append(batch)
+            messages += batch.last_offset - max(offset, batch.base_offset) + 1
+            size += len(batch.data)
+            expected = batch.last_offset + 1
+        return found
+
+
+# ---- unread ----
+# Which partitions a group has still to read, and which it may read already.
+#
+# Sealed partitions are read to their end and then never looked at again. A group in mode "ordered" begins
+# in a successor once it has drained all that the successor follows; other groups read successors at once
+# (I10). Who has drained what is the store's to say (`Progress.drain`, flushed); what it said is
+# remembered here, since it stays true for a group's generation.
+
+_MOST = 20_000  # groups of which is known what they have drained; the store knows of all
+
+
+class Unread:
+    """Any thread may use it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._drained: dict[int, tuple[int, set[int]]] = {}  # by group: its generation, and partitions
+
+    def partitions(self, route: Route, group: Group) -> tuple[Range, ...]:
+        """Those to look at: not what the group has drained."""
+        if not route.sealed:
+            return route.ranges
+        drained = self._of(group)
+        return tuple(piece for piece in route.partitions if piece.partition_id not in drained)
+
+    def look(
+        self, route: Route, group: Group, bounds: Mapping[int, Bounds], peeks: Mapping[int, Peek]
+    ) -> frozenset[int]:
+        """Which of these the group reads now, by id. What it has settled to the end is noted."""
+        if not any(bounds[place].sealed for place in bounds):
+            return frozenset(bounds) if not route.sealed else self._open(route, group, bounds, peeks)
+        for place, edges in bounds.items():
+            peek = peeks.get(place)
+            at_end = peek is not None and edges.sealed and max(peek.lowest, edges.start) >= edges.end
+            if peek is not None and at_end and (peek.drained or self._progress.drain(group, place)):
+                with self._lock:
+                    self._of(group).add(place)
+        return self._open(route, group, bounds, peeks)
+
+    def drained(self, group: Group, partition_id: int) -> bool:
+        """Whether that is known."""
+        return partition_id in self._of(group)
+
+    def _open(
+        self, route: Route, group: Group, bounds: Mapping[int, Bounds], peeks: Mapping[int, Peek]
+    ) -> frozenset[int]:
+        drained = self._of(group)
+        left = frozenset(bounds) - drained
+        if group.settings.mode != "ordered":
+            return left
+        return frozenset(
+            place
+            for place in left
+            if place in peeks or all(one in drained for one in route.predecessors.get(place, ()))
+        )
+
+    def _of(self, group: Group) -> set[int]:
+        generation, drained = self._drained.get(group.id, (-1, set()))
+        if generation != group.generation:
+            drained = set()
+            make_room(self._drained, _MOST)
+            self._drained[group.id] = (group.generation, drained)
+        return drained
+
+
+# ---- fitting ----
+# What of a poll's deliveries fits into its bytes: the batches that hold them, and those left for later.
+#
+# The store grants deliveries by their number, since it does not know how large messages are that come
+# again. So the batches are read here until the poll's bytes are spent. The first always fits (I17). No
+# clock; decides nothing about what becomes of those that are left.
+
+Read = Callable[[int, int, int, int], list[StoredBatch]]
+"""Batches of a partition from an offset on: so many messages, and bytes, at most."""
+
+_base = attrgetter("base_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    deliveries: Sequence[Delivery]
+    batches: tuple[StoredBatch, ...]
+    left: Sequence[Delivery] = ()  # there was no room for them
+
+
+def fitted(
+    read: Read,
+    partition_id: int,
+    deliveries: Sequence[Delivery],
+    known: Sequence[StoredBatch],
+    max_bytes: int,
+) -> Fitted:
+    """`known` batches were read already; the others come from the log."""
+    found = sorted(known, key=_base)
+    taken: dict[int, StoredBatch] = {}
+    size = 0
+    for index, delivery in enumerate(deliveries):
+        position = delivery.first
+        while position <= delivery.last:
+            batch = _at(found, position)
+            if batch is None:
+                more = read(partition_id, position, delivery.last - position + 1, max(1, max_bytes - size))
+                if not more or more[0].base_offset > delivery.last:
+                    break  # retention took the rest
+                for one in more:
+                    if _at(found, one.base_offset) is None:
+                        insort(found, one, key=_base)
+                batch = more[0]
+            if batch.base_offset not in taken:
+                size += len(batch.data)
+                if taken and size > max_bytes:
+                    head = [delivery.part(delivery.first, position - 1)] if position > delivery.first else []
+                    left = [delivery.part(position, delivery.last), *deliveries[index + 1 :]]
+                    return Fitted([*deliveries[:index], *head], _in_order(taken), left)
+                taken[batch.base_offset] = batch
+            position = batch.last_offset + 1
+    return Fitted(deliveries, _in_order(taken))
+
+
+def _at(batches: Sequence[StoredBatch], offset: int) -> StoredBatch | None:
+    """The batch that has this offset."""
+    at = bisect_right(batches, offset, key=_base) - 1
+    return batches[at] if at >= 0 and batches[at].last_offset >= offset else None
+
+
+def _in_order(taken: dict[int, StoredBatch]) -> tuple[StoredBatch, ...]:
+    return tuple(sorted(taken.values(), key=_base))

@@ -1,0 +1,510 @@
+"""Handing out and settling: the use cases between an endpoint's request and the store's verbs.
+
+Blocking code, run in worker threads. It reads batches (from the tail cache, else from the store), asks
+the store for a delivery within what was read, and puts both together. It decides nothing about
+deliveries: `model.delivery` does.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import TypeVar
+
+from ...config import DEFAULTS
+from ...endpoint.endpoint import Grant, Lease, PollRequest, Settle, Verdict
+from ...errors import (
+    GateClosed,
+    GenerationChanged,
+    StoreError,
+    StoreUnavailable,
+    UnknownPartition,
+    UsageError,
+)
+from ...model.delivery.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp, as_reason
+from ...model.policy.slow_lane import LaneView
+from ...model.topology.names import slow_topic
+from ...model.topology.route import Range
+from ...store.contract import Bounds, Granted, Group, Peek, Settled, Store, StoredBatch, Topic
+from ..moves.departures import FarRetries, SettingAside
+from ..topology.catalog_cache import CatalogCache, Source
+from .parked import ParkedLines
+from .readable import TailCache, Unread, fitted
+
+__all__ = [
+    "Deliveries",
+    "Departure",
+    "Fresh",
+    "Handed",
+    "Look",
+    "Outcome",
+    "earlier",
+    "has_due",
+    "has_new",
+    "is_of_a_shard",
+    "lease_of",
+    "new_stamp",
+    "released",
+]
+
+T = TypeVar("T")
+
+_log = logging.getLogger("postroom.broker")
+
+_WHOLE = 2**31  # no limit on bytes
+_WALK_BYTES = 4 * 1024 * 1024
+_FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to know
+
+_KINDS = {
+    "ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE, "park": Kind.PARK,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Departure:
+    """Stamped deliveries that the mover is to finish."""
+
+    group: Group
+    partition: int
+    partition_id: int
+    deliveries: tuple[Delivery, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """What a look was the first to hand out under its token; in ordered groups, a partition it claimed."""
+
+    group: Group
+    partition_id: int
+    until: int  # `Granted.until`: whoever renews it meanwhile has received it
+
+
+@dataclass(slots=True)
+class Handed:
+    """What one look brought."""
+
+    grants: list[Grant] = field(default_factory=list)
+    fresh: list[Fresh] = field(default_factory=list)  # what of it nobody else was told of
+    departures: list[Departure] = field(default_factory=list)
+    draining: bool = False
+    next_due: int | None = None  # nothing is due before then
+    revoked: tuple[int, ...] = ()  # ordered groups: to be handed over
+    lost: tuple[int, ...] = ()  # ordered groups: not the asker's any more
+    watchful: bool = False  # ordered groups: others hold something; that they hand it over is news
+    started_ms: int = 0  # ordered groups: see `PollReply`
+    lanes: LaneView | None = None  # see `PollReply`
+
+    @property
+    def worth_telling(self) -> bool:
+        return bool(self.grants or self.draining or self.revoked or self.lost)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What settling brought."""
+
+    lost: list[tuple[Settle, tuple[Span, ...]]] = field(default_factory=list)
+    kept: list[tuple[Settle, tuple[Lease, ...]]] = field(default_factory=list)  # ordered groups
+    departures: list[Departure] = field(default_factory=list)
+    waiting: set[int] = field(default_factory=set)  # groups to which something was handed back
+    away: list[Settle] = field(default_factory=list)  # not settled: their shard is away
+
+
+class Deliveries:
+    def __init__(
+        self, store: Store, catalog: CatalogCache, tail: TailCache, far_retry_ms: int = DEFAULTS.far_retry_ms
+    ) -> None:
+        self._store = store
+        self._catalog = catalog
+        self._tail = tail
+        self.unread = Unread(store.progress)
+        self.parked = ParkedLines(store, catalog, self.read)
+        self._retries = FarRetries(catalog, self.read_span, far_retry_ms)
+        self._turn = 0  # partitions take turns at being first
+
+    # ---- poll ----
+
+    def poll(self, request: PollRequest) -> Handed:
+        return self.by_fresh_catalog(self._poll, request)
+
+    def by_fresh_catalog(self, poll: Callable[[PollRequest], Handed], request: PollRequest) -> Handed:
+        for _ in range(_FRESH_LOOKS):
+            try:
+                return poll(request)
+            except (GenerationChanged, UnknownPartition):  # reset, or deleted: what is cached is old
+                self._catalog.forget()
+            except StoreUnavailable as error:
+                if not is_of_a_shard(error):
+                    raise  # and else the next look leaves that shard out (R6)
+        return poll(request)
+
+    def _poll(self, request: PollRequest) -> Handed:
+        found = self._catalog.all_sources if request.lane_messages else self._catalog.sources
+        sources = found(request.topic, request.group)
+        handed = Handed()
+        if sources[0][1].paused:
+            return handed
+        dead = self._catalog.dead_letters(request.topic, request.group)
+        look = Look(request, dead, request.messages, request.bytes, request.empty_handed)
+        self._turn += 1
+        lane = slow_topic(request.topic, request.group)
+        for source in reversed(sources):  # what was redriven first: it has waited longest; the lane before it
+            try:
+                with look.limited(request.lane_messages if source[0].name == lane else None):
+                    self._poll_source(source, look, handed)
+            except (StoreError, GenerationChanged):
+                if not handed.grants:
+                    raise
+                look.full = True  # what was granted before is handed over
+            if look.full:
+                break
+        return handed
+
+    def _poll_source(self, source: Source, look: Look, handed: Handed) -> None:
+        topic, group = source
+        pieces = self.unread.partitions(topic.route, group)
+        ids = self._store.present(piece.partition_id for piece in pieces)
+        bounds = self._store.log.bounds(ids)
+        peeks = self._store.progress.peek(group, ids)
+        now = self._store.now_ms()
+        request = look.request
+        held = self._store.progress.held_by(group.id, request.token) if request.repeated else set()
+        wanted = self.unread.look(topic.route, group, bounds, peeks)
+        pieces = tuple(piece for piece in pieces if piece.partition_id in wanted)
+        for piece in self._in_turn(pieces, peeks, held, now):
+            partition_id = piece.partition_id
+            peek = peeks.get(partition_id) or self.first_peek(group, partition_id, bounds)
+            if peek is None:
+                continue
+            if peek.parked:
+                self.parked.leave_order(group, partition_id)
+            if held or peek.parked or has_new(peek, bounds[partition_id]) or has_due(peek, now):
+                granted = self._poll_partition(group, partition_id, peek, bounds[partition_id], look)
+                self._hand(handed, look, topic, group, piece, granted)
+            else:
+                handed.next_due = earlier(handed.next_due, peek.next_due)
+            if look.full:
+                return
+
+    def _in_turn(
+        self, pieces: Sequence[Range], peeks: dict[int, Peek], held: set[int], now: int
+    ) -> list[Range]:
+        """Partitions as they are asked: those with something due first, the others in turn.
+
+        If a repeated request's token holds something, its answer was lost: only that is handed over (I6).
+        """
+        turn = self._turn % max(1, len(pieces))
+        ranges = [*pieces[turn:], *pieces[:turn]]
+        if held:
+            return [r for r in ranges if r.partition_id in held]
+        return sorted(ranges, key=lambda r: not has_due(peeks.get(r.partition_id), now))
+
+    def first_peek(self, group: Group, partition_id: int, bounds: dict[int, Bounds]) -> Peek | None:
+        """Progress of a partition that was never polled is made from the group's start."""
+        if bounds[partition_id].end == 0:
+            return None
+        try:
+            self._store.progress.rewind(group, [partition_id])
+        except StoreUnavailable as error:
+            if not is_of_a_shard(error):
+                raise
+            return None  # where the group starts is not known while the first shard is away
+        return self._store.progress.peek(group, [partition_id]).get(partition_id)
+
+    def _poll_partition(
+        self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: Look
+    ) -> Granted:
+        start = bounds.start
+        cursor = max(peek.cursor, start)
+        look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
+        waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
+        while True:
+            ask = look.ask(cursor, again=has_due(peek, self._store.now_ms()))
+            granted = self._store.progress.poll(group, partition_id, ask, log_start=start, waited_ms=waited)
+            if not granted.unplaced or look.dead is not None:
+                return granted
+            look.dead = self._catalog.make_dead_letters(look.request.topic, look.request.group)
+            if granted.deliveries:
+                return granted  # the exhausted ones leave with the next poll
+
+    def _hand(
+        self, handed: Handed, look: Look, topic: Topic, group: Group, piece: Range, granted: Granted
+    ) -> None:
+        handed.next_due = earlier(handed.next_due, granted.next_due)
+        handed.draining = look.full = look.alone = granted.draining  # nothing more is looked at then
+        if granted.leaving:
+            handed.departures.append(Departure(group, piece.partition, piece.partition_id, granted.leaving))
+        if not granted.deliveries:
+            return
+        fits = fitted(self.read, piece.partition_id, granted.deliveries, look.batches, look.most_bytes)
+        leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in fits.deliveries)
+        grant = Grant(topic.name, piece.partition, piece.partition_id, leases, fits.batches)
+        handed.grants.append(grant)
+        if not granted.again:
+            handed.fresh.append(Fresh(group, piece.partition_id, granted.until))
+        look.spend(leases, fits.batches)
+        if fits.left:
+            look.full = True
+            self._release(group, piece.partition_id, look.request.token, fits.left)
+
+    def _release(self, group: Group, partition_id: int, token: int, left: Sequence[Delivery]) -> None:
+        """There was no room in the answer: anybody's next poll has them, and it was no attempt."""
+        now = self._store.now_ms()
+        released = [Settlement(Kind.RELEASE, d.first, d.last, visible_at=now) for d in left]
+        try:
+            self._store.progress.settle(group, partition_id, token, released)
+        except (GenerationChanged, GateClosed):
+            pass  # the group was reset: nobody holds them
+        except StoreError as error:
+            _log.warning("messages that did not fit into an answer wait for their lease to end: %s", error)
+
+    def read(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> list[StoredBatch]:
+        cached = self._tail.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
+        if cached:
+            return cached
+        return self._store.log.read(partition_id, offset, max_messages=max_messages, max_bytes=max_bytes)
+
+    def read_span(self, partition_id: int, first: int, last: int) -> list[StoredBatch]:
+        """Every batch with an offset in the span."""
+        return list(self.walk_span(partition_id, first, last))
+
+    def walk_span(self, partition_id: int, first: int, last: int) -> Iterator[StoredBatch]:
+        """The same, a few megabytes at a time."""
+        position = first
+        while position <= last:
+            batches = self.read(partition_id, position, last - position + 1, _WALK_BYTES)
+            if not batches:
+                break
+            yield from (b for b in batches if b.base_offset <= last)
+            position = batches[-1].last_offset + 1
+
+    # ---- settle ----
+
+    def by_fresh_group(self, group: Group, verb: Callable[[Group], T]) -> tuple[Group, T]:
+        """The verb's answer, and the group as it is now: what a reset left where it was is still held."""
+        for _ in range(_FRESH_LOOKS):
+            try:
+                return group, verb(group)
+            except GenerationChanged:
+                self._catalog.forget()
+                group = self._catalog.group(group.topic, group.name)
+        return group, verb(group)
+
+    def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> Outcome:
+        outcome = Outcome()
+        target = self._catalog.dead_letters(topic, group)
+        if target is None and any(v.kind == "dead" for part in parts for v in part.verdicts):
+            target = self._catalog.make_dead_letters(topic, group)
+        for some in _by_partition(parts):
+            try:
+                left = self._settle(some, self._catalog.group(some[0].topic, group), target, outcome)
+                if left:  # their last attempt, and there was no dead-letter topic yet
+                    some = left
+                    target = self._catalog.make_dead_letters(topic, group)
+                    self._settle(left, self._catalog.group(some[0].topic, group), target, outcome)
+            except StoreUnavailable as error:
+                outcome.away += some
+                if len(outcome.away) == len(parts) or not is_of_a_shard(error):
+                    raise
+        return outcome
+
+    def _settle(
+        self, parts: Sequence[Settle], group: Group, target: Topic | None, outcome: Outcome
+    ) -> list[Settle]:
+        """Settle parts of one partition; returns what must be settled again once there is a target."""
+        partition_id, now = parts[0].partition_id, self._store.now_ms()
+        each = [(part.token, self._settlements(part, group, target, now)) for part in parts]
+        try:
+            group, found = self.by_fresh_group(
+                group, lambda known: self._store.progress.settle_each(known, partition_id, each)
+            )
+        except (GenerationChanged, GateClosed):  # the group was reset: what was held is nobody's any more
+            outcome.lost += [(part, tuple((v.first, v.last) for v in part.verdicts)) for part in parts]
+            return []
+        left = (self._settled(part, group, done, outcome) for part, done in zip(parts, found, strict=True))
+        return [part for part in left if part is not None]
+
+    def _settlements(self, part: Settle, group: Group, target: Topic | None, now: int) -> list[Settlement]:
+        settlements, aside = [], SettingAside(self._catalog, group)
+        held = cache(lambda: self._store.progress.leaving(group, part.partition_id, part.token))
+        for verdict in part.verdicts:
+            if verdict.kind == "lane":
+                settlements.append(aside.settlement(verdict))
+                continue
+            _check_park(verdict, group)
+            one = _settlement(verdict, now, target)
+            is_retry = one.kind is Kind.RETRY
+            settlements += self._retries.of(one, group, part.partition_id, held, now) if is_retry else [one]
+        return settlements
+
+    def _settled(self, part: Settle, group: Group, done: Settled, outcome: Outcome) -> Settle | None:
+        """What became of a part; returns what of it must be settled again."""
+        if done.lost:
+            outcome.lost.append((part, done.lost))
+        if done.kept:
+            outcome.kept.append((part, tuple(lease_of(d) for d in done.kept)))
+        if done.leaving:
+            number = self._number(part.topic, part.partition_id)
+            outcome.departures.append(Departure(group, number, part.partition_id, done.leaving))
+        if any(v.kind != "ack" for v in part.verdicts) or self._is_sealed(part):
+            outcome.waiting.add(group.id)
+        left = _within(part.verdicts, done.unplaced)
+        return replace(part, verdicts=left) if left else None
+
+    def _is_sealed(self, part: Settle) -> bool:
+        """Settled to its end, a sealed partition lets its successors begin (I10)."""
+        sealed = self._catalog.topic(part.topic).route.sealed
+        return any(piece.partition_id == part.partition_id for piece in sealed)
+
+    def _number(self, topic: str, partition_id: int) -> int:
+        ranges = self._catalog.topic(topic).route.partitions
+        return next((r.partition for r in ranges if r.partition_id == partition_id), -1)
+
+
+@dataclass(slots=True)
+class Look:
+    """The budget of one poll, shared by the partitions it visits."""
+
+    request: PollRequest
+    dead: Topic | None
+    messages: int
+    bytes: int
+    empty_handed: bool
+    full: bool = False
+    alone: bool = False  # nothing more, since what it has, or holds, is to be settled first (I14)
+    batches: list[StoredBatch] = field(default_factory=list)
+
+    @contextmanager
+    def limited(self, messages: int | None) -> Iterator[None]:
+        """No more than so many meanwhile; None: all that is left."""
+        aside = 0 if messages is None else max(0, self.messages - messages)
+        self.messages -= aside
+        try:
+            yield
+        finally:
+            self.messages += aside
+            self.full = self.full and not (aside and self.messages > 0 and self.bytes > 0 and not self.alone)
+
+    def reach(self, cursor: int) -> int:
+        """The offset up to which the batches that were read go."""
+        return max(cursor, self.batches[-1].last_offset + 1) if self.batches else cursor
+
+    @property
+    def most_bytes(self) -> int:
+        """What it may bring of a partition. What is settled as it is handed out cannot be given back."""
+        return _WHOLE if self.request.on_delivery else self.bytes
+
+    def most_messages(self, again: bool) -> int:
+        """Of what comes `again` it is not known how large it is."""
+        few = max(1, self.bytes // DEFAULTS.max_batch_bytes)
+        return min(self.messages, few) if again and self.request.on_delivery else self.messages
+
+    def ask(self, cursor: int, *, again: bool = False) -> Ask:
+        return Ask(
+            member=self.request.member,
+            token=self.request.token,
+            messages=self.most_messages(again),
+            end=self.reach(cursor),
+            empty_handed=self.empty_handed,
+            on_delivery=self.request.on_delivery,
+            dead=new_stamp(self.dead),
+        )
+
+    def spend(self, leases: Sequence[Lease], batches: Sequence[StoredBatch]) -> None:
+        self.messages -= sum(lease.last - lease.first + 1 for lease in leases)
+        self.bytes -= sum(len(batch.data) for batch in batches)
+        self.empty_handed = False
+        spent = self.messages <= 0 or self.bytes <= 0
+        self.alone = self.alone or any(lease.alone for lease in leases)
+        self.full = self.full or spent or self.alone
+
+
+def is_of_a_shard(error: StoreUnavailable) -> bool:
+    """Whether the queue has several shards, and one of them is away: the others go on (R6)."""
+    return "shard" in error.details
+
+
+def released(request: PollRequest, grants: Iterable[Grant]) -> list[Settle]:
+    """What gives everything back that a poll was given."""
+    return [
+        Settle(
+            grant.topic,
+            grant.partition_id,
+            request.token,
+            tuple(Verdict("release", lease.first, lease.last) for lease in grant.leases),
+        )
+        for grant in grants
+    ]
+
+
+def _by_partition(parts: Sequence[Settle]) -> list[list[Settle]]:
+    """What is settled together: the parts of one partition, whatever polls they came from."""
+    found: dict[int, list[Settle]] = {}
+    for part in parts:
+        found.setdefault(part.partition_id, []).append(part)
+    return list(found.values())
+
+
+def _check_park(verdict: Verdict, group: Group) -> None:
+    """Whoever parks names a line, and holds a partition: only in ordered groups."""
+    line = verdict.line
+    if verdict.kind != "park" and line is None:
+        return
+    if line is None or verdict.kind != "park" or group.settings.mode != "ordered" or line.first > line.last:
+        raise UsageError("only the holder of a partition of an ordered group parks, and it names a line")
+
+
+def _settlement(verdict: Verdict, now: int, target: Topic | None) -> Settlement:
+    return Settlement(
+        kind=_KINDS[verdict.kind],
+        first=verdict.first,
+        last=verdict.last,
+        visible_at=now + verdict.delay_ms if verdict.at_ms is None else verdict.at_ms,
+        reason=as_reason(verdict.reason),
+        stamp=new_stamp(target),
+        line=verdict.line,
+    )
+
+
+def _within(verdicts: Sequence[Verdict], spans: Sequence[Span]) -> tuple[Verdict, ...]:
+    """The parts of these verdicts that lie in the spans (disjoint, as settled: in none twice)."""
+    if not spans:
+        return ()
+    asked = sorted((v for v in verdicts if v.kind != "park" and v.first <= v.last), key=lambda v: v.first)
+    found: list[Verdict] = []
+    at = 0
+    for first, last in sorted(spans):
+        while at < len(asked) and asked[at].last < first:
+            at += 1
+        for verdict in asked[at : bisect_right(asked, last, key=lambda v: v.first)]:
+            found.append(replace(verdict, first=max(verdict.first, first), last=min(verdict.last, last)))
+    return tuple(found)
+
+
+def new_stamp(target: Topic | None) -> Stamp | None:
+    """A fresh identity for moves to that topic."""
+    if target is None:
+        return None
+    return Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
+
+
+def lease_of(delivery: Delivery) -> Lease:
+    """What the holder of a partition is told of a delivery (ordered groups)."""
+    return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
+
+
+def has_new(peek: Peek, bounds: Bounds) -> bool:
+    return max(peek.cursor, bounds.start) < bounds.end
+
+
+def has_due(peek: Peek | None, now: int) -> bool:
+    return peek is not None and peek.next_due is not None and peek.next_due <= now
+
+
+def earlier(one: int | None, other: int | None) -> int | None:
+    return min((t for t in (one, other) if t is not None), default=None)

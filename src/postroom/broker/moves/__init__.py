@@ -1,0 +1,1 @@
+"""Messages that move: due, staged, retried, dead."""

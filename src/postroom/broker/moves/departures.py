@@ -1,0 +1,381 @@
+"""Moving messages from a log to a group's own topic: to the dead letters, and back by redrive (R20); retries
+that are far away, through the schedule, to its retry topic (I17); what is set aside, to its slow lane (R42).
+
+The two are not one transaction. The delivery was stamped, durably, with the identity of the append
+(I12); the mover appends under that identity and then settles the delivery. Whoever finds a stamped
+delivery whose mover went away does the same again: the append recognises a repeat by its sequence. A target
+that was sealed meanwhile, without the message, is replaced by its successor: the delivery is stamped again.
+
+A batch that cannot be read becomes one dead letter, wherever its messages were to go: see `unreadable`.
+
+What is set aside together has one identity, one append and one settling: whoever resumes finds all of it, or
+nothing. If its target was sealed, each delivery is stamped anew and goes by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Literal
+
+from ...endpoint.endpoint import Verdict
+from ...errors import CorruptBatch, PartitionSealed, PostroomError, UnknownFate
+from ...model.delivery.delivery import MOVED_TOGETHER, Delivery, Kind, Settlement, Stamp
+from ...model.delivery.settlement import uncovered, within
+from ...model.messages.batch import BatchBuilder, Record, stored_records
+from ...model.policy.settings import Mode, Start
+from ...model.topology.names import owner, retry_topic, slow_topic
+from ...store.contract import Append, Appended, Group, Store, StoredBatch, Topic
+from ..topology.catalog_cache import CatalogCache
+from . import unreadable
+from .unreadable import Letter
+
+__all__ = ["FarRetries", "Mover", "SettingAside", "attempts_used", "leads_to_lane", "make_retry_topic"]
+
+
+_log = logging.getLogger("postroom.broker")
+
+Headers = list[tuple[str, bytes | None]]
+Fate = Literal["dead", "lane", "back"]
+
+_ORIGIN = ("postroom-topic", "postroom-partition", "postroom-offset", "postroom-timestamp", "postroom-id")
+_DEATH = ("postroom-reason", "postroom-attempts", "postroom-dead-at")
+_USED = ("postroom-attempts", "postroom-failures")  # of a far retry: used up before it came there
+_WHOLE = 2**31 - 1  # internal appends are exempt from limits on size (I17)
+
+
+class Mover:
+    def __init__(
+        self,
+        store: Store,
+        read: Callable[[int, int, int], list[StoredBatch]],
+        append: Callable[[Append], Awaitable[Appended]],
+        in_thread: Callable[..., Awaitable[Any]],
+    ) -> None:
+        self._store = store
+        self._read = read  # (partition id, first, last) → the batches that hold these offsets
+        self._append = append
+        self._in_thread = in_thread
+        self.died: Callable[[str, str, int], None] = lambda topic, group, messages: None  # is told
+        self.to_lane: Callable[[Group, int], bool] = lambda group, partition_id: False  # blocking
+        self.letter_box: Callable[[Group], int] | None = None  # where its dead letters go; blocking
+        self.met_unreadable: Callable[[str], None] = lambda topic: None  # is told
+
+    async def move(
+        self, group: Group, partition: int, partition_id: int, leaving: Sequence[Delivery], *, dead: bool
+    ) -> int:
+        """Finish stamped deliveries. One that fails stays stamped and is taken up again later."""
+        moved = 0
+        aside: set[int] = set()  # identities of what goes together
+        for delivery in leaving:
+            assert delivery.stamp is not None, "only stamped deliveries are moved"
+            if delivery.token in aside:
+                continue
+            try:
+                lane = await self._in_thread(self.to_lane, group, delivery.stamp.partition_id)
+                if lane and delivery.token == delivery.stamp.producer_id:
+                    aside.add(delivery.token)
+                    moved += await self._set_aside(group, partition, partition_id, delivery.token)
+                    continue
+                fate: Fate = "lane" if lane else "dead" if dead else "back"
+                moved += await self._move(group, partition, partition_id, delivery, fate)
+            except PostroomError as error:
+                _log.warning(
+                    "moving %s/%s offset %d waits: %s", group.topic, partition, delivery.first, error
+                )
+        return moved
+
+    async def _move(
+        self, group: Group, partition: int, partition_id: int, delivery: Delivery, fate: Fate
+    ) -> int:
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        place = (group, partition, partition_id)
+        builder = await self._readable(place, [delivery], fate)
+        while builder.count:
+            stamp = delivery.stamp
+            batch_bytes = builder.build(stamp.producer_id, 0, 0)
+            try:
+                await self._append(Append(stamp.partition_id, batch_bytes, due_at=stamp.due_at))
+                break
+            except UnknownFate:
+                break  # this identity is known: it was stored, with messages that retention took here since
+            except PartitionSealed:
+                again = await self._in_thread(self._restamp, group, partition_id, delivery)
+            if again is None:
+                return 0  # somebody else moves it
+            delivery = again
+            assert delivery.stamp is not None, "it was stamped again"
+        ack = [Settlement(Kind.ACK, delivery.first, delivery.last)]
+        await self._in_thread(self._store.progress.settle, group, partition_id, delivery.token, ack)
+        if fate == "dead" and not (delivery.stamp and delivery.stamp.due_at):
+            self.died(group.topic, group.name, builder.count)
+        return builder.count
+
+    async def _set_aside(self, group: Group, partition: int, partition_id: int, token: int) -> int:
+        """All that has this identity, in one append."""
+        found = await self._in_thread(self._store.progress.leaving, group, partition_id, token)
+        together = [d for d in found if d.stamp is not None and d.stamp.producer_id == token]
+        if not together:
+            return 0  # somebody else was faster
+        place = (group, partition, partition_id)
+        builder = await self._readable(place, together, "lane")
+        try:
+            if builder.count:
+                await self._append(Append(together[0].stamp.partition_id, builder.build(token, 0, 0)))
+        except UnknownFate:
+            pass  # stored already, as above
+        except PartitionSealed:
+            again = [await self._in_thread(self._restamp, group, partition_id, one) for one in together]
+            fresh = [one for one in again if one is not None]
+            return sum([await self._move(group, partition, partition_id, one, "lane") for one in fresh])
+        acks = [Settlement(Kind.ACK, one.first, one.last) for one in together]
+        await self._in_thread(self._store.progress.settle, group, partition_id, token, acks)
+        return builder.count
+
+    async def _readable(
+        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+    ) -> BatchBuilder:
+        """Their messages, as they are stored where they go; what cannot be read is a dead letter by then."""
+        builder: BatchBuilder
+        letters: list[Letter]
+        builder, letters = await self._in_thread(self._built, place, leaving, fate)
+        for letter in letters:
+            await self._keep(place, leaving[0], letter)
+        return builder
+
+    def _built(
+        self, place: tuple[Group, int, int], leaving: Sequence[Delivery], fate: Fate
+    ) -> tuple[BatchBuilder, list[Letter]]:
+        group, partition, partition_id = place
+        where = (group.topic, partition, partition_id)
+        now, builder, letters = self._store.now_ms(), BatchBuilder(max_bytes=_WHOLE), list[Letter]()
+        for delivery in leaving:
+            for batch in self._read(partition_id, delivery.first, delivery.last):
+                try:
+                    found = stored_records(batch)
+                except CorruptBatch as error:
+                    letters.append(unreadable.letter_of(batch, error, where, delivery.spent, now))
+                    continue
+                for record in found:
+                    if not delivery.first <= record.offset <= delivery.last:
+                        continue
+                    if fate == "back" and unreadable.is_letter(record):
+                        letters.append(unreadable.again(record))
+                        continue
+                    headers = _origin(record, group.topic, partition, partition_id)
+                    headers += _told(record, delivery, now, fate)
+                    builder.append(record.timestamp, record.key, record.value, headers)
+        return builder, letters
+
+    async def _keep(self, place: tuple[Group, int, int], delivery: Delivery, letter: Letter) -> None:
+        group, _, partition_id = place
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        box = delivery.stamp.partition_id
+        if self.letter_box is not None:
+            box = await self._in_thread(self.letter_box, group)
+        identity = letter.identity(group, partition_id)
+        try:
+            appended = await self._append(Append(box, letter.build(identity)))
+        except UnknownFate:
+            return  # this identity is known: it was stored
+        if letter.said and not appended.duplicate:
+            _log.error(
+                "%s cannot be read: the batch is now a dead letter of group %r, and the group goes on; check "
+                "the disk and the backups, and run `postroom doctor --deep`",
+                letter.said,
+                group.name,
+            )
+            self.died(group.topic, group.name, 1)
+            self.met_unreadable(group.topic)
+
+    def _restamp(self, group: Group, partition_id: int, delivery: Delivery) -> Delivery | None:
+        assert delivery.stamp is not None, "only stamped deliveries are moved"
+        target = delivery.stamp.partition_id
+        for topic in self._store.catalog.topics():
+            if any(piece.partition_id == target for piece in topic.route.sealed):
+                stamp = Stamp(secrets.randbits(62), topic.route.ranges[0].partition_id, delivery.stamp.due_at)
+                return self._store.progress.restamp(group, partition_id, delivery, stamp)
+        raise PartitionSealed("its target is sealed and has no successor yet")
+
+
+def _origin(record: Record, topic: str, partition: int, partition_id: int) -> Headers:
+    """The message's headers and where it came from at first; a second move keeps the first origin."""
+    kept = [(name, value) for name, value in record.headers if name not in (*_DEATH, *_USED)]
+    have = {name for name, _ in kept}
+    values = (topic, partition, record.offset, record.timestamp, f"{partition_id}-{record.offset}")
+    if _ORIGIN[0] in have:
+        return kept
+    return kept + [(n, str(v).encode()) for n, v in zip(_ORIGIN, values, strict=True) if n not in have]
+
+
+def _told(record: Record, delivery: Delivery, now: int, fate: Fate) -> Headers:
+    """What happened to it so far; one that goes back begins anew."""
+    if delivery.stamp is not None and delivery.stamp.due_at:
+        return _used(record, delivery)
+    if fate == "lane" and (delivery.spent or any(attempts_used(record))):
+        return _used(record, delivery)
+    return _death(record, delivery, now) if fate == "dead" else []
+
+
+def _death(record: Record, delivery: Delivery, now: int) -> Headers:
+    values = (delivery.reason, attempts_used(record)[0] + delivery.spent, now)
+    return [(name, str(value).encode()) for name, value in zip(_DEATH, values, strict=True)]
+
+
+def _used(record: Record, delivery: Delivery) -> Headers:
+    attempts, failures = attempts_used(record)
+    values = (attempts + delivery.spent, failures + delivery.failures)
+    return [(name, str(value).encode()) for name, value in zip(_USED, values, strict=True)]
+
+
+def attempts_used(record: Record) -> tuple[int, int]:
+    """Attempts, and failures among them that count, before a message came here by a far retry."""
+    own = {name: value for name, value in record.headers if name in _USED and _is_number(value)}
+    if _USED[1] not in own:
+        return 0, 0
+    return int(own.get(_USED[0]) or 0), int(own[_USED[1]] or 0)
+
+
+def _is_number(value: bytes | None) -> bool:
+    """Of a size that int takes, too: whoever sends may write what it likes there."""
+    return value is not None and len(value) <= 9 and value.isdigit()
+
+
+# ---- retries ----
+# Retries that are far away (I17): they leave through the schedule for the group's retry topic.
+#
+# A retry in some minutes waits as a delivery of its partition. One further away than `far_retry_ms` would
+# hold the group's committed offset, and with it the log, for as long: so it is stamped, and the mover
+# schedules it on the topic `<topic>.<group>.retry`, which that group alone reads; one of its slow lane
+# comes back there. Ordered groups keep failing messages in place.
+#
+# The attempts it has used go with it in headers. The deliveries of the retry topic do not know them, and
+# the store does not open batches: so when it fails again there, its headers are read here, and what was
+# used before counts towards `max_attempts`. Only retries are counted over all of its life; what its
+# consumers do to it by going away (I14) counts anew on the retry topic. Of a retry only what its token
+# holds is read: whoever settles names a range, and it may be any.
+
+
+class FarRetries:
+    """Blocking. `read` returns the batches that hold the offsets of a partition."""
+
+    def __init__(
+        self, catalog: CatalogCache, read: Callable[[int, int, int], list[StoredBatch]], far_ms: int
+    ) -> None:
+        self._catalog = catalog
+        self._read = read
+        self._far_ms = far_ms
+
+    def of(
+        self,
+        retry: Settlement,
+        group: Group,
+        partition_id: int,
+        held: Callable[[], Sequence[Delivery]],
+        now: int,
+    ) -> list[Settlement]:
+        """What a retry in that group comes to: itself, with what it has used before, here or later.
+
+        `held`: what its token holds, lowest offset first.
+        """
+        if group.settings.mode == "ordered":
+            return [retry]
+        found = self._with_used(retry, partition_id, held()) if _is_own_topic(group) else [retry]
+        if retry.visible_at - now <= self._far_ms:
+            return found
+        target = self._target(group).route.ranges[0].partition_id
+        return [
+            replace(one, later=Stamp(secrets.randbits(62), target, due_at=one.visible_at)) for one in found
+        ]
+
+    def _target(self, group: Group) -> Topic:
+        if _is_own_topic(group):
+            return self._catalog.topic(group.topic)
+        sources = self._catalog.sources(group.topic, group.name)
+        return sources[1][0] if len(sources) > 1 else make_retry_topic(self._catalog, group)
+
+    def _with_used(self, retry: Settlement, partition_id: int, held: Sequence[Delivery]) -> list[Settlement]:
+        """A settlement for each message that is held: they may have come with different numbers.
+
+        What is not held stays in ranges, and is told to be lost.
+        """
+        mine = within((retry.first, retry.last), held)
+        found = [replace(retry, first=a, last=z) for a, z in uncovered((retry.first, retry.last), mine)]
+        for delivery in mine:
+            first, last = max(delivery.first, retry.first), min(delivery.last, retry.last)
+            used: dict[int, int] = {}
+            for batch in self._read(partition_id, first, last):
+                with suppress(CorruptBatch):  # then it is not known; whoever moves it says so
+                    used |= {record.offset: attempts_used(record)[1] for record in stored_records(batch)}
+            found += (
+                replace(retry, first=offset, last=offset, used=used.get(offset, 0))
+                for offset in range(first, last + 1)
+            )
+        return found
+
+
+def make_retry_topic(catalog: CatalogCache, group: Group) -> Topic:
+    """The group's retry topic and the group that reads it, with the settings of the group itself."""
+    mode: Mode = "ordered" if group.settings.mode == "ordered" else "shared"
+    fresh = replace(group.settings, mode=mode, start=Start(), expires_ms=0)
+    return catalog.make_internal(retry_topic(group.topic, group.name), group.name, fresh)
+
+
+def _is_own_topic(group: Group) -> bool:
+    return group.topic.endswith((f".{group.name}.retry", f".{group.name}.slow"))
+
+
+# ---- setting aside ----
+# Messages of slow sources are set aside: moved to the group's lane before they are tried (R42).
+#
+# Decides where they go, and which of them go together: many small ranges of one settling have one stamp,
+# and so one append and one settling in the end, however many they are (I12). A message that cannot be set
+# aside, since the policy is gone or it is in the lane already, is released: somebody tries it.
+
+
+class SettingAside:
+    """Of one part that is settled. Blocking."""
+
+    def __init__(self, catalog: CatalogCache, group: Group) -> None:
+        self._catalog, self._group = catalog, group
+        self._stamp: Stamp | None = None
+        self._messages = 0
+
+    def settlement(self, verdict: Verdict) -> Settlement:
+        messages = verdict.last - verdict.first + 1
+        if self._stamp is None or self._messages + messages > MOVED_TOGETHER:
+            target = self._target()
+            if target is None:
+                return Settlement(Kind.RELEASE, verdict.first, verdict.last)
+            self._stamp = Stamp(secrets.randbits(62), target.route.ranges[0].partition_id)
+            self._messages = 0
+        self._messages += messages
+        return Settlement(Kind.LANE, verdict.first, verdict.last, stamp=self._stamp)
+
+    def _target(self) -> Topic | None:
+        topic, name = _base(self._group)
+        group = self._catalog.group(topic, name)
+        if not group.settings.slow_lane.on or self._group.topic == slow_topic(topic, name):
+            return None
+        lane = self._catalog.lane(topic, name)
+        return make_lane(self._catalog, group) if lane is None else lane[0]
+
+
+def make_lane(catalog: CatalogCache, group: Group) -> Topic:
+    """The group's lane and the group that reads it, with the settings of the group itself."""
+    fresh = replace(group.settings, start=Start(), expires_ms=0)
+    return catalog.make_internal(slow_topic(group.topic, group.name), group.name, fresh)
+
+
+def leads_to_lane(catalog: CatalogCache, group: Group, partition_id: int) -> bool:
+    """Whether what is stamped for that partition goes to the group's lane. Blocking."""
+    lane = catalog.lane(*_base(group))
+    return lane is not None and any(p.partition_id == partition_id for p in lane[0].route.partitions)
+
+
+def _base(group: Group) -> tuple[str, str]:
+    """The topic and the group that this is about: it may be one of the group's own topics."""
+    return owner(group.topic) or (group.topic, group.name)

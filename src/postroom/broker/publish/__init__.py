@@ -1,0 +1,1 @@
+"""The way of a message into the log: backlog, rates, the writer."""

@@ -1,0 +1,240 @@
+"""The writer: one thread that gathers what waits into one flushed transaction (group commit, R37).
+
+Appends that arrive while a commit is under way go into the next one together, so the cost of a flush is
+shared by all that wait for it. If the transaction fails, each append is run again by itself, in order:
+one that fails does not take its neighbours with it (I2), and one that was stored after all is recognised
+by its sequence (I3). If the store cannot be reached, all fail alike, and their senders repeat them.
+
+What is more than one commit takes turns: topics, and in a topic its producers (`model.turns`, R41). The
+queue is bounded in bytes, in whole and for each of those lines: a full one slows its own callers, in their
+order, and drops nothing (I17). A line of which nothing waits takes one batch, whatever others have filled.
+While somebody sends a little beside others that send more than can be stored, commits are smaller: it waits
+for the one under way, and for its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from ...config import Limits
+from ...errors import ClosedError, PostroomError, StoreBusy, StoreError, StoreUnavailable
+from ...model.messages.batch import read_header, with_base_offset
+from ...model.policy.fair_queue import TURN_BYTES, Turns
+from ...store.contract import Append, Appended, Log, StoredBatch
+from ..deliver.readable import TailCache
+
+__all__ = ["LineKey", "Writer"]
+
+
+_SMALLER = 4
+_CONSIDERATE_S = 1.0  # for so long after the last who sent a little
+
+LineKey = tuple[int, int]
+"""A topic, and a producer of it."""
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Used in the event loop only, but for its key."""
+
+    key: LineKey
+    bytes: int = 0  # in the queue, or being stored
+    callers: deque[_Waiting] = field(default_factory=deque)  # not in the queue yet
+
+
+@dataclass(slots=True)
+class _Waiting:
+    append: Append
+    line: _Line
+    done: asyncio.Future[Appended]
+
+
+class Writer:
+    """`appended` is called in the event loop with the new ends of partitions, by id.
+
+    `scheduled` is called in the writer's thread with the due moment of a delayed batch.
+    """
+
+    def __init__(
+        self, log: Log, tail: TailCache, limits: Limits, appended: Callable[[dict[int, int]], None]
+    ) -> None:
+        self._log = log
+        self._tail = tail
+        self._limits = limits
+        self._appended = appended
+        self.scheduled: Callable[[int], None] = lambda due_at: None
+        self.committed: Callable[[int, int, float], None] = lambda batches, size, seconds: None  # likewise
+        self._loop = asyncio.get_running_loop()
+        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
+        self._lines: dict[LineKey, _Line] = {}
+        self._crowded: dict[LineKey, _Line] = {}  # those with callers that are not let in
+        self._pending_bytes = 0
+        self._closed = False
+        self._turns: Turns[_Waiting] = Turns()  # the writer's thread: what did not fit into a commit
+        self._small_until = 0.0  # commits are smaller, by the monotonic clock
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, name="postroom-writer", daemon=True)
+        self._thread.start()
+
+    async def append(self, append: Append, line: LineKey | None = None) -> Appended:
+        """`line`: whose turns it counts against; without one, those of its partition."""
+        if self._closed:
+            raise _closed()
+        key = line or (-append.partition_id, 0)
+        mine = self._lines.get(key)
+        if mine is None:
+            mine = self._lines[key] = _Line(key)
+        waiting = _Waiting(append, mine, self._loop.create_future())
+        if mine.callers or self._is_full(mine):
+            mine.callers.append(waiting)
+            self._crowded[key] = mine
+        else:
+            self._let_in(waiting)
+        return await waiting.done
+
+    @property
+    def queued_bytes(self) -> int:
+        return self._pending_bytes
+
+    def _is_full(self, line: _Line) -> bool:
+        if not line.bytes:
+            return False
+        limits = self._limits
+        return line.bytes > limits.writer_line_bytes or self._pending_bytes > limits.writer_queue_bytes
+
+    def _let_in(self, waiting: _Waiting) -> None:
+        size = len(waiting.append.batch)
+        waiting.line.bytes += size
+        self._pending_bytes += size
+        self._queue.put(waiting)
+
+    async def close(self) -> None:
+        """Store what waits in the queue, then end."""
+        if not self._closed:
+            self._closed = True
+            for line in self._crowded.values():
+                for waiting in line.callers:
+                    if not waiting.done.done():
+                        waiting.done.set_exception(_closed())
+            self._queue.put(None)
+        await asyncio.to_thread(self._thread.join)
+
+    # ---- in the writer's thread ----
+
+    def _run(self) -> None:
+        while not self._ended or self._turns:
+            group = self._gather()
+            if group:
+                began = time.perf_counter()
+                results = self._store([w.append for w in group])
+                size = sum(len(w.append.batch) for w in group)
+                self.committed(len(group), size, time.perf_counter() - began)
+                stored = self._remember(group, results)
+                self._loop.call_soon_threadsafe(self._answer, group, results, stored)
+
+    def _gather(self) -> list[_Waiting]:
+        """Wait for one, then take what is there already; in turn, if that is more than one commit."""
+        arrived: list[_Waiting] = []
+        size, limits = 0, self._limits
+        while not self._ended and not (self._queue.empty() and (arrived or self._turns)):
+            waiting = self._queue.get()
+            if waiting is None:
+                self._ended = True
+            else:
+                arrived.append(waiting)
+                size += len(waiting.append.batch)
+        if not self._turns and size <= limits.commit_bytes and len(arrived) <= limits.commit_batches:
+            return arrived
+        for waiting in arrived:
+            self._turns.add(waiting.line.key, len(waiting.append.batch), waiting)
+            if waiting.line.bytes <= TURN_BYTES:
+                self._small_until = time.monotonic() + _CONSIDERATE_S
+        size = limits.commit_bytes // (_SMALLER if time.monotonic() < self._small_until else 1)
+        return self._turns.take(size=size, count=limits.commit_batches)
+
+    def _store(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        try:
+            return self._log.append(appends)
+        except PostroomError as error:
+            self._tail.forget({append.partition_id for append in appends})  # who knows what is stored now
+            if len(appends) == 1 or isinstance(error, StoreUnavailable):
+                return [error] * len(appends)
+        except Exception as error:
+            return [_unexpected(error)] * len(appends)
+        return self._store_each(appends)
+
+    def _store_each(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        """One by one. Whoever holds a partition's lock for long is waited for once, not once for each."""
+        results: list[Appended | PostroomError] = []
+        busy: dict[int, StoreBusy] = {}
+        for append in appends:
+            result = busy.get(append.partition_id) or self._store([append])[0]
+            if isinstance(result, StoreBusy):
+                busy[append.partition_id] = result
+            results.append(result)
+        return results
+
+    def _remember(self, group: list[_Waiting], results: list[Appended | PostroomError]) -> dict[int, int]:
+        ends: dict[int, int] = {}
+        for waiting, result in zip(group, results, strict=True):
+            if isinstance(result, Appended) and waiting.append.due_at:
+                self.scheduled(waiting.append.due_at)
+            elif isinstance(result, Appended) and not result.duplicate and result.base_offset >= 0:
+                batch, partition_id = waiting.append.batch, waiting.append.partition_id
+                records = read_header(batch).records - len(result.repeats)
+                if not result.repeats:  # else what is stored is another batch
+                    data = with_base_offset(batch, result.base_offset)
+                    stored = StoredBatch(result.base_offset, records, result.appended_at, data)
+                    self._tail.add(partition_id, stored)
+                ends[partition_id] = result.base_offset + records
+        return ends
+
+    # ---- in the event loop ----
+
+    def _answer(
+        self, group: list[_Waiting], results: list[Appended | PostroomError], stored: dict[int, int]
+    ) -> None:
+        for waiting, result in zip(group, results, strict=True):
+            size, line = len(waiting.append.batch), waiting.line
+            self._pending_bytes -= size
+            line.bytes -= size
+            if not line.bytes and not line.callers:
+                del self._lines[line.key]
+            if waiting.done.done():
+                continue
+            if isinstance(result, Appended):
+                waiting.done.set_result(result)
+            else:
+                waiting.done.set_exception(result)
+        if self._crowded and not self._closed:
+            self._make_room()
+        if stored:
+            self._appended(stored)
+
+    def _make_room(self) -> None:
+        """Let in whom there is room for now, each line in its order."""
+        for line in tuple(self._crowded.values()):
+            while line.callers and not self._is_full(line):
+                waiting = line.callers.popleft()
+                if not waiting.done.done():  # else its caller was cancelled
+                    self._let_in(waiting)
+            if not line.callers:
+                del self._crowded[line.key]
+                if not line.bytes:
+                    del self._lines[line.key]
+
+
+def _closed() -> ClosedError:
+    return ClosedError("this connection is closed; call postroom.connect again")
+
+
+def _unexpected(error: Exception) -> StoreError:
+    failure = StoreError(f"the store failed in an unexpected way ({error!r}); nothing was confirmed")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,1 @@
+"""Topics, groups, routes and shards, and how they change."""

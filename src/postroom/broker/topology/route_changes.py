@@ -1,0 +1,298 @@
+"""Route changes: split, merge and move while producers write and groups read (R25, R26).
+
+The procedure: write down the intent, ask every shard that is touched whether it answers, make the logs of the
+successors, seal the old partitions with a control batch, activate the next version. Any process can go on
+with a change that it finds: each step is idempotent, and the last one is decided by compare-and-set. A change
+that cannot be finished, since a shard went away, is turned back: what was sealed gets a fresh successor on
+its own range, the rest stays as it was (I11).
+
+Producers learn of a seal by an error. If whoever made it died before the next version was there, the process
+whose producers wait goes on with it (`help`), and a sealed partition for which no change is under way is
+renewed. Blocking code, run in worker threads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from ...address import FIRST_SHARD
+from ...errors import (
+    InvalidSetting,
+    PartitionSealed,
+    PostroomError,
+    RouteConflict,
+    StoreError,
+    StoreUnavailable,
+    UnknownPartition,
+    UnknownTopic,
+)
+from ...model.messages.batch import SEAL, build_control
+from ...model.topology import route as routes
+from ...model.topology.names import is_internal
+from ...model.topology.route import Change, Draft, Route
+from ...store.contract import Store
+from ..presence import refuse_unknown, unaware
+from .catalog_cache import CatalogCache, Listing
+
+__all__ = ["FinishChanges", "RouteChanges", "RouteHelp"]
+
+
+_log = logging.getLogger("postroom.broker")
+
+T = TypeVar("T")
+
+_TRIES_S = 3.0  # a step that a store refuses is tried for so long before the change is turned back
+_PAUSE_S = 0.02
+_IDLE_MS = 500  # a change that nobody has worked on for so long is anybody's to finish
+
+
+class RouteChanges:
+    """Blocking; any thread may call it."""
+
+    def __init__(self, store: Store, catalog: CatalogCache) -> None:
+        self._store = store
+        self._catalog = catalog
+
+    # ---- what people ask for ----
+
+    def split(self, topic: str, partition: int, at: int | None) -> Route:
+        if is_internal(topic):
+            raise InvalidSetting(
+                f"topic {topic!r} belongs to a group and keeps its one partition; it can be moved, not split"
+            )
+        return self._change(routes.split(self.route(topic), partition, at))
+
+    def merge(self, topic: str, one: int, other: int) -> Route:
+        return self._change(routes.merge(self.route(topic), one, other))
+
+    def move(self, topic: str, partition: int, shard: str | None) -> Route:
+        route = self.route(topic)
+        if shard is None:
+            shard = self._emptiest(route, route.of_partition(partition).shard)
+        return self._change(routes.move(route, partition, "" if shard == FIRST_SHARD else shard))
+
+    def _emptiest(self, route: Route, here: str) -> str:
+        """Of the other shards that take partitions the one with the fewest of this topic, then of all."""
+        found = [s for s in self._store.shards() if s.name != here and s.state == "open" and not s.away]
+        mine = Counter(piece.shard for piece in route.ranges)
+        if not found:
+            raise InvalidSetting(
+                "there is no other shard that takes partitions: add one with connect(url, shards={…}), or "
+                "open one that is being drained (`postroom shard list` shows them)",
+                _served="there is no other shard that takes partitions: open one that is being drained "
+                "(`postroom shard list` shows them), or ask the operator of the brokers to add one",
+            )
+        processes = self._store.brokers.announced()
+        known = [s for s in found if not unaware(processes, s.name)]
+        if not known:
+            refuse_unknown(processes, found[0].name)
+        return min(known, key=lambda s: (mine[s.name], s.partitions)).name
+
+    def route(self, topic: str) -> Route:
+        return self._store.catalog.topic(topic).route
+
+    def _change(self, draft: Draft) -> Route:
+        new = {piece.shard for piece in draft.opens} - {piece.shard for piece in draft.seals}
+        for shard in sorted(new - {""}):
+            processes = self._store.brokers.announced()
+            if any(process.knows(shard) for process in processes):  # else there is none, and that is said
+                refuse_unknown(processes, shard)
+        change = self._begun(draft)
+        try:
+            return self._carry_out(change)
+        except (RouteConflict, UnknownPartition):  # the second: it was made so long ago that its past is gone
+            return self._found(change)
+
+    def _begun(self, draft: Draft) -> Change:
+        """A change that somebody left, and died, is finished before the caller is told to try again."""
+        try:
+            return self._store.routes.begin(draft)
+        except RouteConflict:
+            self.help(draft.topic)
+            raise
+
+    def _found(self, change: Change) -> Route:
+        """Somebody else went on with our change: what became of it?"""
+        if any(made.version == change.version + 1 for made in self._made(change)):
+            return self.route(change.topic)
+        raise RouteConflict(
+            f"the {change.kind} of topic {change.topic!r} was turned back: a database did not answer; "
+            "nothing is lost, look at the route (`postroom route show`) and try again",
+            topic=change.topic,
+        )
+
+    def _made(self, change: Change) -> list[Route]:
+        """Versions of the route that have what the change opens."""
+        opened = {piece.partition_id for piece in change.opens}
+        return [
+            version
+            for version in self._store.routes.history(change.topic)
+            if opened <= {piece.partition_id for piece in version.ranges}
+        ]
+
+    # ---- what is left over ----
+
+    def help(self, topic: str) -> bool:
+        """Somebody waits for a sealed partition's successors. False: others work on it; look again."""
+        change = self._store.routes.change_of(topic)
+        try:
+            if change is None:
+                self._renew(topic)
+            elif self._store.routes.take(change, _IDLE_MS):
+                _log.warning("going on with a %s of topic %r that was left", change.kind, topic)
+                self._carry_out(change)
+            else:
+                return False
+        except (RouteConflict, UnknownPartition):
+            return False  # somebody else was faster
+        return True
+
+    def _renew(self, topic: str) -> None:
+        """A partition was sealed for a change that was turned back meanwhile (I11)."""
+        route = self.route(topic)
+        draft = routes.renew(route, self._sealed(piece.partition_id for piece in route.ranges))
+        if draft is not None:
+            self._carry_out(self._store.routes.begin(draft))
+
+    # ---- the procedure ----
+
+    def _carry_out(self, change: Change) -> Route:
+        """All steps that are left. If a store stays away the change is turned back, and its error raised."""
+        try:
+            self._repeat(lambda: self._prepare(change))
+            for piece in change.seals:
+                self._seal(piece.partition_id, change)
+            return self._repeat(lambda: self._store.routes.activate(change)).route
+        except StoreError:
+            self._turn_back(change)
+            raise
+        finally:
+            self._catalog.forget()
+
+    def _prepare(self, change: Change) -> None:
+        """Every shard answers and the successors are there before the first partition is sealed (I11)."""
+        self._store.log.bounds([piece.partition_id for piece in change.seals])
+        self._store.routes.make(change)
+
+    def _seal(self, partition_id: int, change: Change) -> None:
+        payload = f"{change.topic}:{change.version}".encode()
+        batch = build_control(SEAL, payload, timestamp=self._store.now_ms())
+        self._repeat(lambda: self._store.log.seal(partition_id, batch))
+
+    def _repeat(self, step: Callable[[], T]) -> T:
+        """Steps are idempotent: a store that is away for a moment does not end a change."""
+        give_up_at = time.monotonic() + _TRIES_S
+        while True:
+            try:
+                return step()
+            except StoreError as error:
+                if not error.retriable or time.monotonic() >= give_up_at:
+                    raise
+            time.sleep(_PAUSE_S)
+
+    def _turn_back(self, change: Change) -> None:
+        try:
+            sealed = self._sealed(piece.partition_id for piece in change.seals)
+            instead = self._store.routes.turn_back(change, sealed)
+            if instead is not None:
+                _log.warning("a %s of topic %r is turned back", change.kind, change.topic)
+                self._store.routes.make(instead)
+                self._store.routes.activate(instead)
+        except PostroomError as error:
+            _log.warning("a %s of topic %r waits to be turned back: %s", change.kind, change.topic, error)
+
+    def _sealed(self, partition_ids: Iterable[int]) -> list[int]:
+        """Those that are sealed, as far as they answer; others are renewed when somebody finds out."""
+        found = []
+        for partition_id in partition_ids:
+            try:
+                if self._store.log.bounds([partition_id])[partition_id].sealed:
+                    found.append(partition_id)
+            except (StoreError, UnknownPartition):
+                pass
+        return found
+
+
+class FinishChanges:
+    """The duty: changes that were left, and sealed partitions without successors."""
+
+    name: str = "routes"
+    every_s: float = 5
+
+    def __init__(self, store: Store, changes: RouteChanges, listing: Listing | None = None) -> None:
+        self._store = store
+        self._changes = changes
+        self._listing = listing or Listing(store.catalog)
+
+    def run_once(self) -> None:
+        left = {change.topic for change in self._store.routes.changes()}
+        sealed = self._store.log.edges(sealed=True)
+        if sealed:  # most of them have successors
+            topics = self._listing.look().topics
+            left |= {t.name for t in topics if any(r.partition_id in sealed for r in t.route.ranges)}
+        for topic in sorted(left):
+            try:
+                self._changes.help(topic)
+            except (UnknownTopic, UnknownPartition):
+                pass  # it was deleted meanwhile
+            except StoreUnavailable as error:
+                if "shard" not in error.details:
+                    raise
+                _log.warning("the route of topic %r waits: %s", topic, error)
+
+
+# ---- helping ----
+# Route changes as the event loop sees them: each in a thread of its own, so that polls do not wait for
+# it.
+#
+# A change may have to wait for a store. Somebody may also have died in the middle of one, and left a
+# sealed partition without successors: the broker whose producer meets it goes on with the change, once
+# for all who wait.
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1  # between looks at a change that others make
+
+
+class RouteHelp:
+    """Used in the event loop only. `changed` is called when a route may be another one."""
+
+    def __init__(self, changes: RouteChanges, changed: Callable[[], None]) -> None:
+        self._changes = changes
+        self._changed = changed
+        self._under_way: dict[str, asyncio.Task[None]] = {}
+        self._closed = False
+
+    async def run(self, change: Callable[..., T], *args: Any) -> T:
+        try:
+            return await asyncio.to_thread(change, *args)
+        finally:
+            self._changed()
+
+    async def met_seal(self, topic: str, partition_id: int, error: PartitionSealed) -> None:
+        """A producer met a sealed partition: name its successors, or see to it that there are some."""
+        with suppress(PostroomError):  # it is refused in any case, and finds out by itself
+            route = await asyncio.to_thread(self._changes.route, topic)
+            error.details["successors"] = [piece.partition for piece in route.successors(partition_id)]
+        if not error.details.get("successors") and topic not in self._under_way:
+            self._under_way[topic] = asyncio.create_task(self._help(topic))
+
+    async def _help(self, topic: str) -> None:
+        pause_s = _FIRST_PAUSE_S
+        try:
+            while not self._closed and not await asyncio.to_thread(self._changes.help, topic):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        except PostroomError as error:
+            _log.warning("the route of topic %r waits: %s", topic, error)
+        finally:
+            del self._under_way[topic]
+            self._changed()
+
+    async def close(self) -> None:
+        self._closed = True
+        await asyncio.gather(*self._under_way.values(), return_exceptions=True)

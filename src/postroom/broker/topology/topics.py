@@ -1,0 +1,273 @@
+"""Topics, and how far groups are behind: blocking use cases, run in worker threads.
+
+A topic goes with its groups and their own topics. Decides nothing about groups: `groups` does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
+
+from ...config import DEFAULTS
+from ...endpoint.endpoint import Lag, PartitionLag, TopicInfo
+from ...errors import TopicExists, UnknownPartition
+from ...model.access import Principal, beginnings, visible
+from ...model.messages.batch import Kept, TopicBounds
+from ...model.policy.bounds import Positions
+from ...model.policy.settings import Start, TopicSettings
+from ...model.topology.names import base_of, check_topic, is_internal, owner
+from ...model.topology.route import Route
+from ...store.contract import Backlog, Group, Peek, Store, Topic
+from ..duties import ids_from
+from .catalog_cache import CatalogCache
+
+__all__ = ["Admin"]
+
+_SWEEP_S = 0.5  # how long a purge deletes by itself
+
+
+class Admin:
+    def __init__(self, store: Store, catalog: CatalogCache) -> None:
+        self._store = store
+        self._catalog = catalog
+
+    # ---- topics ----
+
+    def create_topic(self, name: str, settings: TopicSettings, partitions: int, exist_ok: bool) -> TopicInfo:
+        check_topic(name)
+        try:
+            self._store.catalog.create_topic(name, settings, partitions)
+        except TopicExists:
+            if not exist_ok:
+                raise
+        self._catalog.forget()
+        return self.topic(name)
+
+    def topics(self, viewer: Principal | None = None) -> list[TopicInfo]:
+        """Those that the viewer is shown are found by their names, and only these are loaded and counted."""
+        catalog = self._store.catalog
+        if viewer is None:
+            return self._infos(catalog.topics())
+        names = visible(viewer, catalog.names(beginnings(viewer)))
+        return self._infos(catalog.topics(names)) if names else []
+
+    def topic(self, name: str) -> TopicInfo:
+        return self._infos([self._store.catalog.topic(name)])[0]
+
+    def _infos(self, topics: Sequence[Topic]) -> list[TopicInfo]:
+        """A few reads for all of them."""
+        delayed = self._store.schedule.delayed()
+        edges = self._store.log.edges([r.partition_id for topic in topics for r in topic.route.partitions])
+        groups: dict[int, list[str]] = {}
+        for group in self._store.catalog.groups_of([topic.id for topic in topics]):
+            if not group.name.startswith("_") and base_of(group.name) is None:
+                groups.setdefault(group.topic_id, []).append(group.name)
+        return [
+            TopicInfo(
+                name=topic.name,
+                partitions=len(topic.route.ranges),
+                settings=topic.settings,
+                created_at=topic.created_at,
+                messages=sum(
+                    edges[r.partition_id].messages for r in topic.route.partitions if r.partition_id in edges
+                ),
+                groups=tuple(groups.get(topic.id, ())),
+                internal=is_internal(topic.name),
+                delayed=delayed.get(topic.id, 0),
+            )
+            for topic in topics
+        ]
+
+    def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
+        self._store.catalog.alter_topic(name, settings)
+        self._catalog.forget()
+        return self.topic(name)
+
+    def delete_topic(self, name: str) -> None:
+        """The topic, its groups, and the groups' own topics."""
+        found = self._store.catalog.topic(name)  # raises, and says what is near, if there is none
+        near = self._store.catalog.names([f"{name}."])
+        own = self._store.catalog.topics([t for t in near if (of := owner(t)) is not None and of[0] == name])
+        topics = {topic.name: topic for topic in (found, *own)}
+        for doomed in topics:
+            groups = self._store.catalog.groups(doomed)
+            self._store.schedule.purge(topics[doomed].id)  # in slices, before the catalog is locked
+            self._store.catalog.delete_topic(doomed)
+            for group in groups:
+                self._store.progress.forget(group.id)
+        self._catalog.forget()
+
+    def purge(self, name: str) -> int:
+        """Delayed messages first: those that come due meanwhile are in the log by then."""
+        topic = self._store.catalog.topic(name)
+        delayed = self._store.schedule.purge(topic.id)
+        before = self._store.log.bounds(r.partition_id for r in topic.route.partitions)
+        for partition_id, edges in before.items():
+            self._store.log.trim(partition_id, edges.end)
+        self._make_room(topic, before)
+        return delayed + sum(edges.messages for edges in before.values())
+
+    def _make_room(self, topic: Topic, partition_ids: Iterable[int]) -> None:
+        """Delete what was purged, for a moment: a full disk waits for it. The rest is left to retention."""
+        until = time.monotonic() + _SWEEP_S
+        for partition_id in self._store.present(partition_ids):
+            while time.monotonic() < until and self._store.log.sweep(
+                partition_id,
+                rows=DEFAULTS.retention_slice_rows,
+                appended_before=ids_from(self._store.now_ms(), topic),
+            ):
+                pass
+
+    def resolve(self, topic: str, start: Start) -> dict[int, int]:
+        ranges = self._catalog.topic(topic).route.partitions
+        bounds = self._store.log.bounds(r.partition_id for r in ranges)
+        named = dict(start.offsets)
+        found = {}
+        for piece in ranges:
+            edge = bounds[piece.partition_id]
+            if start.kind == "latest":
+                offset = edge.end
+            elif start.kind == "time":
+                offset = self._store.log.offset_at(piece.partition_id, start.time_ms)
+            else:
+                offset = named.get(piece.partition, edge.start)
+            found[piece.partition_id] = min(max(offset, edge.start), edge.end)
+        return found
+
+    def bounds(self, topic: str, at: Positions = ()) -> TopicBounds:
+        there = {piece.partition_id for piece in self._catalog.topic(topic).route.partitions}
+        log, asked = self._store.log, dict(at)
+        marks = log.marks({one: offset for one, offset in asked.items() if one in there})
+        kept = {
+            one: Kept(edges.start, edges.end, marks.get(one, "")) for one, edges in log.bounds(there).items()
+        }
+        for one, end in self._removed(topic, asked.keys() - there).items():
+            kept[one] = Kept(end, end, removed=True)
+        return TopicBounds(self._store.catalog.incarnation(), kept)
+
+    def _removed(self, topic: str, partition_ids: Set[int]) -> dict[int, int]:
+        """Where they ended; of partitions of this topic only."""
+        if not partition_ids:
+            return {}
+        older = {r.partition_id for route in self._store.routes.history(topic) for r in route.ranges}
+        return self._store.log.removed(sorted(partition_ids & older))
+
+    # ---- backlog ----
+
+    def lag(self, topic: str, group: str) -> Lag:
+        """A broadcast group is as far behind as the member that is furthest behind."""
+        readers = self._catalog.readers(topic, group)
+        lags = [self._lag(topic, reader.name) for reader in readers] or [self._nobody(topic, group)]
+        slowest = max(lags, key=lambda lag: (lag.total.messages, lag.total.oldest_age_ms))
+        return replace(slowest, group=group)
+
+    def _nobody(self, topic: str, group: str) -> Lag:
+        """A broadcast group without members has nothing to wait for."""
+        found = self._catalog.topic(topic)
+        edges = self._store.log.bounds(r.partition_id for r in found.route.ranges)
+        idle = [
+            Backlog(r.partition_id, end, end, end, 0, 0, 0, 0, 0.0, 0.0)
+            for r in found.route.ranges
+            for end in [edges[r.partition_id].end]
+        ]
+        rows = [_partition_lag(topic, r.partition, b) for r, b in zip(found.route.ranges, idle, strict=True)]
+        return Lag(topic, group, tuple(rows), _total(topic, rows))
+
+    def _lag(self, topic: str, group: str) -> Lag:
+        rows = []
+        for source, reader in self._catalog.all_sources(topic, group):
+            numbers = {r.partition_id: r.partition for r in source.route.partitions}
+            present = self._store.present(numbers)
+            peeks, now = self._store.progress.peek(reader, present), self._store.now_ms()
+            backlogs = self._backlogs(source.route, reader, present)
+            read = {b.partition_id for b in backlogs if _is_read(b, peeks.get(b.partition_id))}
+            for backlog in backlogs:
+                if backlog.partition_id in read:
+                    continue
+                peek = peeks.get(backlog.partition_id)
+                row = _partition_lag(source.name, numbers[backlog.partition_id], backlog)
+                holder = peek.holder.member if peek and peek.holder.until > now else ""
+                waits_for = _waits_for(source.route, reader, backlog.partition_id, peeks) - read
+                rows.append(
+                    replace(row, holder=holder, waits_for=tuple(sorted(numbers[p] for p in waits_for)))
+                )
+        return Lag(topic, group, tuple(rows), _total(topic, rows))
+
+    def _backlogs(self, route: Route, group: Group, places: Sequence[int]) -> list[Backlog]:
+        """A sealed partition may be removed at any moment, and by its shard before the catalog knows: then it
+        counts as read (I10)."""
+        try:
+            return self._store.progress.backlog(group, places)
+        except UnknownPartition:
+            sealed, found = {piece.partition_id for piece in route.sealed}, []
+            for place in places:
+                try:
+                    found += self._store.progress.backlog(group, [place])
+                except UnknownPartition:
+                    if place not in sealed:
+                        raise
+            return found
+
+
+def _is_read(backlog: Backlog, peek: Peek | None) -> bool:
+    """To its end, though the group may not have marked it as drained yet."""
+    return backlog.sealed and (backlog.committed >= backlog.end or (peek is not None and peek.drained))
+
+
+def _waits_for(route: Route, group: Group, partition_id: int, peeks: Mapping[int, Peek]) -> set[int]:
+    """Ordered groups: what is to be read before this partition is begun (I10)."""
+    if group.settings.mode != "ordered" or partition_id in peeks:
+        return set()
+    before = route.predecessors.get(partition_id, ())
+    return {one for one in before if one not in peeks or not peeks[one].drained}
+
+
+def _partition_lag(topic: str, number: int, b: Backlog) -> PartitionLag:
+    messages = b.messages
+    return PartitionLag(
+        topic=topic,
+        partition=number,
+        committed=b.committed,
+        end=b.end,
+        messages=messages,
+        bytes=b.bytes if messages else 0,
+        unsettled=b.unsettled,
+        oldest_age_ms=b.oldest_age_ms if messages else 0,
+        first_wait_ms=b.first_wait_ms,
+        arrival_per_s=b.arrival_per_s,
+        drain_per_s=b.drain_per_s,
+        drain_eta_s=_eta(messages, b.drain_per_s, b.arrival_per_s),
+        stopped=b.stopped,
+        parked=b.parked,
+        sealed=b.sealed,
+        stopped_age_ms=b.stopped_age_ms,
+    )
+
+
+def _total(topic: str, rows: Sequence[PartitionLag]) -> PartitionLag:
+    messages = sum(r.messages for r in rows)
+    arrival, drain = sum(r.arrival_per_s for r in rows), sum(r.drain_per_s for r in rows)
+    return PartitionLag(
+        topic=topic,
+        partition=-1,
+        committed=sum(r.committed for r in rows),
+        end=sum(r.end for r in rows),
+        messages=messages,
+        bytes=sum(r.bytes for r in rows),
+        unsettled=sum(r.unsettled for r in rows),
+        oldest_age_ms=max((r.oldest_age_ms for r in rows), default=0),
+        first_wait_ms=max((r.first_wait_ms for r in rows), default=0),
+        arrival_per_s=arrival,
+        drain_per_s=drain,
+        drain_eta_s=_eta(messages, drain, arrival),
+        stopped=sum(r.stopped for r in rows),
+        parked=sum(r.parked for r in rows),
+        stopped_age_ms=max((r.stopped_age_ms for r in rows), default=0),
+    )
+
+
+def _eta(messages: int, drain_per_s: float, arrival_per_s: float) -> float | None:
+    if messages == 0:
+        return 0.0
+    return messages / (drain_per_s - arrival_per_s) if drain_per_s > arrival_per_s else None

@@ -1,0 +1,176 @@
+"""How things look: tables for people, JSON for scripts, and messages as text.
+
+On a terminal tables have lines and colours; in a pipe they are plain columns, never cut. Bytes that are
+UTF-8 are shown as text, others as base64 under a name that says so; `postroom send --jsonl` takes both back.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = [
+    "age",
+    "console",
+    "count",
+    "dead_letters",
+    "encoded",
+    "json_line",
+    "message_fields",
+    "messages",
+    "moment",
+    "nothing",
+    "rate",
+    "table",
+    "text_of",
+]
+
+_PIPE_WIDTH = 4000  # no terminal: never cut a cell
+
+
+def console(*, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    class PipeConsole(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # the frame knows what to do; Rich would exit with 1
+
+    stream = sys.stderr if stderr else sys.stdout
+    return PipeConsole(
+        stderr=stderr, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False, soft_wrap=False
+    )
+
+
+def table(
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str | Text]],
+    *,
+    numbers: Iterable[str] = (),
+    title: str | None = None,
+) -> Table:
+    """A table; `numbers` names the columns that stand to the right."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    fancy = sys.stdout.isatty()
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.ROUNDED if fancy else None,
+        header_style="bold cyan" if fancy else "",
+        border_style="dim",
+        padding=(0, 1) if fancy else (0, 2, 0, 0),
+        show_edge=fancy,
+    )
+    right = set(numbers)
+    for name in columns:
+        made.add_column(name, justify="right" if name in right else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+    return made
+
+
+def json_line(value: Any) -> None:
+    """One value on one line."""
+    sys.stdout.write(encoded(value) + "\n")
+
+
+def encoded(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=str)
+
+
+# ---- numbers and moments ----
+
+
+def count(number: int) -> str:
+    return f"{number:,}"
+
+
+def messages(number: int, one: str = "", many: str = "") -> str:
+    """ "1 message", "3,000 messages"; with words that must agree: "1 message is", "2 messages are"."""
+    noun, verb = ("message", one) if number == 1 else ("messages", many)
+    return f"{count(number)} {noun} {verb}".rstrip()
+
+
+def dead_letters(number: int) -> str:
+    return f"{count(number)} dead letter{'' if number == 1 else 's'}"
+
+
+def rate(per_s: float) -> str:
+    if 0 < per_s < 0.05:
+        return "<0.1/s"
+    return f"{per_s:,.0f}/s" if per_s >= 10 or per_s == 0 else f"{per_s:.1f}/s"
+
+
+def age(ms: int) -> str:
+    from ...units import format_duration
+
+    return format_duration(ms) if ms else "–"
+
+
+def moment(ms: int) -> str:
+    """UTC, to the millisecond, as every other tool can read it; the number where no calendar has it."""
+    from ...model.messages.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
+
+    if not FIRST_SHOWN_MS <= ms <= LAST_SHOWN_MS:
+        return f"{ms} ms"
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def nothing(text: str) -> None:
+    """Where a table would be empty."""
+    console().print(f"[dim]{text}[/dim]")
+
+
+# ---- messages ----
+
+
+def text_of(data: bytes | None) -> str:
+    """Bytes on one line for people."""
+    if data is None:
+        return "–"
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return f"<{len(data)} bytes: {data[:16].hex(' ')}{' …' if len(data) > 16 else ''}>"
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def message_fields(message: Any) -> dict[str, Any]:
+    """A message as JSON: what `send --jsonl` takes, and where it was."""
+    fields: dict[str, Any] = {
+        "topic": message.topic,
+        "partition": message.partition,
+        "offset": message.offset,
+        "id": message.id,
+        "timestamp": moment(message.timestamp),
+        **_bytes("key", message.key),
+        **_bytes("value", message.value),
+    }
+    if message.headers:
+        fields["headers"] = _header_texts(message.headers)
+    return fields
+
+
+def _bytes(name: str, data: bytes | None) -> dict[str, str | None]:
+    if data is None:
+        return {name: None}
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}
+
+
+def _header_texts(headers: Mapping[str, bytes]) -> dict[str, str]:
+    return {name: value.decode(errors="backslashreplace") for name, value in headers.items()}

@@ -1,0 +1,189 @@
+"""`postroom dead …`: list, inspect, redrive and discard a group's dead letters (R20)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...errors import UsageError
+from ..framework import show
+from ..framework.command import Run, command, family
+from ..framework.exits import say_note
+from ..framework.options import Group, Topic
+from ..framework.terminal import DryRun, Losses, Yes, agreed
+
+if TYPE_CHECKING:
+    from postroom import Connection, DeadLetter
+
+__all__ = ["app"]
+
+app = family("dead", "List, inspect, redrive and discard dead letters.")
+
+Ids = Annotated[
+    list[str] | None,
+    typer.Option("--id", help="Only the one with this id; repeatable. Default: all.", show_default=False),
+]
+List = Annotated[
+    Path | None,
+    typer.Option(
+        "--from",
+        metavar="FILE",
+        help="Only those of a list, one JSON object with an id a line, as of `postroom pipeline triage`.",
+        show_default=False,
+    ),
+]
+_EVERY = 2**31 - 1
+_VALUE_WIDTH = 60
+
+
+@command(app, "list")
+async def list_letters(
+    run: Run,
+    topic: Topic,
+    group: Group,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")] = 100,
+) -> None:
+    """List a group's dead letters, oldest first."""
+    async with run.connect() as mq:
+        letters = await mq.dead_letters(topic, group, limit=limit + 1)
+    more, letters = len(letters) > limit, letters[:limit]
+    if run.json:
+        show.json_line([_fields(letter) for letter in letters])
+    elif not letters:
+        show.nothing(f"group {group} of topic {topic} has no dead letters")
+    else:
+        columns = ("id", "place", "attempts", "died", "reason", "value")
+        show.console().print(show.table(columns, map(_row, letters), numbers=("attempts",)))
+        if more:
+            typer.echo(f"… and more; --limit {limit * 10} shows them")
+
+
+@command(app, "show")
+async def show_letters(run: Run, topic: Topic, group: Group, id: Ids = None) -> None:
+    """Show dead letters in full: reason, headers, value."""
+    async with run.connect() as mq:
+        letters = await _chosen(mq, topic, group, id)
+    if run.json:
+        show.json_line([_fields(letter) for letter in letters])
+        return
+    if not letters:
+        show.nothing(f"group {group} of topic {topic} has no dead letters")
+    for letter in letters:
+        show.console().print(show.table(("field", "value"), _lines(letter), title=f"dead letter {letter.id}"))
+
+
+@command(app, "redrive")
+async def redrive(
+    run: Run, topic: Topic, group: Group, id: Ids = None, file: List = None, dry_run: DryRun = False
+) -> None:
+    """Hand dead letters back to that group alone; they are handled again."""
+    listed = None if file is None else _listed(file, topic, group)
+    async with run.connect() as mq:
+        if listed is not None:
+            id = [*(id or ()), *await _still_there(mq, topic, group, listed)]
+        if listed is not None and not id:
+            moved = 0
+        elif dry_run:
+            moved = len(await _chosen(mq, topic, group, id))
+        else:
+            moved = await mq.redrive(topic, group, ids=id or None)
+    verb = "would hand" if dry_run else "handed"
+    if run.json:
+        show.json_line({"topic": topic, "group": group, "redriven": moved, "dry_run": dry_run})
+    else:
+        typer.echo(f"{verb} {show.dead_letters(moved)} back to group {group}")
+
+
+@command(app, "discard")
+async def discard(
+    run: Run, topic: Topic, group: Group, id: Ids = None, yes: Yes = False, dry_run: DryRun = False
+) -> None:
+    """Throw dead letters away."""
+    async with run.connect() as mq:
+        doomed = len(await _chosen(mq, topic, group, id))
+        losses: Losses = {"topic": topic, "group": group, "dead_letters": doomed}
+        what = f"discard dead letters of group {group!r}"
+        counted = f"{show.dead_letters(doomed)} will be lost"
+        if not agreed(run, what, losses, yes=yes, dry_run=dry_run, counted=counted):
+            return
+        gone = await mq.discard_dead_letters(topic, group, ids=id or None)
+    if run.json:
+        show.json_line({"topic": topic, "group": group, "discarded": gone})
+    else:
+        typer.echo(f"discarded {show.dead_letters(gone)} of group {group}")
+
+
+def _listed(file: Path, topic: str, group: str) -> set[str]:
+    """The ids in a list of dead letters; UsageError with the line that is none of it."""
+    found = set()
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--from {file}: cannot be read ({error})") from None
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except ValueError:
+            fields = None
+        if not isinstance(fields, dict) or not isinstance(fields.get("id"), str):
+            raise UsageError(f'--from {file}, line {number}: write an object such as {{"id": "o-1"}}')
+        if fields.get("topic", topic) != topic or fields.get("group", group) != group:
+            of = f"group {fields.get('group')!r} of topic {fields.get('topic')!r}"
+            raise UsageError(f"--from {file}, line {number}: this is a dead letter of {of}; nothing was done")
+        found.add(fields["id"])
+    return found
+
+
+async def _still_there(mq: Connection, topic: str, group: str, ids: set[str]) -> list[str]:
+    """A list may be older than what was redriven since."""
+    there = ids & {letter.id for letter in await mq.dead_letters(topic, group, limit=_EVERY)}
+    if gone := len(ids) - len(there):
+        say_note(f"{show.dead_letters(gone)} of the list {'is' if gone == 1 else 'are'} not there any more")
+    return sorted(there)
+
+
+async def _chosen(mq: Connection, topic: str, group: str, ids: list[str] | None) -> list[DeadLetter]:
+    letters = await mq.dead_letters(topic, group, limit=_EVERY)
+    if not ids:
+        return letters
+    if unknown := set(ids) - {letter.id for letter in letters}:
+        raise UsageError(
+            f"group {group!r} of topic {topic!r} has no dead letter with the id {min(unknown)!r}: "
+            f"`postroom dead list {topic} {group}` lists those it has"
+        )
+    return [letter for letter in letters if letter.id in ids]
+
+
+def _row(letter: DeadLetter) -> tuple[str, ...]:
+    value = show.text_of(letter.value)
+    short = value if len(value) <= _VALUE_WIDTH else value[: _VALUE_WIDTH - 1] + "…"
+    place = f"{letter.partition}:{letter.offset}"
+    return (letter.id, place, str(letter.attempts), show.moment(letter.dead_at), letter.reason or "–", short)
+
+
+def _fields(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        **show.message_fields(letter),
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "dead_at": show.moment(letter.dead_at),
+    }
+
+
+def _lines(letter: DeadLetter) -> list[tuple[str, str]]:
+    headers = [(f"header {name}", show.text_of(value)) for name, value in letter.headers.items()]
+    return [
+        ("place", f"{letter.topic}, partition {letter.partition}, offset {letter.offset}"),
+        ("sent", show.moment(letter.timestamp)),
+        ("died", show.moment(letter.dead_at)),
+        ("attempts", str(letter.attempts)),
+        ("reason", letter.reason or "–"),
+        ("key", show.text_of(letter.key)),
+        *headers,
+        ("value", show.text_of(letter.value)),
+    ]

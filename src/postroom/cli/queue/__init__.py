@@ -1,0 +1,1 @@
+"""Commands about topics, groups, routes, shards, rates and principals."""

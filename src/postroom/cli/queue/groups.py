@@ -1,0 +1,346 @@
+"""`postroom group …`: create, list, show, alter, pause, resume, reset and delete groups (R12, R44)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..framework import show
+from ..framework.command import Run, command, family
+from ..framework.options import (
+    Exhausted,
+    Expires,
+    Group,
+    Lease,
+    MaxAttempts,
+    MaxHold,
+    Mode,
+    Order,
+    SlowLane,
+    Start,
+    Topic,
+    place,
+    wished,
+)
+from ..framework.terminal import DryRun, Losses, Yes, agreed
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from postroom import Connection, GroupInfo, Lag, PartitionLag, ResetPlan
+    from postroom.model.policy.slow_lane import LanePolicy
+
+__all__ = ["app", "find_group"]
+
+app = family("group", "Create, list, pause, reset and delete groups.")
+
+Force = Annotated[bool, typer.Option("--force", help="Also while members are using it.")]
+
+
+@command(app, "create")
+async def create(
+    run: Run,
+    topic: Topic,
+    group: Group,
+    mode: Mode = None,
+    order: Order = None,
+    start: Start = None,
+    lease: Lease = None,
+    max_attempts: MaxAttempts = None,
+    exhausted: Exhausted = None,
+    max_hold: MaxHold = None,
+    expires: Expires = None,
+    slow_lane: SlowLane = None,
+    exist_ok: Annotated[
+        bool, typer.Option("--exist-ok", help="Fine if it is there already, with what is asked for.")
+    ] = False,
+) -> None:
+    """Create a group before its first consumer comes."""
+    wish = wished(
+        mode=mode, order=order, start=start, lease=lease, max_attempts=max_attempts,
+        exhausted=exhausted, max_hold=max_hold, expires=expires, lane=slow_lane,
+    )  # fmt: skip
+    async with run.connect() as mq:
+        info = await mq.create_group(topic, group, exist_ok=exist_ok, **wish)
+    if run.json:
+        show.json_line(_fields(info))
+    else:
+        mode_said = "" if info.settings.mode == "shared" else f", in mode {info.settings.mode}"
+        starts = f"it {'starts' if info.made else 'started'} {info.settings.start.said}"
+        typer.echo(f"group {group} of topic {topic} is there{mode_said}; {starts}")
+
+
+@command(app, "list")
+async def list_groups(run: Run, topic: Topic) -> None:
+    """List the groups of a topic, whether somebody uses them, and what they hold."""
+    async with run.connect() as mq:
+        found = await mq.groups(topic)
+        lags = {info.name: await mq.lag(topic, info.name) for info in found}
+    if run.json:
+        show.json_line([_listed(info, lags[info.name]) for info in found])
+    elif not found:
+        show.nothing(f"topic {topic} has no groups yet: a group comes with its first consumer")
+    else:
+        ordered = any(info.settings.mode == "ordered" for info in found)
+        columns = ("group", "mode", "members", "state", "behind", "oldest", "holders")[: 7 if ordered else 6]
+        rows = [_row(info, lags[info.name])[: len(columns)] for info in found]
+        show.console().print(show.table(columns, rows, numbers=("members", "behind", "oldest")))
+
+
+@command(app, "show")
+async def show_group(run: Run, topic: Topic, group: Group) -> None:
+    """Show a group: its settings, its members and where it is in each partition."""
+    async with run.connect() as mq:
+        info = await find_group(mq, topic, group)
+        lag = await mq.lag(topic, group)
+    if run.json:
+        committed = {str(p.partition): p.committed for p in lag.partitions if p.topic == topic}
+        show.json_line({**_listed(info, lag), "committed": committed})
+        return
+    out = show.console()
+    out.print(
+        show.table(("setting", "value"), _lines(info), title=f"group {info.name} of topic {info.topic}")
+    )
+    if info.members:
+        members = [(m.name, m.client, show.moment(m.joined_at)) for m in info.members]
+        out.print(show.table(("member", "client", "joined"), members))
+    columns = ("topic", "partition", "committed", "end", "behind")
+    extra = ("holder", "stopped") if info.settings.mode == "ordered" else ()
+    places = [
+        (*_place(p), *((p.holder or "–", show.count(p.stopped)) if extra else ())) for p in lag.partitions
+    ]
+    out.print(show.table((*columns, *extra), places, numbers=(*columns[1:], "stopped")))
+
+
+@command(app, "alter")
+async def alter(
+    run: Run,
+    topic: Topic,
+    group: Group,
+    lease: Lease = None,
+    max_attempts: MaxAttempts = None,
+    exhausted: Exhausted = None,
+    max_hold: MaxHold = None,
+    expires: Expires = None,
+    slow_lane: SlowLane = None,
+) -> None:
+    """Change a group's settings; what is not named stays. Mode and order are for its whole life."""
+    wish = wished(
+        lease=lease, max_attempts=max_attempts, exhausted=exhausted, max_hold=max_hold, expires=expires,
+        lane=slow_lane,
+    )  # fmt: skip
+    if not wish:
+        raise typer.BadParameter("name at least one setting to change, such as --lease 1m")
+    async with run.connect() as mq:
+        info = await mq.alter_group(topic, group, **wish)
+    _say(run, info, f"changed group {group} of topic {topic}")
+
+
+@command(app, "pause")
+async def pause(run: Run, topic: Topic, group: Group) -> None:
+    """Hand out nothing to this group until it is resumed."""
+    async with run.connect() as mq:
+        info = await mq.pause(topic, group)
+    _say(run, info, f"paused group {group} of topic {topic}; go on with `postroom group resume`")
+
+
+@command(app, "resume")
+async def resume(run: Run, topic: Topic, group: Group) -> None:
+    """Go on handing out."""
+    async with run.connect() as mq:
+        info = await mq.resume(topic, group)
+    _say(run, info, f"resumed group {group} of topic {topic}")
+
+
+@command(app, "reset")
+async def reset(
+    run: Run,
+    topic: Topic,
+    group: Group,
+    to: Annotated[
+        str, typer.Option("--to", help="earliest, latest, 2026-01-31T08:00:00Z, or offsets 0=12,1=40.")
+    ],
+    force: Force = False,
+    yes: Yes = False,
+    dry_run: DryRun = False,
+) -> None:
+    """Move a group to another place in the topic: messages are skipped, or handled once more.
+
+    Offsets move the partitions that they name; in the others the group stays where it is.
+    """
+    target = place(to, name="--to")
+    async with run.connect() as mq:
+        await find_group(mq, topic, group)
+        before = (await mq.lag(topic, group)).total
+        plan = await mq.reset(topic, group, to=target, dry_run=True)
+        losses: Losses = {"topic": topic, "group": group, "to": to, "behind": before.messages}
+        if not agreed(
+            run,
+            f"reset group {group!r} to {to}",
+            {**losses, **_moved(plan)},
+            yes=yes,
+            dry_run=dry_run,
+            counted=_counted(plan),
+            detail=lambda: show.console().print(_moves(plan)),
+        ):
+            return
+        done = await mq.reset(topic, group, to=target, force=force)
+        after = (await mq.lag(topic, group)).total
+    if run.json:
+        show.json_line({"reset": True, **losses, **_moved(done), "behind": after.messages})
+    else:
+        waiting = show.messages(after.messages, "is", "are")
+        show.console().print(_moves(done))
+        typer.echo(f"reset group {group} to {to}: {_counted(done)}; {waiting} waiting for it")
+
+
+@command(app, "delete")
+async def delete(
+    run: Run, topic: Topic, group: Group, force: Force = False, yes: Yes = False, dry_run: DryRun = False
+) -> None:
+    """Delete a group: its progress and its dead letters; the topic's messages stay."""
+    async with run.connect() as mq:
+        await find_group(mq, topic, group)
+        waiting = (await mq.lag(topic, group)).total.messages
+        dead = len(await mq.dead_letters(topic, group))
+        losses: Losses = {"topic": topic, "group": group, "behind": waiting, "dead_letters": dead}
+        behind = f"its progress ({show.messages(waiting)} waiting)"
+        counted = f"{behind} and {show.dead_letters(dead)} will be lost"
+        if not agreed(run, f"delete group {group!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
+            return
+        await mq.delete_group(topic, group, force=force)
+    if run.json:
+        show.json_line({"deleted": True, **losses})
+    else:
+        typer.echo(f"deleted group {group} of topic {topic}")
+
+
+def _moved(plan: ResetPlan) -> dict[str, Any]:
+    lines = [asdict(line) for line in plan.partitions]
+    return {"again": plan.again, "skipped": plan.skipped, "partitions": lines}
+
+
+def _counted(plan: ResetPlan) -> str:
+    again, skipped = show.messages(plan.again, "comes", "come"), show.messages(plan.skipped, "is", "are")
+    return f"{again} again, {skipped} skipped"
+
+
+def _moves(plan: ResetPlan) -> Table:
+    """A line for each partition, and in mode "broadcast" for each member."""
+    columns = ("partition", "before", "after", "again", "skipped")
+    rows = [
+        (
+            str(line.partition),
+            show.count(line.before),
+            show.count(line.after) if line.moved else "stays",
+            show.count(line.again),
+            show.count(line.skipped),
+        )
+        for line in plan.partitions
+    ]
+    if all(line.group == plan.name for line in plan.partitions):
+        return show.table(columns, rows, numbers=columns)
+    members = [(line.group, *row) for line, row in zip(plan.partitions, rows, strict=True)]
+    return show.table(("group", *columns), members, numbers=columns)
+
+
+async def find_group(mq: Connection, topic: str, name: str) -> GroupInfo:
+    """The group of that name; the error names what is near."""
+    for info in await mq.groups(topic):
+        if info.name == name:
+            return info
+    await mq.lag(topic, name)  # raises UnknownGroup, with a suggestion
+    raise AssertionError(f"group {name!r} came and went")  # pragma: no cover
+
+
+def _fields(info: GroupInfo) -> dict[str, Any]:
+    settings = info.settings
+    return {
+        "topic": info.topic,
+        "group": info.name,
+        "mode": settings.mode,
+        "order": settings.order,
+        "start": settings.start.encode(),
+        "lease_ms": settings.lease_ms,
+        "max_attempts": settings.max_attempts,
+        "exhausted": settings.exhausted,
+        "max_hold_ms": settings.max_hold_ms,
+        "expires_ms": settings.expires_ms,
+        "slow_lane": asdict(settings.slow_lane) if settings.slow_lane.on else None,
+        "paused": info.paused,
+        "idle_ms": info.idle_ms,
+        "members": [m.name for m in info.members],
+        "created_at": show.moment(info.created_at),
+    }
+
+
+def _listed(info: GroupInfo, lag: Lag) -> dict[str, Any]:
+    total = lag.total
+    return {**_fields(info), "behind": total.messages, "stopped": total.stopped, "holders": _held(lag)}
+
+
+def _held(lag: Lag) -> dict[str, int]:
+    """Ordered groups: who holds how many partitions."""
+    return dict(Counter(part.holder for part in lag.partitions if part.holder))
+
+
+def _lines(info: GroupInfo) -> list[tuple[str, str]]:
+    settings, ordered = info.settings, info.settings.mode == "ordered"
+    holding = [("max hold", show.age(settings.max_hold_ms))] if ordered else []
+    return [
+        ("mode", f"ordered by {settings.order}" if ordered else settings.mode),
+        ("started at", settings.start.encode()),
+        ("lease", show.age(settings.lease_ms)),
+        ("max attempts", f"{settings.max_attempts}, then {_END[settings.exhausted]}"),
+        *holding,
+        *([("slow lane", _lane(settings.slow_lane))] if settings.slow_lane.on else []),
+        ("expires", f"when idle for {show.age(settings.expires_ms)}" if settings.expires_ms else "never"),
+        ("state", _state(info)),
+        ("created", show.moment(info.created_at)),
+    ]
+
+
+def _lane(policy: LanePolicy) -> str:
+    failing = [f"{policy.failures:.0%} fail"] if policy.failures else []
+    long = [f"they take {show.age(policy.handling_ms)}"] if policy.handling_ms else []
+    when = f"if {' or '.join(failing + long)}, of {policy.at_least} in {show.age(policy.window_ms)}"
+    return f"{policy.share:.0%} for sources ({policy.header}) {when}; clean after {show.age(policy.clean_ms)}"
+
+
+_END = {"dead": "dead letters", "stop": "its key stops"}
+
+
+def _place(part: PartitionLag) -> tuple[str, ...]:
+    ends = (show.count(part.committed), show.count(part.end), show.count(part.messages))
+    return (part.topic, str(part.partition), *ends)
+
+
+def _row(info: GroupInfo, lag: Lag) -> tuple[str, ...]:
+    held = ", ".join(f"{name} {count}" for name, count in _held(lag).items())
+    stopped = f"{lag.total.stopped} stopped" if lag.total.stopped else ""
+    return (
+        info.name,
+        info.settings.mode,
+        str(len(info.members)),
+        _state(info),
+        show.count(lag.total.messages),
+        show.age(lag.total.oldest_age_ms),
+        "; ".join(filter(None, (held, stopped))) or "–",
+    )
+
+
+def _state(info: GroupInfo) -> str:
+    """Paused, in use, or for how long nobody used it (R44)."""
+    if info.paused:
+        return "paused"
+    return "in use" if info.idle_ms is None else f"idle {show.age(info.idle_ms)}".rstrip(" –")
+
+
+def _say(run: Run, info: GroupInfo, sentence: str) -> None:
+    if run.json:
+        show.json_line(_fields(info))
+    else:
+        typer.echo(sentence)

@@ -1,0 +1,231 @@
+"""`postroom lag`: how far groups are behind (R43), for people, dashboards and monitors.
+
+One group is shown by partition, with who holds it if the group is ordered, whether it is sealed, and what is
+to be read before it; a broadcast group by member. A threshold that is crossed is exit code 3, and the line on
+stderr says which group crossed which.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...units import duration_ms, format_bytes, format_duration
+from ..framework import exits, show
+from ..framework.command import Run, command
+from ..framework.options import Topic, seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from postroom import Connection, Lag, PartitionLag
+
+__all__ = ["lag_table", "register"]
+
+_SHOWN = 10  # slow sources
+_ORDERED = ("stopped", "holder")
+_CHANGED = ("state",)  # after changes of the route
+_COLUMNS = ("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in")
+
+
+def register(app: typer.Typer) -> None:
+    command(app, "lag", rich_help_panel="Running")(lag)
+
+
+async def lag(
+    run: Run,
+    topic: Topic,
+    group: Annotated[
+        str | None,
+        typer.Argument(help="Only this group: by partition, or by member.", show_default=False),
+    ] = None,
+    max_age: Annotated[
+        str | None,
+        typer.Option(help='Exit 3 if the oldest waiting message is older, such as "5m".', show_default=False),
+    ] = None,
+    max_messages: Annotated[
+        int | None, typer.Option(min=0, help="Exit 3 if more messages are waiting for a group.")
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Keep showing it, until Ctrl-C.")] = False,
+    interval: Annotated[str, typer.Option(help="With --watch: how often.")] = "1s",
+) -> None:
+    """Show how far groups are behind: messages, bytes, age, rates, time to drain."""
+    oldest_ms = None if max_age is None else duration_ms(max_age, name="--max-age")
+    every_s = max(0.05, seconds(interval, name="--interval"))
+    async with run.connect() as mq:
+        if watch:
+            await _watch(run, mq, topic, group, every_s)
+        lags = await _lags(mq, topic, group)
+        if not run.json:
+            await _note_slow(mq, topic, lags)
+        if run.shards:
+            await _note_away(mq)
+    _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
+    if crossed := _crossed(lags, oldest_ms, max_messages):
+        exits.say_error("threshold_crossed", crossed, as_json=run.json)
+        raise typer.Exit(exits.CROSSED)
+
+
+async def _note_away(mq: Connection) -> None:
+    away = [info.name for info in await mq.shards() if info.state == "away"]
+    if away:
+        exits.say_note(f"shard {', '.join(away)} is away: what waits there is not counted")
+
+
+async def _note_slow(mq: Connection, topic: str, lags: list[Lag]) -> None:
+    """Sources whose messages go to a slow lane (R42)."""
+    watched = {info.name for info in await mq.groups(topic) if info.settings.slow_lane.on}
+    for lag in lags:
+        found = (await mq.lanes(topic, lag.group)).sources if lag.group in watched else ()
+        for one in found[:_SHOWN]:
+            since = show.moment(one.since)
+            exits.say_note(f"group {lag.group}: source {one.source} is slow since {since}: {one.reason}")
+        if len(found) > _SHOWN:
+            exits.say_note(f"group {lag.group}: and {len(found) - _SHOWN} more sources are slow")
+
+
+async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
+    """One group, or all; a broadcast group is followed by its members, each of which is a group (R11)."""
+    if group is None:
+        return [await mq.lag(topic, info.name) for info in await mq.groups(topic)]
+    lags = [await mq.lag(topic, group)]  # raises, with a suggestion, if there is no such group
+    members = [info.name for info in await mq.groups(topic) if info.name.startswith(f"{group}@")]
+    return lags + [await mq.lag(topic, member) for member in members]
+
+
+async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_s: float) -> None:
+    """Never returns by itself. On a terminal a table that stays in place; else sample after sample."""
+    import asyncio
+
+    if run.json or not sys.stdout.isatty():
+        while True:
+            lags = await _lags(mq, topic, group)
+            _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
+            sys.stdout.flush()
+            await asyncio.sleep(every_s)
+    from rich.live import Live
+
+    with Live(console=show.console(), auto_refresh=False) as live:
+        while True:
+            lags = await _lags(mq, topic, group)
+            by_partition = group is not None and len(lags) == 1
+            live.update(_render(topic, lags, by_partition=by_partition), refresh=True)
+            await asyncio.sleep(every_s)
+
+
+def _show(run: Run, topic: str, lags: list[Lag], *, by_partition: bool) -> None:
+    if run.json:
+        show.json_line([_fields(lag) for lag in lags])
+    elif not lags:
+        show.nothing(f"topic {topic} has no groups: nobody is behind")
+    else:
+        show.console().print(_render(topic, lags, by_partition=by_partition))
+
+
+def _render(topic: str, lags: list[Lag], *, by_partition: bool) -> RenderableType:
+    if not by_partition:
+        return lag_table(lags)
+    ordered = any(part.holder or part.stopped for lag in lags for part in lag.partitions)
+    extra = _ORDERED if ordered else ()
+    changed = _CHANGED if any(_is_changed(lag) for lag in lags) else ()
+    rows = [
+        (_place(p, topic), *_cells(p), *_held(p, extra), *[_state(p) for _ in changed])
+        for lag in lags
+        for p in lag.partitions
+    ]
+    rows += [("all", *_cells(lag.total), *_held(lag.total, extra), *["–" for _ in changed]) for lag in lags]
+    return show.table(("partition", *_COLUMNS, *extra, *changed), rows, numbers=(*_COLUMNS, "stopped"))
+
+
+def lag_table(lags: list[Lag]) -> RenderableType:
+    """One row for each group."""
+    extra = _ORDERED[:1] if any(lag.total.stopped for lag in lags) else ()
+    rows = [(lag.group, *_cells(lag.total), *_held(lag.total, extra)) for lag in lags]
+    return show.table(("group", *_COLUMNS, *extra), rows, numbers=(*_COLUMNS, "stopped"))
+
+
+def _held(part: PartitionLag, columns: tuple[str, ...]) -> tuple[str, ...]:
+    """Ordered groups: messages that wait for people, and who holds the partition."""
+    return (show.count(part.stopped), part.holder or "–")[: len(columns)]
+
+
+def _is_changed(lag: Lag) -> bool:
+    return any(part.sealed or part.waits_for for part in lag.partitions)
+
+
+def _state(part: PartitionLag) -> str:
+    """Whether it takes messages, and what the group has to read before it (I10)."""
+    state = "sealed" if part.sealed else "open"
+    waits_for = ", ".join(map(str, part.waits_for))
+    return f"{state}, waits for {waits_for}" if waits_for else state
+
+
+def _place(part: PartitionLag, topic: str) -> str:
+    if part.topic == topic:
+        return str(part.partition)
+    return f"{part.partition} ({'slow lane' if part.topic.endswith('.slow') else 'redriven'})"
+
+
+def _cells(part: PartitionLag) -> tuple[str, ...]:
+    return (
+        show.count(part.messages),
+        format_bytes(part.bytes),
+        show.count(part.unsettled),
+        show.age(part.oldest_age_ms),
+        show.rate(part.arrival_per_s),
+        show.rate(part.drain_per_s),
+        _eta(part),
+    )
+
+
+def _eta(part: PartitionLag) -> str:
+    if part.messages == 0:
+        return "–"
+    return "never" if part.drain_eta_s is None else format_duration(round(part.drain_eta_s * 1000))
+
+
+def _fields(lag: Lag) -> dict[str, Any]:
+    return {
+        "topic": lag.topic,
+        "group": lag.group,
+        **_numbers(lag.total),
+        "partitions": [{**_edges(part), **_numbers(part)} for part in lag.partitions],
+    }
+
+
+def _edges(part: PartitionLag) -> dict[str, Any]:
+    names = ("topic", "partition", "committed", "end", "holder", "sealed", "waits_for")
+    return {name: getattr(part, name) for name in names}
+
+
+def _numbers(part: PartitionLag) -> dict[str, Any]:
+    return {
+        "messages": part.messages,
+        "bytes": part.bytes,
+        "unsettled": part.unsettled,
+        "stopped": part.stopped,
+        "stopped_age_ms": part.stopped_age_ms,
+        "oldest_age_ms": part.oldest_age_ms,
+        "first_wait_ms": part.first_wait_ms,
+        "arrival_per_s": round(part.arrival_per_s, 1),
+        "drain_per_s": round(part.drain_per_s, 1),
+        "drain_eta_s": None if part.drain_eta_s is None else round(part.drain_eta_s, 1),
+    }
+
+
+def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
+    """Which groups are over which limit; empty if none is."""
+    found = []
+    for lag in lags:
+        age_ms = lag.total.oldest_age_ms
+        if oldest_ms is not None and age_ms > oldest_ms:
+            old = f"the oldest waiting message is {format_duration(age_ms)} old"
+            found.append(f"group {lag.group}: {old} (limit {format_duration(oldest_ms)})")
+        if most is not None and lag.total.messages > most:
+            found.append(
+                f"group {lag.group}: {show.messages(lag.total.messages, 'is', 'are')} waiting "
+                f"(limit {show.count(most)})"
+            )
+    return "; ".join(found)

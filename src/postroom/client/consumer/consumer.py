@@ -1,0 +1,365 @@
+"""The consumer: hands messages of one group to the user, and settles what the user decides.
+
+Decides the life of a membership: subscribe, keep the window filled, and on leaving settle or release
+everything it holds. A release counts for nothing, so whoever leaves harms nobody; failures that should count
+are told with `retry`. Must never hand out a message twice, or one whose lease has passed, and never ack a
+message in mode "after" whose handling raised.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from collections.abc import Awaitable, Iterable
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import Literal, Protocol, Self, TypeVar
+
+from ...broker.broker import Broker
+from ...config import DEFAULTS
+from ...endpoint.endpoint import Beat, Endpoint, GroupInfo, Verdict
+from ...errors import ClosedError, InvalidSetting, PostroomError, UnknownGroup, UsageError
+from ...model.policy.settings import GroupWish
+from ...model.topology.names import base_of
+from ...tasks import end
+from ...units import Duration, duration_ms
+from ..message import Received
+from ..owner_check import Guard
+from .fetch import Fetcher
+from .heartbeat import Heart, Heartbeat
+from .in_flight import Hands, Window
+from .ordered.fetch import OrderedFetcher
+from .ordered.partitions import OrderedHands
+from .settle import Run, Settler, delivery_of, runs_of
+
+__all__ = ["AckMode", "Consumer", "ConsumerSettings", "runs_of"]
+
+log = logging.getLogger("postroom.consumer")
+
+AckMode = Literal["manual", "after", "on_delivery"]
+T = TypeVar("T")
+
+_LEAVE_SECONDS = 5.0  # leaving waits no longer than this for the store
+_ITERATION_ON_DELIVERY = 100  # `async for` asks for so many that are settled on delivery
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    topic: str
+    group: str
+    member: str
+    client: str
+    wish: GroupWish
+    ack: AckMode = "manual"
+    window: Window = field(default_factory=Window)
+    max_handling_ms: int = DEFAULTS.max_handling_ms
+    named: bool = True  # the user gave the member its name
+
+    def __post_init__(self) -> None:
+        if self.ack not in ("manual", "after", "on_delivery"):
+            raise InvalidSetting(f"ack={self.ack!r}: choose 'manual', 'after' or 'on_delivery'")
+        for name, value in (("window", self.window.messages), ("window_bytes", self.window.bytes)):
+            if type(value) is not int or value < 1:
+                raise InvalidSetting(f"{name}={value!r}: a whole number from 1 up")
+
+
+class Explain(Protocol):
+    """Makes errors about a topic more helpful."""
+
+    async def __call__(self, topic: str, call: Awaitable[T]) -> T: ...
+
+
+class Consumer:
+    """Made by `Connection.consumer`; use it as `async with`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        guard: Guard,
+        heartbeat: Heartbeat,
+        settings: ConsumerSettings,
+        explain: Explain,
+    ) -> None:
+        self._endpoint, self._guard, self._heartbeat = endpoint, guard, heartbeat
+        self._settings, self._explain = settings, explain
+        self._who = Beat(settings.topic, settings.group, settings.member, settings.client, ())
+        self._equip(Hands())
+        self._fetcher = Fetcher(
+            endpoint, self._who, self._hands, self._settler, settings.window,
+            on_delivery=settings.ack == "on_delivery", lease_changed=self._lease_changed,
+        )  # fmt: skip
+        self._joined: GroupInfo | None = None
+        self._fetching: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._previous: list[Received] = []  # mode "after": acked when more is asked for
+        self._acking: asyncio.Future[None] | None = None  # such acks on their way
+        self._failure: BaseException | None = None  # of such an ack
+
+    def _equip(self, hands: Hands) -> None:
+        self._hands = hands
+        longest = self._settings.max_handling_ms
+        self._settler = Settler(self._endpoint, self._guard, hands, self._who, DEFAULTS.lease_ms, longest)
+        self._heart = Heart(self._who, hands, DEFAULTS.lease_ms, longest)
+
+    def _equip_in_order(self, order: str) -> None:
+        """The group turned out to be ordered: partitions are held, keys are handed out in order."""
+        settings, arrived = self._settings, asyncio.Event()
+        on_delivery = settings.ack == "on_delivery"
+        hands = OrderedHands(
+            secrets.randbits(62) + 1, whole=order == "partition", arrived=arrived, on_delivery=on_delivery
+        )
+        self._equip(hands)
+        self._fetcher = fetcher = OrderedFetcher(
+            self._endpoint, self._who, hands, self._settler, settings.window,
+            on_delivery=on_delivery, max_handling_ms=settings.max_handling_ms,
+            lease_changed=self._lease_changed, arrived=arrived,
+        )  # fmt: skip
+        fetcher.handling_ms = self._heartbeat.handling_ms
+        self._heart.on_beat = fetcher.nudge
+
+    @property
+    def topic(self) -> str:
+        return self._settings.topic
+
+    @property
+    def group(self) -> str:
+        return self._settings.group
+
+    @property
+    def member(self) -> str:
+        return self._settings.member
+
+    @property
+    def begins_anew(self) -> bool:
+        """Its group (in mode "broadcast" its own) was made when it entered, so that it goes on from nowhere.
+
+        For a member with a name also until it has settled something.
+        """
+        return self._joined is not None and self._joined.fresh
+
+    @property
+    def in_hand(self) -> int:
+        """Messages held by this consumer: waiting here, or handed out and not settled."""
+        return self._hands.messages
+
+    @property
+    def expired(self) -> int:
+        """Messages that were dropped, and settled, because their `expires` had passed."""
+        return self._fetcher.expiry.dropped + self._settler.answers.expired
+
+    # ---- messages ----
+
+    async def poll(self, max_messages: int = 500, wait: Duration = 5) -> list[Received]:
+        """The next messages, at most `max_messages`; waits up to `wait` for the first one."""
+        if type(max_messages) is not int or max_messages < 1:
+            raise InvalidSetting(f"max_messages={max_messages!r}: a whole number from 1 up")
+        wait_ms = duration_ms(wait, name="wait")
+        self._check()
+        self._ack_previous()
+        found = await self._take(max_messages) or await self._wait_for(max_messages, wait_ms)
+        if self._settings.ack == "after":
+            self._previous = found
+        return found
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Received:
+        if self._closing is not None:
+            raise StopAsyncIteration
+        self._check()
+        self._ack_previous()
+        found = await self._take(1)
+        while not found:
+            found = await self._wait_for(1, None)
+            if self._closing is not None:
+                raise StopAsyncIteration
+        if self._settings.ack == "after":
+            self._previous = found
+        return found[0]
+
+    async def _wait_for(self, limit: int, wait_ms: int | None) -> list[Received]:
+        """Wait for messages; an empty list when the time is over, or the consumer is closed meanwhile."""
+        loop = self._guard.loop
+        deadline = None if wait_ms is None else loop.time() + wait_ms / 1000
+        fetcher = self._fetcher
+        while self._closing is None:
+            if fetcher.failure is not None:
+                raise self._explained_failure(fetcher.failure)
+            fetcher.want(_ITERATION_ON_DELIVERY if wait_ms is None else limit)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await fetcher.arrived.wait()
+            except TimeoutError:
+                return await self._take(limit)
+            if self._closing is None and (found := await self._take(limit)):
+                return found
+        return []
+
+    def _explained_failure(self, failure: Exception) -> Exception:
+        """A member whose own group is gone is told what that means (R11)."""
+        own = "" if self._joined is None else self._joined.name
+        if not isinstance(failure, UnknownGroup) or base_of(own) is None:
+            return failure
+        found = UnknownGroup(
+            f"member {self.member!r} was forgotten: its group {own!r} of topic {self.topic!r} was idle for "
+            "too long, or deleted. Make a new consumer to join again; messages may have been missed",
+            topic=self.topic,
+            group=own,
+            member=self.member,
+        )
+        found.__cause__ = failure
+        return found
+
+    async def _take(self, limit: int) -> list[Received]:
+        """From the buffer. Where its leases have passed, ask first whether they can be renewed."""
+        if self._fetcher.stale:
+            await asyncio.to_thread(self._heartbeat.beat_for, self._heart)
+        found = self._fetcher.unexpired(self._fetcher.take(limit))
+        if found and self._fetcher.lanes.watching:
+            self._fetcher.lanes.taken()
+        return found
+
+    # ---- settling ----
+
+    async def ack(self, messages: Iterable[Received] = (), *, up_to: Received | None = None) -> None:
+        """Ack these messages, or all that were handed out of that message's partition up to it."""
+        if isinstance(messages, Received):
+            messages = (messages,)
+        try:
+            runs = runs_of(messages)
+        except AttributeError:
+            raise UsageError("only received messages can be acked") from None
+        if up_to is not None:
+            runs += self._runs_up_to(up_to)
+        if any(delivery.settler is not self._settler for delivery, _, _ in runs):
+            raise UsageError(
+                "these messages came from another consumer: ack them there, or with message.ack()"
+            )
+        await self._settler.settle(runs, "ack")
+
+    def _runs_up_to(self, message: Received) -> list[Run]:
+        at = delivery_of(message)
+        runs: list[Run] = []
+        for delivery in self._hands:
+            if delivery.partition_id == at.partition_id:
+                runs += [(delivery, *run) for run in delivery.handed_runs(message._position)]
+        return runs or runs_of([message])
+
+    def _ack_previous(self) -> None:
+        """Mode "after": put the acks on their way; they need not be stored before handling goes on."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+        if not self._previous:
+            return
+        runs = [(d, *run) for d, start, stop in runs_of(self._previous) for run in d.open_runs(start, stop)]
+        self._previous = []
+        waiting = self._settler.submit(runs, "ack")
+        if waiting is not None and waiting.done is not self._acking:
+            self._acking = waiting.done
+            waiting.done.add_done_callback(self._previous_acked)
+
+    def _previous_acked(self, done: asyncio.Future[None]) -> None:
+        if not done.cancelled():
+            self._failure = done.exception()
+
+    # ---- life ----
+
+    @property
+    def closed(self) -> bool:
+        return self._closing is not None
+
+    def _check(self) -> None:
+        self._guard.check()
+        if self._closing is not None:
+            raise ClosedError("this consumer is closed: make a new one with mq.consumer()")
+        if self._fetching is None:
+            raise UsageError("enter the consumer first: async with mq.consumer(…) as consumer")
+
+    def _lease_changed(self, lease_ms: int) -> None:
+        self._settler.lease_ms = self._heart.lease_ms = lease_ms
+
+    def _go_by(self, info: GroupInfo) -> None:
+        """In mode "broadcast" the group to ask is the member's own (R11)."""
+        self._joined = info
+        self._who = replace(self._who, group=info.name)
+        self._fetcher.who = self._settler.who = self._heart.identity = self._who
+        self._lease_changed(info.settings.lease_ms)
+
+    async def __aenter__(self) -> Self:
+        self._guard.check()
+        if self._fetching is not None or self._closing is not None:
+            raise UsageError("a consumer is entered once: make a new one with mq.consumer()")
+        who = self._who
+        subscribing = self._endpoint.subscribe(
+            who.topic, who.group, self._settings.wish, who.member, who.client, named=self._settings.named
+        )
+        info: GroupInfo = await self._explain(who.topic, subscribing)
+        if info.made and not isinstance(self._endpoint, Broker):  # a broker here has said so itself
+            log.info("%s", info.settings.news(who.topic, who.group))
+        if info.settings.mode == "ordered":
+            self._equip_in_order(info.settings.order)
+        self._go_by(info)
+        self._heartbeat.add(self._heart)
+        self._fetching = self._guard.loop.create_task(self._fetcher.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close(handled=error is None, failure=error if isinstance(error, Exception) else None)
+
+    async def close(self, *, handled: bool = True, failure: Exception | None = None) -> None:
+        """Leave the group and release what is held.
+
+        In mode "after", what was handed out last is acked if `handled`. If its handling raised `failure`,
+        a single message is retried, which counts; of a list it is not known which one was the cause.
+        """
+        if self._fetching is None:
+            return
+        if self._closing is None:
+            self._closing = self._guard.loop.create_task(self._close(handled, failure))
+        await asyncio.shield(self._closing)
+
+    async def _close(self, handled: bool, failure: Exception | None) -> None:
+        self._fetcher.arrived.set()  # whoever waits for messages goes on
+        self._settler.hurry()  # what failed before is tried once more, within these limits
+        give_up_at = self._guard.loop.time() + _LEAVE_SECONDS
+        try:
+            async with asyncio.timeout_at(give_up_at):
+                await self._stop_fetching()
+                await self._let_go(handled, failure)
+        except (PostroomError, TimeoutError) as error:
+            log.warning("member %s left in a hurry, its leases will run out: %r", self.member, error)
+        finally:
+            self._settler.close()
+            self._heartbeat.remove(self._heart)
+        with contextlib.suppress(PostroomError, TimeoutError):  # its time in the group runs out by itself
+            async with asyncio.timeout_at(give_up_at):
+                await asyncio.to_thread(self._heart.wait_until_quiet)
+                await self._endpoint.unsubscribe(self._who.topic, self._who.group, self._who.member)
+
+    async def _stop_fetching(self) -> None:
+        assert self._fetching is not None
+        await end((self._fetching,))
+        dropped = self._fetcher.clear()
+        if dropped and self._settings.ack == "on_delivery":
+            log.warning("%d messages were settled on delivery and never handed out", dropped)
+
+    async def _let_go(self, handled: bool, failure: Exception | None) -> None:
+        if handled:
+            self._ack_previous()
+        elif failure is not None and len(self._previous) == 1 and self._settings.ack == "after":
+            how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=repr(failure))
+            open_runs = [(d, *run) for d, a, z in runs_of(self._previous) for run in d.open_runs(a, z)]
+            self._settler.submit(open_runs, "retry", how)
+        if not isinstance(self._fetcher, OrderedFetcher):
+            runs: list[Run] = [(d, *run) for d in self._hands for run in d.open_runs()]
+            self._settler.submit(runs, "release")
+        await self._settler.drained()
+        if isinstance(self._fetcher, OrderedFetcher):
+            await self._fetcher.leave()
+        await self._fetcher.lanes.close()

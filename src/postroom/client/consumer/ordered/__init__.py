@@ -1,0 +1,1 @@
+"""A member of an ordered group: what it holds, key by key."""

@@ -1,0 +1,331 @@
+"""Reading without a group: browse what a topic keeps, and settle nothing.
+
+Decides from which offset to which each partition is read: one after another up to an end that is fixed when
+reading begins, or, when following, all at once as messages arrive. Batches wait as they are stored, and one
+is open at a time; one that cannot be read is skipped, and the log says where it is. Must never change
+anything in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import NamedTuple, TypeAlias
+
+from ...config import DEFAULTS
+from ...endpoint.endpoint import Beat, Endpoint, Grant, Lease, Settle, Verdict
+from ...errors import CorruptBatch, InvalidSetting, PostroomError, UsageError
+from ...model.delivery.delivery import Span
+from ...model.messages.batch import Record, stored_records
+from ...model.policy.settings import Start
+from ...model.topology.route import Range, Route
+from ...store.contract import StoredBatch
+from ...tasks import end
+from ...units import moment_ms
+from ..codec import Expiry, unpack
+from ..message import Kind, Received
+from ..owner_check import Guard
+from ..producer.appending import pause
+
+__all__ = ["GIVEN_UP", "Position", "Reading", "as_start", "give_up", "readable", "told_of", "without"]
+
+
+# ---- unreadable ----
+# A consumer's way past a batch that nobody can read: the group gives it up, and what is behind it
+# follows.
+#
+# The consumer says "dead" of its offsets, under its lease as always, and takes the rest of what it was
+# granted once that is stored: in an ordered group the keys of such a batch are not known, so its
+# partition waits for that step. The broker reads the batch itself and keeps its bytes as one dead letter;
+# what it can read all the same becomes dead letters as usual. If that cannot be stored, nothing of the
+# batch is held: it comes again.
+
+log = logging.getLogger("postroom.consumer")
+
+Unread = tuple[StoredBatch, CorruptBatch]
+
+GIVEN_UP = "the group gives it up, and the broker keeps its bytes as a dead letter"
+_SETTLED = "it was settled on delivery, so that it is skipped"
+
+
+def without(grant: Grant) -> tuple[Grant, list[Unread]]:
+    """The grant without batches that cannot be read and their offsets; and those batches."""
+    unread = list(_unread(grant.batches))
+    spans = [(batch.base_offset, batch.last_offset) for batch, _ in unread]
+    leases = tuple(part for lease in grant.leases for part in _around(lease, spans))
+    bad = {batch.base_offset for batch, _ in unread}
+    batches = tuple(batch for batch in grant.batches if batch.base_offset not in bad)
+    return replace(grant, leases=leases, batches=batches), unread
+
+
+async def give_up(
+    endpoint: Endpoint, who: Beat, grant: Grant, token: int, unread: Sequence[Unread], lease_ms: int
+) -> bool:
+    """Whether the store has it that the group is done with these; tried for as long as a lease lasts."""
+    told_of(grant, unread, GIVEN_UP)
+    verdicts = tuple(
+        Verdict("dead", max(batch.base_offset, lease.first), min(batch.last_offset, lease.last), reason=said)
+        for batch, error in unread
+        for said in (f"a consumer could not read the batch: {str(error)[:300]}",)
+        for lease in grant.leases
+        if batch.base_offset <= lease.last and batch.last_offset >= lease.first
+    )
+    part = Settle(grant.topic, grant.partition_id, token, verdicts)
+    loop = asyncio.get_running_loop()
+    until, tries = loop.time() + lease_ms / 1000, 0
+    while True:
+        try:
+            reply = await endpoint.settle(who.topic, who.group, [part])
+            return not (reply.lost or reply.away)
+        except PostroomError as error:
+            tries += 1
+            if not error.retriable or loop.time() >= until:
+                log.warning("an unreadable batch of topic %r comes again: %s", grant.topic, error)
+                return False
+        await asyncio.sleep(pause(tries))
+
+
+def readable(batch: StoredBatch, topic: str, partition: int) -> list[Record]:
+    """For whoever reads without a group: the messages of a batch, or none and a line in the log."""
+    try:
+        return stored_records(batch)
+    except CorruptBatch as error:
+        log.warning(
+            "%s:%d:%d, a batch of %d messages, cannot be read (%s) and is skipped: run `postroom doctor`",
+            topic,
+            partition,
+            batch.base_offset,
+            batch.records,
+            error,
+        )
+        return []
+
+
+def told_of(grant: Grant, unread: Iterable[Unread], then: str = _SETTLED) -> None:
+    for batch, error in unread:
+        place = f"{grant.topic}:{grant.partition}:{batch.base_offset}"
+        log.error("%s, a batch of %d messages, cannot be read (%s): %s", place, batch.records, error, then)
+
+
+def _unread(batches: Iterable[StoredBatch]) -> Iterator[Unread]:
+    for batch in batches:
+        try:
+            stored_records(batch)
+        except CorruptBatch as error:
+            yield batch, error
+
+
+def _around(lease: Lease, spans: Iterable[Span]) -> Iterator[Lease]:
+    """What is left of a lease without these offsets, which are in order."""
+    first = lease.first
+    for low, high in spans:
+        if high < first or low > lease.last:
+            continue
+        if first < low:
+            yield replace(lease, first=first, last=low - 1)
+        first = high + 1
+    if first <= lease.last:
+        yield replace(lease, first=first)
+
+
+# ---- reading ----
+
+Position: TypeAlias = str | datetime | Mapping[int, int]
+""""earliest", "latest", a datetime with a time zone, or {partition: offset}."""
+
+_CHUNK_MESSAGES = 1000
+_CHUNK_BYTES = 4 * 1024 * 1024
+_LOOK_AGAIN_S = 0.01  # after a seal: the next version of the route is a moment away
+_QUEUED_CHUNKS = 4
+
+
+def as_start(value: Position | Start, *, name: str = "start") -> Start:
+    if isinstance(value, Start):
+        return value
+    if isinstance(value, datetime):
+        return Start("time", time_ms=moment_ms(value, name=name))
+    if value == "earliest" or value == "latest":
+        return Start("earliest") if value == "earliest" else Start("latest")
+    if (
+        isinstance(value, Mapping)
+        and value
+        and all(_is_offset(p) and _is_offset(o) for p, o in value.items())
+    ):
+        return Start("offsets", offsets=tuple(sorted(value.items())))
+    raise InvalidSetting(
+        f"{name}={value!r}: choose 'earliest', 'latest', a datetime with a time zone, or "
+        "{partition: offset} with whole numbers from 0 up",
+        name=name,
+    )
+
+
+def _is_offset(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Browsed:
+    """Stands where a delivery would: a browsed message cannot be settled."""
+
+    topic: str
+    partition: int
+    partition_id: int
+    attempt: int = 0
+
+    async def settle(
+        self, position: int, kind: Kind, *, delay_ms: int = 0, at_ms: int | None = None, reason: str = ""
+    ) -> None:
+        raise UsageError(f"this message was read, not delivered: there is nothing to {kind}; use a consumer")
+
+    async def extend(self, position: int) -> None:
+        raise UsageError("this message was read, not delivered: it has no lease; use a consumer")
+
+
+class _Stored(NamedTuple):
+    """A batch of a partition, not opened yet, and which of its offsets are wanted."""
+
+    at: Browsed
+    batch: StoredBatch
+    first: int
+    end: int | None
+
+
+class Reading:
+    """What one `read` call iterates over."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        guard: Guard,
+        route: Route,
+        *,
+        start: Start,
+        end: Start | None,
+        partition: int | None,
+        follow: bool,
+        expired: bool = False,
+    ) -> None:
+        """`expired`: also what has expired and is not dropped yet."""
+        self._endpoint, self._guard, self._route = endpoint, guard, route
+        self._expired = expired
+        self._start, self._end, self._follow = start, end, follow
+        self._only = None if partition is None else route.readable(partition)
+
+    async def messages(self) -> AsyncGenerator[Received, None]:
+        starts = await self._endpoint.resolve(self._route.topic, self._start)
+        for number, offset in self._start.offsets:
+            found = starts.get(self._route.readable(number).partition_id, offset)
+            if found < offset:
+                raise InvalidSetting(
+                    f"partition {number} of topic {self._route.topic!r} ends at offset {found}, and {offset} "
+                    f"is beyond it: choose {found} (its end) or less"
+                )
+        chunks = self._following(starts) if self._follow else self._bounded(starts)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                for message in self._opened(chunk):
+                    yield message
+                    self._guard.check()
+
+    def _opened(self, found: _Stored) -> list[Received]:
+        kept = [
+            r
+            for r in readable(found.batch, found.at.topic, found.at.partition)
+            if r.offset >= found.first and (found.end is None or r.offset < found.end)
+        ]
+        return unpack(kept, found.at, None if self._expired else Expiry(self._endpoint.now_ms()))
+
+    async def _bounded(self, starts: dict[int, int]) -> AsyncGenerator[_Stored, None]:
+        """One partition after the other, predecessors first: so each key is in order (R27)."""
+        ends = await self._ends()
+        for piece in (self._only,) if self._only else self._route.partitions:
+            chunks = self._partition(piece, starts[piece.partition_id], ends[piece.partition_id])
+            async with aclosing(chunks):
+                async for chunk in chunks:
+                    yield chunk
+
+    async def _ends(self) -> dict[int, int]:
+        """The end of each partition; of those that `end` does not name, what is there now."""
+        now = await self._endpoint.resolve(self._route.topic, Start("latest"))
+        if self._end is None:
+            return now
+        asked = await self._endpoint.resolve(self._route.topic, self._end)
+        if self._end.kind == "offsets":
+            named = {self._route.readable(number).partition_id for number, _ in self._end.offsets}
+            asked = {pid: end for pid, end in asked.items() if pid in named}
+        return {pid: min(end, asked.get(pid, end)) for pid, end in now.items()}
+
+    async def _following(self, starts: dict[int, int]) -> AsyncGenerator[_Stored, None]:
+        """All partitions at once, in order of arrival; successors once what they follow is read (R27)."""
+        queue: asyncio.Queue[_Stored | Exception | None] = asyncio.Queue(_QUEUED_CHUNKS)
+        pumps: dict[int, asyncio.Task[None]] = {}
+
+        async def pump(piece: Range) -> None:
+            try:
+                async for chunk in self._partition(piece, starts.get(piece.partition_id, 0), None):
+                    await queue.put(chunk)
+                await queue.put(None)  # it was sealed
+            except Exception as error:
+                await queue.put(error)
+
+        def begin() -> None:
+            for piece in (self._only,) if self._only else self._route.partitions:
+                before = [pumps.get(one) for one in self._route.predecessors.get(piece.partition_id, ())]
+                ready = self._only or all(task is not None and task.done() for task in before)
+                if piece.partition_id not in pumps and ready:
+                    pumps[piece.partition_id] = self._guard.loop.create_task(pump(piece))
+
+        begin()
+        try:
+            while True:
+                found = await queue.get()
+                if isinstance(found, Exception):
+                    raise found
+                if found is not None:
+                    yield found
+                elif self._only:
+                    return
+                else:
+                    await self._go_on(pumps)
+                    begin()
+        finally:
+            await end(pumps.values())
+
+    async def _go_on(self, pumps: Mapping[int, asyncio.Task[None]]) -> None:
+        """A partition was read to its seal: look at the route until its successors are there."""
+        while True:
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            self._route = await self._endpoint.route(self._route.topic)
+            if not any(pumps[r.partition_id].done() for r in self._route.ranges if r.partition_id in pumps):
+                return
+
+    async def _partition(self, piece: Range, offset: int, end: int | None) -> AsyncGenerator[_Stored, None]:
+        """Batches of a partition from `offset` up to `end` (excluded); None: for ever, or until its seal."""
+        browsed = Browsed(self._route.topic, piece.partition, piece.partition_id)
+        tries = 0
+        while end is None or offset < end:
+            try:
+                fetched = await self._endpoint.fetch(
+                    self._route.topic,
+                    piece.partition_id,
+                    offset,
+                    max_messages=_CHUNK_MESSAGES,
+                    max_bytes=_CHUNK_BYTES,
+                    wait_ms=DEFAULTS.poll_wait_ms if end is None else 0,
+                )
+            except PostroomError as error:
+                tries += 1
+                if not error.retriable or tries > 20:
+                    raise
+                await asyncio.sleep(pause(tries))
+                continue
+            tries = 0
+            if not fetched.batches and (end is not None or fetched.sealed):
+                return  # dropped by retention meanwhile, or read to its end
+            for batch in fetched.batches:
+                first, offset = offset, max(offset, batch.last_offset + 1)
+                yield _Stored(browsed, batch, first, end)

@@ -1,0 +1,262 @@
+"""The outbox: messages are written in the caller's own transaction, and sent after its commit (R30).
+
+    outbox = postroom.Outbox()
+
+    with outbox.transaction(connection):
+        connection.execute("UPDATE accounts SET …")
+        outbox.send(connection, "transfers", b"…", key="42")
+
+    async with outbox.relay(mq, connect):      # in one process or in many: one of them leads
+        ...
+
+Decides what may be written, and refuses what could not be rolled back. Must never send anything itself, and
+must never begin, commit or roll back a transaction that it was not asked to.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from datetime import datetime
+from typing import Any, TypeVar, overload
+
+from ....clock import Clock, SystemClock
+from ....errors import UsageError
+from ....units import Duration, Moment, duration_ms
+from ... import databases
+from ...message import Message, Value
+from .connect import opening
+from .relay import Relay, RelaySettings, make_relay
+from .table import NAME, Row, Table, kind_named, look, rows_of
+from .transactions import Block, Hooks, is_awaited, joined, resolved
+
+__all__ = ["Outbox", "transactional"]
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Outbox:
+    """`table` is its name in the caller's database. May be shared by all threads of a process."""
+
+    def __init__(self, table: str = NAME, *, clock: Clock | None = None) -> None:
+        self.table = Table(table)
+        self._clock = clock or SystemClock()
+        self._hooks = Hooks(self.wake)
+        self._depths: dict[int, int] = {}  # open blocks of `transaction`, by connection
+        self._wakers: list[Callable[[], None]] = []
+
+    # ---- writing ----
+
+    def send(
+        self,
+        connection: Any,
+        topic: str,
+        value: Value,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        id: str | None = None,
+        source: str | None = None,
+        expires: Duration | datetime | None = None,
+        slot: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+    ) -> Any:
+        """Write a message in the transaction that is open on the connection: it is sent once that commits.
+
+        The arguments are those of `mq.send`; moments count from this call. On an async session or connection
+        of SQLAlchemy it is awaited, `await outbox.send(…)`, and else returns None; one that was not awaited
+        stops the commit. A connection of Django may be named by its alias.
+        """
+        message = Message(value, key, headers, id, source, expires)
+        return self._send(connection, topic, [message], slot=slot, delay=delay, at=at)
+
+    def send_many(
+        self,
+        connection: Any,
+        topic: str,
+        messages: Iterable[Message],
+        *,
+        slot: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+    ) -> Any:
+        """Several, in their order; if one is wrong, none is written. Async as `send` is."""
+        return self._send(connection, topic, list(messages), slot=slot, delay=delay, at=at)
+
+    def _send(self, connection: Any, topic: str, messages: Sequence[Message], **when: Any) -> Any:
+        rows = rows_of(topic, messages, self._clock.now_ms(), **when)
+        connection = resolved(connection)
+        if not is_awaited(connection):
+            return self._write(connection, rows)
+        return self._write_async(connection, rows, self._hooks.begin(connection))
+
+    async def _write_async(self, connection: Any, rows: list[Row], done: Callable[[], None]) -> None:
+        await connection.run_sync(self._write, rows)
+        done()
+
+    def _write(self, connection: Any, rows: list[Row]) -> None:
+        theirs = databases.of(connection)
+        if not theirs.in_transaction:
+            raise UsageError(
+                "this connection commits each statement by itself, so the message could not be rolled back: "
+                "write it within `with outbox.transaction(connection):`, or in a transaction of your own"
+            )
+        with self.table.explaining():
+            if len(rows) == 1:
+                theirs.run(self.table.insert, rows[0])
+            elif rows:
+                theirs.many(self.table.insert, rows)
+        self._hooks.wrote(connection)
+
+    # ---- transactions ----
+
+    def transaction(self, connection: Any) -> Block:
+        """A block that commits when it is left, rolls back if it raises, and wakes the relay.
+
+        What is open on the connection already belongs to it. A block within a block is a savepoint. For an
+        async session or connection of SQLAlchemy: `async with`.
+        """
+        return Block(resolved(connection), self._depths, self.wake)
+
+    @overload
+    def transactional(self, function: F) -> F: ...
+
+    @overload
+    def transactional(self, *, connect: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]: ...
+
+    def transactional(self, function: Any = None, *, connect: Any = None) -> Any:
+        """Make a function one transaction: `@outbox.transactional`, if it is given a connection or session.
+
+        It runs in `transaction` of the first argument that is one. With `connect=`, as in
+        `@outbox.transactional(connect=Session)`, each call opens one, which the function gets as its first
+        argument, and closes it. Plain functions and coroutine functions alike.
+        """
+        if function is None:
+            return functools.partial(transactional, self, connect=connect)
+        return transactional(self, function, connect)
+
+    # ---- the tables ----
+
+    def ddl(self, database: str) -> list[str]:
+        """The statements that make the tables on "sqlite", "postgres" or "mysql", for a migration."""
+        return self.table.ddl(kind_named(database))
+
+    def create_table(self, connection: Any) -> Any:
+        """Make the tables, unless they are there; commits if no transaction is open. Async as `send` is."""
+        return self._on(connection, self._create)
+
+    def _create(self, connection: Any) -> None:
+        with joined(connection):
+            theirs = databases.of(connection)
+            for statement in self.table.ddl(theirs.kind):
+                theirs.run(statement)
+
+    def status(self, connection: Any) -> Any:
+        """What waits, how old the oldest is, and what is stuck: an `OutboxStatus`. Async as `send` is."""
+        return self._on(connection, functools.partial(look, self.table))
+
+    def include_name(self, name: str | None, type_: str, parent_names: Mapping[str, str | None]) -> bool:
+        """For Alembic: `context.configure(include_name=outbox.include_name)` hides Postroom's tables."""
+        table = name if type_ == "table" else parent_names.get("table_name")
+        return table is None or not (
+            table.startswith("postroom_") or table in (self.table.name, self.table.relay)
+        )
+
+    def _on(self, connection: Any, work: Callable[[Any], Any]) -> Any:
+        connection = resolved(connection)
+        return connection.run_sync(work) if is_awaited(connection) else work(connection)
+
+    # ---- sending ----
+
+    def relay(self, mq: Any, connect: Any, *, lease: Duration = 10, poll: Duration = 0.5) -> Relay:
+        """What sends the messages: `async with outbox.relay(mq, connect):`, in as many processes as you like.
+
+        One of them leads, until it is stopped, or for `lease` after it was cut off. `connect` opens a
+        connection to the outbox's database: an address, a function, an engine, or an alias of Django. Commits
+        of this process wake it; those of others it sees after `poll` at most. `mq` may be of `postroom.sync`:
+        then it is `with`, not `async with`.
+        """
+        settings = RelaySettings(
+            self.table, opening(connect), duration_ms(lease, name="lease"), duration_ms(poll, name="poll")
+        )
+        made: Relay = make_relay(mq, settings, self._wakers)
+        return made
+
+    def wake(self) -> None:
+        """Tell the relays of this process that something was committed. From any thread; never needed."""
+        for waker in tuple(self._wakers):
+            waker()
+
+
+# ---- decorating ----
+# `@outbox.transactional`: a function as one transaction, in one line.
+#
+# Decides which connection that is: the first argument that is one, or one that a factory opens for the
+# call. Must never leave a connection open that it has opened.
+
+
+def transactional(outbox: Outbox, function: Callable[..., Any], connect: Any) -> Callable[..., Any]:
+    """`connect`: opens a connection for each call, which becomes its first argument; None: it has one."""
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            if connect is None:
+                async with outbox.transaction(_found(function, args, kwargs)):
+                    return await function(*args, **kwargs)
+            async with _opened_async(connect) as connection, outbox.transaction(connection):
+                return await function(connection, *args, **kwargs)
+
+        return call_async
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if connect is None:
+            with outbox.transaction(_found(function, args, kwargs)):
+                return function(*args, **kwargs)
+        with _opened(connect) as connection, outbox.transaction(connection):
+            return function(connection, *args, **kwargs)
+
+    return call
+
+
+def _found(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    for value in (*args, *kwargs.values()):
+        if databases.library(value) and hasattr(value, "commit") and hasattr(value, "rollback"):
+            return value  # an object that is mapped to a table is of the same library, and no connection
+    raise UsageError(
+        f"{function.__qualname__} was called without a connection or session: give it one, or let one be "
+        "opened for each call with @outbox.transactional(connect=…)"
+    )
+
+
+@contextmanager
+def _opened(connect: Any) -> Iterator[Any]:
+    if isinstance(connect, str):  # Django opens and closes by itself
+        yield resolved(connect)
+        return
+    connection = connect()
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+@asynccontextmanager
+async def _opened_async(connect: Any) -> AsyncIterator[Any]:
+    if isinstance(connect, str):
+        yield resolved(connect)
+        return
+    connection = connect()
+    if hasattr(connection, "__aexit__"):
+        async with connection as started:
+            yield started
+        return
+    try:
+        yield connection
+    finally:
+        connection.close()

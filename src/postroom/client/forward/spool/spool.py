@@ -1,0 +1,264 @@
+"""A spool that needs no queue to begin with: for programs that send, and start while the queue may be away.
+
+    async with postroom.Spool("orders.spool", "postroom://queue:7070") as spool:
+        await spool.send("orders", b"…", key="42")
+
+Decides when the queue is asked for again. What is wrong with the file, or with how the queue is named, is
+raised when it is opened; whatever the queue says is shown in `spooled`, and tried again. Must never let a
+send wait for the queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import ssl
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self, cast
+
+from ....address import parse, parse_shards
+from ....clock import Clock, SystemClock
+from ....config import DEFAULTS
+from ....endpoint.endpoint import Endpoint
+from ....errors import ClosedError, PostroomError
+from ....model.topology.names import check_topic
+from ....tasks import end
+from ....units import Duration, Moment, duration_ms
+from ....wire.client.remote import RemoteEndpoint
+from ...connection import Connecting, Connection, connect
+from ...credentials import reaching
+from ...message import Message, Receipt, Value
+from ...owner_check import Guard
+from ...producer.appending import pause
+from ..forwarder import Trouble
+from .file import Spooled
+from .producer import SpooledProducer, limit_of, place_of
+from .writer import Landing
+
+__all__ = ["Spool"]
+
+log = logging.getLogger("postroom.spool")
+
+_STUCK_S = 10.0  # before a queue that will not have us is asked again
+
+
+class Spool:
+    """Use it as `async with`. The arguments behind `spool_bytes` are those of `connect`."""
+
+    def __init__(
+        self,
+        path: str | Path,
+        url: str,
+        *,
+        spool_bytes: int | str = DEFAULTS.spool_bytes,
+        token: str | None = None,
+        tls: bool | str | Path | ssl.SSLContext | None = None,
+        client_id: str | None = None,
+        zone: str | None = None,
+        shards: Mapping[str, str] | None = None,
+        migrate: bool = False,
+        clock: Clock | None = None,
+    ) -> None:
+        self.path = place_of(path)
+        self.connection: Connection | None = None  # to brokers at once; to a database, when it is there
+        self._limit = limit_of(spool_bytes)
+        self._clock = clock or SystemClock()
+        self._reaching = _Reaching(url, token, tls, client_id, zone, shards, migrate, clock)
+        self._landing: Landing | None = None
+        self._guard: Guard | None = None
+        self._producers: dict[str, SpooledProducer] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    # ---- sending ----
+
+    async def send(
+        self,
+        topic: str,
+        value: Value,
+        *,
+        key: str | bytes | None = None,
+        headers: Mapping[str, str | bytes] | None = None,
+        id: str | None = None,
+        source: str | None = None,
+        expires: Duration | datetime | None = None,
+        slot: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
+    ) -> Receipt:
+        """Keep a message: it is safe in the file when this returns, and is forwarded from there."""
+        return await self.producer(topic).send(
+            value,
+            key=key,
+            headers=headers,
+            id=id,
+            source=source,
+            expires=expires,
+            slot=slot,
+            delay=delay,
+            at=at,
+            timeout=timeout,
+        )
+
+    async def send_many(
+        self,
+        topic: str,
+        messages: Iterable[Message],
+        *,
+        slot: int | None = None,
+        delay: Duration | None = None,
+        at: Moment | None = None,
+        timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
+    ) -> list[Receipt]:
+        """Keep messages: all of them or, if one is wrong, none."""
+        sender = self.producer(topic)
+        return await sender.send_many(messages, slot=slot, delay=delay, at=at, timeout=timeout)
+
+    def producer(self, topic: str) -> SpooledProducer:
+        """One for this topic; it may `post` as well."""
+        if self._landing is None or self._guard is None:
+            raise ClosedError(f"the spool {self.path} is not open: use it within `async with`")
+        found = self._producers.get(topic) if isinstance(topic, str) else None
+        if found is None or found.closed:
+            clock = cast(Endpoint, _Now(self))
+            found = SpooledProducer(clock, self._guard, check_topic(topic), self._landing)
+            self._producers[topic] = found
+        return found
+
+    # ---- what waits ----
+
+    @property
+    def spooled(self) -> Spooled:
+        """What waits in the file."""
+        return Spooled(0, 0, 0, {}) if self._landing is None else self._landing.depth()
+
+    async def forwarded(self, timeout: Duration | None = None) -> bool:
+        """Wait until the queue has everything that is in the file; False: the time was over before."""
+        if self._landing is None:
+            raise ClosedError(f"the spool {self.path} is not open: use it within `async with`")
+        limit_s = None if timeout is None else duration_ms(timeout, name="timeout") / 1000
+        return await self._landing.forwarded(limit_s)
+
+    # ---- life ----
+
+    async def open(self) -> None:
+        """The file; the queue is looked for meanwhile. Once more is harmless."""
+        if self._landing is not None:
+            return
+        self._guard = Guard()
+        landing = Landing(self.path, self._limit)
+        await landing.open()
+        self._landing = landing
+        self.connection = self._reaching.at_once()
+        if self.connection is not None:
+            landing.forward(self.connection._endpoint, self.connection.client_id)
+        else:
+            self._task = self._guard.loop.create_task(self._reach(landing))
+
+    async def close(self) -> None:
+        """What can be forwarded quickly is; the rest stays in the file for whoever opens it next."""
+        landing, self._landing = self._landing, None
+        if landing is None:
+            return
+        await asyncio.gather(*(one.close() for one in self._producers.values()), return_exceptions=True)
+        if self._task is not None:
+            await end([self._task])
+        await landing.close()
+        if self.connection is not None:
+            await self.connection.close()
+            self.connection = None
+
+    async def _reach(self, landing: Landing) -> None:
+        """Until there is a database to forward to."""
+        tries, told = 0, ""
+        while self.connection is None:
+            tries += 1
+            try:
+                self.connection = await self._reaching.connecting()
+            except Exception as error:  # nothing of it is the senders' affair
+                stuck = not (isinstance(error, PostroomError) and error.retriable)
+                if str(error) != told:
+                    told = str(error)
+                    log.warning("messages wait in the spool %s: %s", self.path, error)
+                    await landing.tell(Trouble(told, stuck))
+                await asyncio.sleep(_STUCK_S if stuck else 4 * pause(tries))
+        if told:
+            log.warning("the queue of the spool %s is there", self.path)
+            await landing.tell(None)
+        landing.forward(self.connection._endpoint, self.connection.client_id)
+
+    def _now_ms(self) -> int:
+        """By the queue's clock, once it is there."""
+        return self._clock.now_ms() if self.connection is None else self.connection._endpoint.now_ms()
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+
+class _Reaching:
+    """How the queue is reached. What is wrong with the arguments is said when it is made."""
+
+    def __init__(
+        self,
+        url: str,
+        token: str | None,
+        tls: bool | str | Path | ssl.SSLContext | None,
+        client_id: str | None,
+        zone: str | None,
+        shards: Mapping[str, str] | None,
+        migrate: bool,
+        clock: Clock | None,
+    ) -> None:
+        self._clock, self._client_id = clock, client_id
+        self._address = parse(url)
+        self._way = reaching(self._address, token, tls, zone, shards=parse_shards(shards), migrate=migrate)
+
+        def connecting() -> Connecting:
+            return connect(
+                url,
+                token=token,
+                tls=tls,
+                client_id=client_id,
+                zone=zone,
+                shards=shards,
+                migrate=migrate,
+                clock=clock,
+            )
+
+        self.connecting = connecting
+        connecting()
+
+    def at_once(self) -> Connection | None:
+        """A connection to brokers looks for them whenever it is used; a database has to be there."""
+        if self._address.kind != "postroom":
+            return None
+        way = self._way
+        client_id = self._client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        endpoint = RemoteEndpoint(
+            self._address.brokers,
+            client=client_id,
+            token=way.token,
+            tls=way.tls,
+            zone=way.zone,
+            clock=self._clock,
+        )
+        return Connection(cast(Endpoint, endpoint), client_id, self._clock)
+
+
+class _Now:
+    """All that a spooled producer asks of an endpoint."""
+
+    def __init__(self, spool: Spool) -> None:
+        self.now_ms = spool._now_ms

@@ -1,0 +1,450 @@
+"""One partition's share of a producer: messages gather here, leave as batches, and are resolved in order.
+
+Decides when a batch leaves (R37): at once while at most one is under way, so that the store has the next one
+at hand when a commit ends; otherwise when it is full and fewer than `in_flight_batches` are under way, or
+when one returns. `linger` waits for more.
+
+Keeps I3: a batch keeps its bytes and its sequence over all repeats, so the store takes it once and in its
+turn, however the repeats overtake each other. When a batch is given up, nothing new leaves until all behind
+it are stored or refused; what was refused then leaves again under a new epoch, in order. A batch that was
+surely not stored gives its sequence back instead. Must never stamp a message anew while an earlier stamp of
+it is unresolved. The epoch counts for this partition alone, as it does in the store.
+
+Delayed messages have accumulators of their own, and with them identities of their own: the store may keep the
+schedule apart from the log. A batch has messages of one due moment only, so there may be many small ones; as
+many are under way as the store remembers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count as count_from
+from itertools import islice, repeat
+from typing import Protocol
+
+from ...config import DEFAULTS
+from ...endpoint.endpoint import Endpoint
+from ...errors import ClosedError, PostroomError, SendTimeout, UnknownFate
+from ...model.messages.batch import BatchBuilder
+from ...model.messages.sequence import next_sequence
+from ...model.topology.route import Range
+from ...store.contract import Appended
+from ..tracing import of_batch
+from .appending import (
+    MOVED,
+    Failed,
+    InFlight,
+    Refused,
+    append,
+    append_until,
+    is_away,
+    last_error,
+    unstored,
+)
+from .parcel import NOT_SENT, Parcel
+
+__all__ = ["Accumulator", "Batching", "Owner"]
+
+log = logging.getLogger("postroom.producer")
+
+_LAST_EPOCH = 2**15 - 1
+_ONE_WAY_SECONDS = 3.0  # a one-way batch that lingered past its time is still given this
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    linger_ms: int = 0
+    compression: str = "none"
+    confirm: bool = True
+    batch_messages: int = DEFAULTS.batch_messages
+    batch_bytes: int = DEFAULTS.batch_bytes
+    in_flight_batches: int = DEFAULTS.in_flight_batches
+    client: str = ""  # whose limits the batches count against (R40)
+
+
+class Owner(Protocol):
+    """The producer, as its accumulators see it."""
+
+    @property
+    def by_id(self) -> bool:
+        """Whether the topic looks at ids."""
+
+    def batch_left(self, where: Range) -> None: ...
+    def resolved(self, accumulator: Accumulator) -> None:
+        """Nothing waits or is under way there."""
+
+    def in_trouble(self, accumulator: Accumulator, error: PostroomError | None) -> bool:
+        """The store is away (None: it does not answer), and a batch is being repeated.
+
+        Returns whether a message that may go anywhere can go elsewhere.
+        """
+
+    def goes_anywhere(self, parcel: Parcel) -> bool:
+        """Neither a key, nor a slot, nor an id decides where it goes."""
+
+    def go_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
+        """These are surely not stored: route those that may go anywhere, and return the others."""
+
+    def quiet(self, accumulator: Accumulator) -> None:
+        """No such batch is under way any more."""
+
+    def well(self, accumulator: Accumulator) -> None:
+        """A batch was stored there."""
+
+    def one_way_failed(self, error: Exception, messages: int) -> None: ...
+    def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
+        """The partition takes no more: route these, in order."""
+
+
+class Accumulator:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        topic: str,
+        where: Range,
+        batching: Batching,
+        owner: Owner,
+        *,
+        delayed: bool = False,
+    ) -> None:
+        self._endpoint, self._topic, self.where = endpoint, topic, where
+        self.delayed = delayed
+        self._batching, self._owner = batching, owner
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[Parcel] = deque()
+        self._messages = 0  # pending
+        self._bytes = 0
+        self._since = 0.0  # when the oldest pending one came
+        self._wake: asyncio.Handle | None = None  # the next look at what may leave
+        self._awake = False  # it comes in this turn of the loop
+        self._flushing = False
+        self._in_flight: dict[InFlight, asyncio.Task[None]] = {}  # oldest first
+        self._left = 0  # batches so far
+        self._refused: list[InFlight] = []
+        self._broken: InFlight | None = None  # the first batch that failed
+        self._uncertain = False  # a failed or refused batch may have been, or may yet be, stored
+        self._away = False  # a batch under way found the store away
+        self._producer_id, self._epoch, self._sequence = secrets.randbits(63), 0, 0
+
+    # ---- gathering ----
+
+    def add(self, parcel: Parcel) -> None:
+        if not self._pending:
+            self._since = self._loop.time()
+        self._pending.append(parcel)
+        self._messages += len(parcel.entries)
+        self._bytes += parcel.size
+        if not self._awake and self._may_leave():
+            self._wake_soon()
+
+    def flush(self) -> None:
+        """Do not linger for what is here now."""
+        self._flushing = bool(self._pending)
+        self._pump()
+
+    def take_back(self, chosen: Callable[[Parcel], bool] | None = None) -> list[Parcel]:
+        """What has not left, or is known not to be stored; it is not here any more."""
+        parcels = [self._pop() for _ in range(len(self._pending))]
+        if chosen is None:
+            return parcels
+        self._push_back([parcel for parcel in parcels if not chosen(parcel)])
+        return [parcel for parcel in parcels if chosen(parcel)]
+
+    def stop(self) -> list[asyncio.Task[None]]:
+        """Give up; returns the tasks to end."""
+        if self._wake is not None:
+            self._wake.cancel()
+        while self._pending:
+            self._pop().failed(ClosedError("the producer was closed before the message left"))
+        return list(self._in_flight.values())
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending or self._in_flight)
+
+    @property
+    def _full(self) -> bool:
+        return self._messages >= self._batching.batch_messages or self._bytes >= self._batching.batch_bytes
+
+    def _may_leave(self) -> bool:
+        if not self._pending or self._broken is not None:
+            return False
+        if not self._in_flight:
+            return True
+        if self.delayed:
+            return self._remembered()
+        most = self._batching.in_flight_batches if self._full else min(2, self._batching.in_flight_batches)
+        return len(self._in_flight) < most and self._remembered()
+
+    def _remembered(self) -> bool:
+        """Whether the store will still know the oldest batch under way, should it be repeated (I3)."""
+        return self._left - next(iter(self._in_flight)).number < DEFAULTS.remembered_batches
+
+    def _wake_soon(self) -> None:
+        """Once what else is posted in this turn of the loop is here too."""
+        if self._wake is not None:
+            if not self._full:
+                return  # it lingers
+            self._wake.cancel()
+        self._wake, self._awake = self._loop.call_soon(self._woken), True
+
+    def _woken(self) -> None:
+        self._wake, self._awake = None, False
+        self._pump()
+
+    def _pump(self) -> None:
+        while self._may_leave():
+            wait = self._lingers()
+            if wait > 0:
+                if self._wake is None:
+                    self._wake = self._loop.call_later(wait, self._woken)
+                return
+            self._leave()
+        if not self.busy:
+            self._owner.resolved(self)
+
+    def _lingers(self) -> float:
+        """Seconds to wait for more."""
+        if not self._batching.linger_ms or self._full or self._flushing:
+            return 0
+        return self._since + self._batching.linger_ms / 1000 - self._loop.time()
+
+    # ---- leaving ----
+
+    def _leave(self) -> None:
+        parcels, builder = self._gather()
+        self._flushing = self._flushing and bool(self._pending)
+        if not parcels:
+            return
+        if self._batching.confirm:
+            data = builder.build(self._producer_id, self._epoch, self._sequence)
+            batch = self._under_way(parcels, data, self._sequence)
+            self._sequence = next_sequence(self._sequence, builder.count)
+            task = self._loop.create_task(self._deliver(batch))
+        else:
+            batch = self._under_way(parcels, builder.build(), -1)
+            task = self._loop.create_task(self._fire(batch))
+        for parcel in parcels:
+            parcel.call.left += len(parcel.entries)
+        self._in_flight[batch] = task
+        self._left += 1
+        self._owner.batch_left(self.where)
+
+    def _under_way(self, parcels: list[Parcel], data: bytes, sequence: int) -> InFlight:
+        by_id, client = self._owner.by_id, self._batching.client
+        batch = InFlight(self._left, self.where, parcels, data, sequence, self._unresolved, by_id, client)
+        batch.span = of_batch(self._topic, self.where, parcels)
+        return batch
+
+    def _gather(self) -> tuple[list[Parcel], BatchBuilder]:
+        """Parcels off the queue and into a batch, as many as fit and are due together; not those whose caller
+        has gone."""
+        builder = BatchBuilder(self._batching.compression, self._batching.batch_bytes)
+        taken: list[Parcel] = []
+        now_ms, now = self._endpoint.now_ms(), self._loop.time()
+        while self._pending and builder.count < self._batching.batch_messages:
+            if taken and self._pending[0].due_at != taken[0].due_at:
+                break
+            parcel = self._pop()
+            if parcel.call.over(now):
+                parcel.failed(_too_late(parcel.call.trouble))
+                continue
+            count = _fill(builder, parcel, now_ms, self._batching.batch_messages - builder.count)
+            if count < len(parcel.entries):
+                head, rest = parcel.split(count) if count else (None, parcel)
+                self._push_back([rest])
+                if head:
+                    taken.append(head)
+                break
+            taken.append(parcel)
+        return taken, builder
+
+    def _pop(self) -> Parcel:
+        parcel = self._pending.popleft()
+        self._messages -= len(parcel.entries)
+        self._bytes -= parcel.size
+        return parcel
+
+    def _push_back(self, parcels: Sequence[Parcel]) -> None:
+        for parcel in reversed(parcels):
+            self._pending.appendleft(parcel)
+            self._messages += len(parcel.entries)
+            self._bytes += parcel.size
+
+    def _unresolved(self, batch: InFlight) -> asyncio.Task[None] | None:
+        """The batch right before this one, if it is still under way."""
+        before = None
+        for other, task in self._in_flight.items():
+            if other is batch:
+                return before
+            before = task
+        return None
+
+    # ---- resolving ----
+
+    async def _deliver(self, batch: InFlight) -> None:
+        try:
+            outcome = await append_until(
+                self._endpoint,
+                self._topic,
+                batch,
+                self._loop,
+                broken=lambda: self._broken is not None and _before(self._broken, batch),
+                away=lambda error: self._found_away(batch, error),
+            )
+        except asyncio.CancelledError:
+            batch.uncertain = True
+            outcome = Failed(
+                UnknownFate("the producer was closed before the receipt came: look whether it is there")
+            )
+        if batch.span is not None:
+            batch.span.over(getattr(outcome, "error", None))
+        del self._in_flight[batch]
+        if self._away and not any(other.away for other in self._in_flight):
+            self._away = False
+            self._owner.quiet(self)
+        if isinstance(outcome, Appended):
+            self._owner.well(self)
+            self._stored(batch, outcome)
+        else:
+            self._unstored(batch, outcome)
+        if self._broken is not None and not self._in_flight:
+            self._mend()
+        self._pump()
+
+    def _found_away(self, batch: InFlight, error: PostroomError | None) -> bool:
+        """Whether something of the batch can go elsewhere; if nothing can, it is repeated as it is."""
+        batch.away = self._away = True
+        elsewhere = self._owner.in_trouble(self, error)
+        return elsewhere and any(map(self._owner.goes_anywhere, batch.parcels))
+
+    def _stored(self, batch: InFlight, appended: Appended) -> None:
+        again = appended.duplicate and batch.tries == 1  # a repeat of our own is not news to the caller
+        first = appended.base_offset
+        if appended.repeats:
+            self._stored_in_part(batch, _outcomes(batch, appended, again))
+            return
+        for parcel in batch.parcels:
+            parcel.stored(self._topic, self.where, first, again)
+            first += len(parcel.entries)
+
+    def _stored_in_part(self, batch: InFlight, outcomes: Sequence[tuple[int, bool]]) -> None:
+        at = 0
+        for parcel in batch.parcels:
+            until = at + len(parcel.entries)
+            parcel.stored_in_part(self._topic, self.where, outcomes[at:until])
+            at = until
+
+    def _unstored(self, batch: InFlight, outcome: Failed | Refused) -> None:
+        self._uncertain = self._uncertain or batch.uncertain
+        if self._broken is None or _before(batch, self._broken):
+            self._broken = batch
+        if isinstance(outcome, Refused):
+            if batch.elsewhere:
+                batch.parcels = self._send_elsewhere(batch.parcels)
+            self._refused.append(batch)
+            return
+        for parcel in batch.parcels:
+            parcel.failed(outcome.error)
+
+    def _goes_elsewhere(self, error: Exception) -> bool:
+        """One-way: whether what met this error may be tried elsewhere."""
+        if not isinstance(error, PostroomError) or not is_away(error):
+            return False
+        elsewhere = self._owner.in_trouble(self, error)
+        self._owner.quiet(self)
+        return elsewhere and unstored(error)
+
+    def _send_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
+        """Those without an order need not wait until this partition is mended; returns the others."""
+        kept = self._owner.go_elsewhere(parcels)
+        for parcel in set(parcels).difference(kept):
+            parcel.call.left -= len(parcel.entries)
+        return kept
+
+    def _mend(self) -> None:
+        """Everything under way is resolved: go on with a clean sequence, the refused ones first."""
+        first = self._broken
+        assert first is not None
+        if self._uncertain:
+            self._new_epoch()
+        else:
+            self._sequence = first.sequence
+        refused = sorted(self._refused, key=lambda batch: batch.number)
+        self._broken, self._refused, self._uncertain = None, [], False
+        again = [parcel for batch in refused for parcel in batch.parcels]
+        for parcel in again:
+            parcel.call.left -= len(parcel.entries)
+        self._push_back(again)
+        if any(batch.moved for batch in refused):
+            self._owner.moved_away(self, self.take_back())
+
+    def _new_epoch(self) -> None:
+        self._epoch, self._sequence = self._epoch + 1, 0
+        if self._epoch > _LAST_EPOCH:
+            self._producer_id, self._epoch = secrets.randbits(63), 0
+
+    async def _fire(self, batch: InFlight) -> None:
+        """One-way: tried once where it belongs, failures are only counted."""
+        moved, failure, lost = False, None, batch.parcels
+        try:
+            async with asyncio.timeout_at(max(batch.deadline, self._loop.time() + _ONE_WAY_SECONDS)):
+                await append(self._endpoint, self._topic, batch)
+            self._owner.well(self)
+        except MOVED:
+            moved = True
+        except Exception as error:
+            failure = error
+            if self._goes_elsewhere(error):
+                lost = self._send_elsewhere(batch.parcels)
+            self._owner.one_way_failed(error, sum(len(p.entries) for p in lost))
+        finally:
+            if batch.span is not None:
+                batch.span.over(failure)
+            del self._in_flight[batch]
+            for parcel in () if moved else lost:
+                parcel.call.forgotten(parcel)
+        if moved:
+            self._owner.moved_away(self, [*batch.parcels, *self.take_back()])
+        self._pump()
+
+
+def _outcomes(batch: InFlight, appended: Appended, again: bool) -> list[tuple[int, bool]]:
+    """For each message its offset, and whether it was there: a repeat has got no offset of its own (R32)."""
+    repeats, places = dict(appended.repeats), range(sum(len(parcel.entries) for parcel in batch.parcels))
+    own = count_from(appended.base_offset) if appended.base_offset >= 0 else repeat(appended.base_offset)
+    return [(repeats[place], True) if place in repeats else (next(own), again) for place in places]
+
+
+def _too_late(trouble: PostroomError | None) -> SendTimeout:
+    error = SendTimeout(NOT_SENT if trouble is None else f"{NOT_SENT}; {last_error(trouble)}", stored=False)
+    error.__cause__ = trouble
+    return error
+
+
+def _before(batch: InFlight, other: InFlight) -> bool:
+    return batch.number < other.number
+
+
+def _fill(builder: BatchBuilder, parcel: Parcel, now_ms: int, room: int) -> int:
+    """Messages of the parcel into the batch; how many were taken."""
+    if parcel.timestamps is not None:
+        return _fill_stamped(builder, parcel, parcel.timestamps, now_ms, room)
+    if len(parcel.entries) <= room:
+        return builder.extend(now_ms, parcel.entries)
+    return builder.extend(now_ms, islice(parcel.entries, room))
+
+
+def _fill_stamped(
+    builder: BatchBuilder, parcel: Parcel, timestamps: list[int | None], now_ms: int, room: int
+) -> int:
+    append: Callable[..., bool] = builder.append
+    for count, ((key, value, headers), stamp) in enumerate(zip(parcel.entries, timestamps, strict=True)):
+        if count == room or not append(now_ms if stamp is None else stamp, key, value, headers):
+            return count
+    return len(parcel.entries)

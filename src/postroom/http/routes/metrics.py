@@ -1,0 +1,268 @@
+"""Figures for Prometheus: every metric's name, kind and meaning, in one table; and `/metrics`.
+
+A registry belongs to an app, none is global. Counters are since the broker's start, and of this broker;
+figures of groups come from the store, and every broker of a queue shows the same. Metrics that have nothing
+to show yet are named all the same, so that the documentation and the examples can be checked against them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Iterator
+from copy import copy
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any, Protocol, cast
+
+from fastapi import APIRouter, Request, Response
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.samples import Sample
+
+from ...broker.metrics import BOUNDS_S, OTHER, Labels, Spread, Tally
+from ...model.access import Principal, allows, visible
+from ...store.sql.outbox import OUTBOX
+from ..service import Service
+from .sampling import Sampler
+
+__all__ = ["METRICS", "Collector", "Metrics", "Named", "router", "sees_all"]
+
+
+# ---- names ----
+# Names in figures: which topics and groups a scrape shows to whom.
+#
+# Names are shown to those who would see them in a list: of a topic one has a permission on, and of all to
+# whoever has one on `_metrics`, which `*` includes. Everything else is added up as `(other)`, so that
+# totals are right for anybody. Ages and debts of others are the largest of them.
+
+METRICS = "_metrics"
+"""A topic that nobody has: a permission on it is one to see all names in figures."""
+
+_NAMES = ("topic", "group", "producer")
+_LARGEST = ("_age_seconds", "_debt_seconds")
+
+
+class Collected(Protocol):
+    def collect(self) -> Iterable[Any]: ...
+
+
+def sees_all(principal: Principal) -> bool:
+    return allows(principal, "any", METRICS)
+
+
+class Named:
+    """What a collector collects, with names as this principal may see them."""
+
+    def __init__(self, collected: Collected, principal: Principal) -> None:
+        self._collected, self._principal = collected, principal
+        self._shown: dict[str, bool] = {OTHER: True}
+
+    def collect(self) -> Iterator[Any]:
+        for family in self._collected.collect():
+            if any("topic" in sample.labels for sample in family.samples):
+                family = copy(family)
+                family.samples = self._named(family.samples)
+            yield family
+
+    def _named(self, samples: Iterable[Sample]) -> list[Sample]:
+        found: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
+        for sample in samples:
+            if not self._shows(sample.labels.get("topic", "")):
+                labels = {name: OTHER if name in _NAMES else value for name, value in sample.labels.items()}
+                sample = sample._replace(labels=labels)
+            key = (sample.name, tuple(sorted(sample.labels.items())))
+            if (before := found.get(key)) is not None:
+                add = _adding(sample.name)
+                sample = sample._replace(value=add((before.value, sample.value)))
+            found[key] = sample
+        return list(found.values())
+
+    def _shows(self, topic: str) -> bool:
+        shown = self._shown.get(topic)
+        if shown is None:
+            shown = self._shown[topic] = bool(topic) and bool(visible(self._principal, [topic]))
+        return shown
+
+
+def _adding(name: str) -> Callable[[Iterable[float]], float]:
+    return max if name.endswith(_LARGEST) else sum
+
+
+# ---- metrics ----
+
+router = APIRouter(tags=["metrics"])
+
+_TG = ("topic", "group")
+
+Family = CounterMetricFamily | GaugeMetricFamily | HistogramMetricFamily
+Values = Iterable[tuple[Labels, float]]
+
+
+class Collector:
+    """What `generate_latest` asks."""
+
+    def __init__(self, service: Service, sampler: Sampler) -> None:
+        self._service, self._sampler = service, sampler
+
+    def collect(self) -> Iterator[Family]:
+        yield from self._messages()
+        yield from self._requests()
+        yield from self._groups()
+        yield from self._broker()
+
+    def _messages(self) -> Iterator[Family]:
+        f = self._service.figures
+        yield _counter("messages_published", "Messages stored.", ("topic",), f.published)
+        yield _counter("messages_delayed", "Messages stored to be delivered later.", ("topic",), f.delayed)
+        yield _counter("batches_published", "Batches stored.", ("topic",), f.batches)
+        yield _counter("published_bytes", "Bytes stored, compressed.", ("topic",), f.published_bytes)
+        yield _counter("messages_duplicate", "Messages that were there already.", ("topic",), f.duplicates)
+        yield _counter("messages_delivered", "Messages handed out.", _TG, f.delivered)
+        yield _counter("messages_redelivered", "Messages handed out once more.", _TG, f.redelivered)
+        yield _counter("deliveries", "Ranges of messages handed out.", _TG, f.deliveries)
+        yield _counter("messages_settled", "Messages settled, late ones too.", (*_TG, "verdict"), f.settled)
+        yield _counter("leases_lost", "Ranges settled too late.", _TG, f.lost)
+        yield _counter("messages_dead", "Messages moved to the dead letters.", _TG, f.dead)
+        found = "Stored batches that cannot be read, met by a delivery or the background check."
+        yield _counter("unreadable_batches", found, ("topic", "found_by"), f.unreadable)
+
+    def _requests(self) -> Iterator[Family]:
+        f = self._service.figures
+        yield _counter("requests", "Requests ended.", ("operation", "outcome"), f.requests)
+        yield _histogram("request_seconds", "Time of a request.", ("operation",), f.seconds)
+        yield _counter("store_errors", "Requests that the store failed.", ("code",), f.store_errors)
+        yield _counter("http_requests", "Requests over HTTP.", ("method", "route", "status"), f.http)
+        yield _histogram("commit_seconds", "Time of a commit to the log.", ("shard",), f.commit_seconds)
+        yield _counter("commit_batches", "Batches in commits to the log.", ("shard",), f.commit_batches)
+        yield _counter("commit_bytes", "Bytes in commits to the log.", ("shard",), f.commit_bytes)
+        queued = [((shard,), float(waiting())) for shard, waiting in f.queued.items()]
+        yield _gauge("writer_queue_bytes", "Bytes that wait for a commit.", ("shard",), queued)
+
+    def _groups(self) -> Iterator[Family]:
+        s = self._sampler.last
+        lags = list(s.lags.items())
+        yield _gauge("group_lag_messages", "Messages not settled.", _TG, ((k, v.messages) for k, v in lags))
+        yield _gauge("group_lag_bytes", "Bytes not settled.", _TG, ((k, v.bytes) for k, v in lags))
+        ages = [(k, v.oldest_age_ms / 1000) for k, v in lags]
+        yield _gauge("group_oldest_age_seconds", "Age of the oldest message not settled.", _TG, ages)
+        unsettled = [(k, v.unsettled) for k, v in lags]
+        yield _gauge("group_unsettled_messages", "Messages handed out, not settled.", _TG, unsettled)
+        stopped = [(k, v.stopped) for k, v in lags]
+        yield _gauge("group_stopped_messages", "Messages that hold their key for people.", _TG, stopped)
+        ages = [(k, v.stopped_age_ms / 1000) for k, v in lags]
+        said = "For how long the oldest stopped message has held its key."
+        yield _gauge("group_stopped_oldest_age_seconds", said, _TG, ages)
+        behind = [(k, float(s.behind.get(k, 0))) for k, _ in lags]
+        yield _gauge("group_stopped_behind_messages", "Messages behind stopped ones, at least.", _TG, behind)
+        slow = [(k, float(len(v.sources))) for k, v in s.lanes.items()]
+        yield _gauge("slow_sources", "Sources whose messages go to the slow lane.", _TG, slow)
+        waiting = [(k, float(v.waiting)) for k, v in s.lanes.items()]
+        yield _gauge("slow_lane_messages", "Messages in the slow lane, not settled.", _TG, waiting)
+        yield _gauge("group_members", "Live members.", _TG, s.members.items())
+        yield _gauge("dead_letters", "Dead letters that wait for somebody.", _TG, s.letters.items())
+        yield _by_topic("delayed_messages", "Delayed messages that wait.", s.delayed)
+        yield _by_topic("sealed_partitions", "Partitions to be read to their end.", s.sealed)
+        debts = [((r.kind, r.topic, r.group, r.producer), r.debt_ms / 1000) for r in s.rates]
+        labels = ("kind", "topic", "group", "producer")
+        yield _gauge("rate_debt_seconds", "How long whoever comes now waits for a limit.", labels, debts)
+        yield from self._outbox()
+        yield _one("brokers", "Brokers that serve this queue.", s.brokers)
+        yield _one("groups_left_out", "Groups that this scrape left out: too many.", s.left_out)
+        yield _one("groups_age_seconds", "Age of the figures of groups; -1: none yet.", self._sampler.age_s)
+
+    def _outbox(self) -> Iterator[Family]:
+        """Of one in the queue's own database; others are shown by the process of their relay."""
+        found = self._sampler.last.outbox
+        figures = (
+            (0.0, 0.0, 0.0) if found is None else (found.messages, found.age_ms / 1000, len(found.stuck))
+        )
+        values = [[] if found is None else [((OUTBOX,), float(figure))] for figure in figures]
+        said = "Messages committed in the outbox, and not sent yet."
+        yield _gauge("outbox_messages", said, ("table",), values[0])
+        yield _gauge("outbox_oldest_age_seconds", "Age of the oldest of them.", ("table",), values[1])
+        said = "Topics that can take none of their messages until somebody acts."
+        yield _gauge("outbox_stuck_topics", said, ("table",), values[2])
+
+    def _broker(self) -> Iterator[Family]:
+        service = self._service
+        server, duties = service.server, service.broker.duties
+        connections = len(server.connections) if server is not None else 0
+        limit = server.listening.max_connections if server is not None else 0
+        yield _one("connections", "Connections of clients, without HTTP.", connections)
+        yield _one("connections_limit", "Connections that are allowed.", limit)
+        answers = service.answers
+        yield _one("answer_bytes", "Bytes of answers being made, or not read yet.", answers.held)
+        yield _one("answer_bytes_limit", "Bytes of answers that are allowed.", answers.most)
+        yield _one("answers_waiting", "Requests that wait for room for their answer.", answers.waiting)
+        held = [((name,), float(name in duties.held)) for name in duties.names]
+        yield _gauge("duty_held", "1: this broker does this background work.", ("duty",), held)
+        yield _one("stopping", "1: this broker is about to stop.", float(service.stopping))
+        yield _one("uptime_seconds", "Since the start.", time.time() - service.figures.started_at)
+        ahead_s = service.broker.now_ms() / 1000 - time.time()
+        yield _one("clock_ahead_seconds", "The queue's time, ahead of this machine's.", ahead_s)
+        yield _gauge("build_info", "The version.", ("version",), [((_version(),), 1.0)])
+
+
+class Metrics:
+    def __init__(self, service: Service, sampler: Sampler) -> None:
+        self.sampler = sampler
+        self._turn = asyncio.Lock()
+        self.registry = CollectorRegistry(auto_describe=False)
+        self.registry.register(cast(Any, Collector(service, sampler)))
+
+    async def text(self, principal: Principal) -> bytes:
+        """Written in a thread, one after the other: with thousands of topics it takes its time."""
+        await self.sampler.look()
+        shown: Any = self.registry if sees_all(principal) else Named(self.registry, principal)
+        async with self._turn:
+            return await asyncio.to_thread(generate_latest, shown)
+
+
+@router.get("/metrics", response_class=Response)
+async def metrics(request: Request) -> Response:
+    """Figures for Prometheus, for any principal; names of topics for those who may see them."""
+    found = cast(Metrics, request.app.state.metrics)
+    text = await found.text(request.scope["state"]["principal"])
+    return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+
+# ---- families ----
+
+
+def _counter(name: str, help: str, labels: Labels, tally: Tally) -> Family:
+    family = CounterMetricFamily(f"postroom_{name}", help, labels=labels)
+    for values, amount in tally.items():
+        family.add_metric(values, amount)
+    return family
+
+
+def _gauge(name: str, help: str, labels: Labels, values: Values) -> Family:
+    family = GaugeMetricFamily(f"postroom_{name}", help, labels=labels)
+    for found, value in values:
+        family.add_metric(found, value)
+    return family
+
+
+def _by_topic(name: str, help: str, values: dict[str, int]) -> Family:
+    return _gauge(name, help, ("topic",), (((topic,), float(value)) for topic, value in values.items()))
+
+
+def _one(name: str, help: str, value: float) -> Family:
+    return GaugeMetricFamily(f"postroom_{name}", help, value=value)
+
+
+def _histogram(name: str, help: str, labels: Labels, spread: Spread) -> Family:
+    family = HistogramMetricFamily(f"postroom_{name}", help, labels=labels)
+    edges = [*map(str, BOUNDS_S), "+Inf"]
+    for values, counts, total in spread.items():
+        up_to = [sum(counts[: at + 1]) for at in range(len(counts))]
+        family.add_metric(values, list(zip(edges, up_to, strict=True)), total)
+    return family
+
+
+def _version() -> str:
+    try:
+        return version("postroom")
+    except PackageNotFoundError:
+        return "unknown"

@@ -1,0 +1,1 @@
+"""What a group has received, and what becomes of it."""

@@ -1,0 +1,1 @@
+"""Messages and their batches: what they are made of, and what makes one acceptable."""

@@ -1,0 +1,1 @@
+"""Plans for moving messages into a log: what is due, what was staged, what an outbox holds."""

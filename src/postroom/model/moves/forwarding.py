@@ -1,0 +1,192 @@
+"""How messages that wait as rows in a spool or an outbox become stamped batches (I12, I21).
+
+Decides which rows go together, to which partition, and in which order. A line is what is appended one batch
+after the other: a partition, and for delayed messages a strand of it. Rows of one key are on one line, in the
+order of their ids, so they are stored in that order. A batch has one due moment.
+
+A stamp says, durably and before anything is sent, which batch a row belongs to: whoever resumes builds the
+same batch from the rows of one stamp, and the partition knows by its sequence whether it has it (I3). Must
+never put rows of two stamps together, nor leave a row of a stamp out.
+
+No clock, no randomness: the mover draws producer ids, and counts sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from ...config import DEFAULTS
+from ..messages.batch import BatchBuilder, Headers
+from ..messages.ids import NO_ID, digests
+from ..messages.slot import slot_of
+from ..topology.route import Range, Route
+
+__all__ = [
+    "LINE_BATCHES",
+    "Batch",
+    "Line",
+    "Row",
+    "Stamp",
+    "build",
+    "ids_of",
+    "pack_headers",
+    "plan",
+    "resumed",
+]
+
+Line: TypeAlias = tuple[int, int]
+"""Partition id, and the strand: 0 for what is stored at once."""
+
+LINE_BATCHES = DEFAULTS.remembered_batches
+"""Batches of one line that are stamped at a time: a partition remembers so many (I3)."""
+
+_STRANDS = 7  # of delayed messages, per partition: those of one moment are on one strand
+_WHOLE = 2**31 - 1  # a batch is what was stamped together, whatever its size
+_OVERHEAD = 32  # bytes of a message beside its content
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[tuple[str, bytes | None]]).decode
+
+
+class Stamp(NamedTuple):
+    """Under which identity a batch is appended, and where."""
+
+    producer_id: int
+    partition_id: int
+    sequence: int  # of the batch's first message
+
+
+class Row(NamedTuple):
+    """A message that waits. Its content was checked when it was written (`codec.pack`)."""
+
+    id: int  # in the order of writing
+    topic: str
+    key: bytes | None
+    value: bytes
+    headers: bytes  # as `pack_headers` has it, with Postroom's own; empty: none
+    message_id: str | None
+    timestamp: int
+    due_at: int  # 0: now
+    slot: int | None  # named by the sender
+    stamp: Stamp | None = None
+
+    @property
+    def size(self) -> int:
+        return len(self.value) + len(self.key or b"") + len(self.headers) + _OVERHEAD
+
+
+class Batch(NamedTuple):
+    """Rows that are appended together, and deleted together."""
+
+    topic: str
+    stamp: Stamp
+    rows: list[Row]
+
+    @property
+    def due_at(self) -> int:
+        return self.rows[0].due_at
+
+
+def pack_headers(headers: Headers) -> bytes:
+    return _encode(headers) if headers else b""
+
+
+def resumed(rows: Iterable[Row]) -> list[Batch]:
+    """The batches of rows that are stamped, oldest first."""
+    found: dict[Stamp, Batch] = {}
+    for row in sorted(rows, key=lambda row: row.id):
+        assert row.stamp is not None, "these are stamped"
+        batch = found.get(row.stamp)
+        if batch is None:
+            batch = found[row.stamp] = Batch(row.topic, row.stamp, [])
+        batch.rows.append(row)
+    return list(found.values())
+
+
+# ---- planning ----
+
+
+def plan(
+    rows: Sequence[Row], routes: Mapping[str, Route], turns: Mapping[str, int]
+) -> list[tuple[str, Line, list[Row]]]:
+    """Which rows are the next batches; topic, line and rows, those of one line in their order.
+
+    `routes` are by topic. Messages without a key or slot go to the partition whose turn it is, of those that
+    are not away. Rows that
+    come when `LINE_BATCHES` of their line are full are left for later, and all that come after them there.
+    """
+    planned: list[tuple[str, Line, list[Row]]] = []
+    filling: dict[Line, _Filling] = {}
+    for row in rows:
+        route = routes[row.topic]
+        place = _place(row, route, turns.get(row.topic, 0))
+        line = (place.partition_id, 1 + row.due_at % _STRANDS if row.due_at else 0)
+        current = filling.get(line)
+        if current is None:
+            current = filling[line] = _Filling()
+        if current.full(row):
+            if current.batches == LINE_BATCHES:
+                current.closed = True
+            if current.closed:
+                continue
+            current.begin()
+            planned.append((row.topic, line, current.rows))
+        current.add(row)
+    return planned
+
+
+class _Filling:
+    """The newest batch of a line."""
+
+    __slots__ = ("batches", "closed", "rows", "size")
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.size = self.batches = 0
+        self.closed = False
+
+    def full(self, row: Row) -> bool:
+        if self.closed or not self.batches or len(self.rows) >= DEFAULTS.batch_messages:
+            return True
+        return self.size + row.size > DEFAULTS.batch_bytes or self.rows[0].due_at != row.due_at
+
+    def begin(self) -> None:
+        self.rows, self.size, self.batches = [], 0, self.batches + 1
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.size += row.size
+
+
+def _place(row: Row, route: Route, turn: int) -> Range:
+    if row.slot is not None:
+        return route.of_slot(row.slot)
+    if row.key is not None:
+        return route.of_slot(slot_of(row.key))
+    if row.message_id is not None and route.by_id:
+        return route.of_slot(slot_of(row.message_id.encode()))
+    here = [piece for piece in route.ranges if piece.partition_id not in route.away] or route.ranges
+    return here[turn % len(here)]
+
+
+# ---- building ----
+
+
+def build(batch: Batch) -> bytes:
+    """The batch as it is appended: whoever builds it, from the same rows, has the same messages."""
+    builder = BatchBuilder("lz4", max_bytes=_WHOLE)
+    for row in batch.rows:
+        headers = _decode(row.headers) if row.headers else []
+        builder.append(row.timestamp, row.key, row.value, headers)
+    return builder.build(batch.stamp.producer_id, 0, batch.stamp.sequence)
+
+
+def ids_of(batch: Batch, by_id: bool) -> bytes:
+    """What the partition is told of the messages' ids: it looks at them if they are delayed, or `by_id`."""
+    if not by_id and not batch.due_at:
+        return b""
+    ids = [row.message_id for row in batch.rows]
+    return NO_ID * len(ids) if not any(ids) else digests(ids)

@@ -1,0 +1,1 @@
+"""Settings, limits, access, and the rules that follow from them."""

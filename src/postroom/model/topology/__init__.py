@@ -1,0 +1,1 @@
+"""Names, routes of partitions, and plans to split them."""

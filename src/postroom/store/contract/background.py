@@ -1,0 +1,198 @@
+"""The store contract, for background work: the schedule, and who may do what.
+
+Exported by `contract`: import them from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ...model.moves.schedule import Waiting
+from ...model.moves.staging import Decision, Known, OpenMove, Progress, Wish
+from .values import Finished, Move
+
+__all__ = ["Duties", "Schedule", "Staged", "Staging"]
+
+
+class Schedule(Protocol):
+    """Delayed messages until they are due; what `Log.append` was given with `due_at` waits here (R35).
+
+    Whoever holds the lease `model.schedule.DUTY` moves them, in three steps (I12): `stamp`, `Log.append`
+    under the stamp's identity, `finish`, which may be one with the next `stamp`. Each step may be repeated
+    by the next holder.
+    """
+
+    def next_due(self, *, since: int = 0, without: Collection[int] = ()) -> int | None:
+        """When the next one is due that is due from `since` on; not of partitions in `without`. Cheap."""
+
+    def due(
+        self,
+        *,
+        messages: int,
+        max_bytes: int,
+        since: int = 0,
+        without: Collection[int] = (),
+        skip: Collection[int] = (),
+    ) -> list[Waiting]:
+        """Rows that are due now by the store's clock, up to these limits, but one at least.
+
+        The longest due first, those of one moment in the order they came. `skip`: rows to leave out.
+        """
+
+    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
+        """Those of these rows that are still there."""
+
+    def stamp(
+        self,
+        holder: str,
+        move: Move,
+        rows: Iterable[Waiting],
+        before: Finished | None = None,
+    ) -> bool:
+        """Write down what is going to be stored where; flushed. The move's id is the caller's choice.
+
+        False if any of the rows was cancelled meanwhile, in whole or in part: then nothing is stamped.
+        `before`: finish that move first, in any case. LeaseLost if `holder` does not hold the lease.
+        """
+
+    def moves(self) -> list[Move]:
+        """Moves that are not finished, the oldest first."""
+
+    def finish(self, holder: str, finished: Finished) -> None:
+        """Remove and change rows, and end the move; flushed.
+
+        Nothing happens if the move was finished by somebody else. LeaseLost as in `stamp`.
+        """
+
+    def cancel(self, topic_id: int, digest: bytes) -> bool:
+        """Remove every waiting message of the topic with that id (`model.dedup.digest`); flushed.
+
+        False if there is none that is not stamped.
+        """
+
+    def purge(self, topic_id: int) -> int:
+        """Remove all waiting messages of the topic that are not stamped; returns how many."""
+
+    def delayed(self) -> dict[int, int]:
+        """By topic, how many messages wait; without a scan."""
+
+
+class Duties(Protocol):
+    """Leases for background work: at most one holder each (I12)."""
+
+    def acquire(self, duty: str, holder: str, lease_ms: int) -> bool: ...
+
+    def release(self, duty: str, holder: str) -> None: ...
+
+
+# ---- staging contract ----
+# The store contract, for jobs that publish exactly once: staging, decisions and how far they are (I20).
+#
+# Exported by `contract`: import them from there. All of it is kept on the first shard.
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """A batch of messages that waits to be published. A partition of the newest route: it may be another."""
+
+    topic_id: int
+    partition_id: int
+    batch: bytes = field(repr=False)  # a verified RecordBatch v2
+
+
+class Staging(Protocol):
+    """Every verb is flushed.
+
+    A decision is published in moves of three steps (I12): `stamp`, `Log.append` under the decision's producer
+    and the stamp's sequences, `finish`, which may be one with the next stamp. Anybody may go on with it, and
+    several at once: each change of it has a number, and whoever does not know the last one changes nothing.
+    """
+
+    def put(
+        self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged], owner: str = ""
+    ) -> None:
+        """Stage batches; they are numbered from `number` on within the segment. A repeat changes nothing.
+
+        The query belongs to the `owner` if it is nobody's yet; PermissionDenied if it is another's, as
+        `model.staging.owner_after` says. StagingConflict if the segment was decided: also of a repeat, once
+        the rows are published.
+        """
+
+    def known(self, query: str) -> Known:
+        """How far the query is, and whose."""
+
+    def give(self, query: str, owner: str) -> bool:
+        """It is this owner's from now on. False: there is no such query."""
+
+    def decision(self, query: str, batch: int) -> Decision | None:
+        """The newest revision."""
+
+    def unfinished(self, query: str | None = None) -> list[Decision]:
+        """Those that are not published, of all queries or of one; the oldest first."""
+
+    def decide(
+        self,
+        query: str,
+        batch: int,
+        wish: Wish,
+        producer_id: int,
+        topics: Collection[int] | None = None,
+        owner: str = "",
+    ) -> Decision:
+        """Write down what the batch consists of, if `model.staging` says so; else the recorded decision.
+
+        The query is the `owner`'s, as in `put`.
+        StagingConflict as it says there; if a segment is not there as the wish has it, or has messages for
+        other than these topics; or if an earlier decision of the query is not published ("unfinished").
+        """
+
+    def next_rows(
+        self, decision: Decision, *, messages: int, max_bytes: int, skip: Collection[int] = ()
+    ) -> list[Waiting]:
+        """What is to be published next, up to these limits, but one row at least; each segment in order."""
+
+    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
+        """Those of these rows that are still there."""
+
+    def stamp(self, decision: Decision, move: OpenMove) -> Decision | None:
+        """Write down what is going to be stored where. The decision as it is then.
+
+        None: somebody else has gone on with it; look again.
+        """
+
+    def finish(
+        self,
+        decision: Decision,
+        finished: Finished,
+        progress: Progress,
+        *,
+        producer_id: int | None = None,
+        move: OpenMove | None = None,
+        done: bool = False,
+    ) -> Decision | None:
+        """Remove and change rows, and end the move; begin the next `move` with that, or none.
+
+        `producer_id`: another one from now on. `done`: nothing is left, it is published. None as in `stamp`.
+        """
+
+    def drop(
+        self,
+        query: str,
+        batch: int,
+        segments: Collection[str] | None = None,
+        topics: Collection[int] | None = None,
+        owner: str | None = None,
+    ) -> int:
+        """Remove these segments of a batch, what they have for these topics, but for those decided.
+
+        None: all. How many messages. PermissionDenied if the query is not the `owner`'s; None: do not ask.
+        """
+
+    def age(self, staged_ms: int, decision_ms: int, query_ms: int) -> tuple[int, int]:
+        """Drop batches that nobody has staged for, or decided, for so long; forget decisions that are old.
+
+        The newest batch of a query that has several is remembered for `query_ms`. How many messages, and how
+        many decisions.
+        """

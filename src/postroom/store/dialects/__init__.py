@@ -1,0 +1,1 @@
+"""What differs from database to database."""

@@ -1,0 +1,156 @@
+"""Room that is kept for emptying: on a full disk even a delete needs some.
+
+A queue of some size keeps a file of `BALLAST` bytes beside it. A verb that empties (a purge, retention) and
+finds the disk full gives these bytes back and is run again. From then on the file is empty, which every
+process on the queue sees, and nothing is appended: what was freed is for deletes. That ends when there is
+room again, on the disk or inside the database, where deleted messages leave pages that are used again.
+
+    armed (BALLAST bytes) ──a delete finds no space──▶ released (0 bytes) ──there is room──▶ armed
+
+`BALLAST` is what a checkpoint may need: with less, a write-ahead log could not be copied into its database
+and would take its room for ever. Must never be needed for anything to be right: a file that is gone or cannot
+be made only means that somebody has to make room by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import time
+from pathlib import Path
+
+from ...files import open_private
+
+__all__ = ["BALLAST", "Ballast"]
+
+BALLAST = 16 * 1024 * 1024
+_AMPLE = 5  # times as much has to be free before it is made
+_SEEN_S = 0.005  # for so long others may append after one process released it
+_LOOK_S = 1.0  # how often is looked whether it can be made
+_AGAIN_S = 0.5  # how often is looked whether there is room again
+_READERS_MS = 250  # a checkpoint waits so long for those who read
+
+
+class Ballast:
+    """Of one database file. From any thread."""
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._file = database.with_name(f"{database.name}.reserve")
+        self._seen_until = 0.0
+        self._look_at = 0.0
+        self._again_at = 0.0
+        self._turn = threading.Lock()
+        self.released = False  # as far as this process knows
+
+    def admits(self) -> bool:
+        """Whether something may be appended now. Looks at the file every few milliseconds, at most."""
+        now = time.monotonic()
+        if now < self._seen_until and not self.released:
+            return True
+        self._seen_until = now + _SEEN_S
+        try:
+            if os.stat(self._file).st_size:
+                self.released = False
+                return True
+        except OSError:
+            self.released = False
+            if time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + _LOOK_S
+                self._make()
+            return True
+        self.released = True
+        return self._there_is_room()
+
+    def make_room(self, *, emptying: bool) -> bool:
+        """After an append or a delete found the disk full: True if it is worth another try."""
+        with self._turn:
+            if emptying and not self.released and self._release():
+                self.checkpoint()
+                return True
+            if time.monotonic() < self._again_at:
+                return False
+            self._again_at = time.monotonic() + _AGAIN_S
+            before = self._ahead()
+            self.checkpoint()
+            return self._ahead() < before
+
+    def checkpoint(self) -> None:
+        """Copy the write-ahead log into the database, and give its room back, if nobody is in the way."""
+        with contextlib.suppress(sqlite3.Error), contextlib.closing(self._connect()) as connection:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    # ---- the file ----
+
+    def _make(self) -> None:
+        with contextlib.suppress(OSError):
+            if self._database.stat().st_size >= BALLAST and self._free() >= _AMPLE * BALLAST:
+                self._fill(BALLAST)
+
+    def _fill(self, size: int) -> None:
+        """All of it, or no file: an empty one would say that nothing may be appended."""
+        descriptor = open_private(self._file, self._database)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, size)
+            else:  # pragma: no cover - macOS
+                for at in range(0, size, 1 << 20):
+                    os.pwrite(descriptor, bytes(1 << 20), at)
+        except OSError:
+            self._file.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+
+    def _release(self) -> bool:
+        """False: there is none. Another process may have done it before."""
+        try:
+            os.truncate(self._file, 0)
+        except OSError:
+            return False
+        self.released = True
+        return True
+
+    def _there_is_room(self) -> bool:
+        """Of a file that was released: whether enough was deleted since; then it is made again, if it can."""
+        with self._turn:
+            if time.monotonic() < self._again_at:
+                return False
+            self._again_at = time.monotonic() + _AGAIN_S
+            self.checkpoint()
+            try:
+                free, inside = self._free(), self._inside()
+                if free < 2 * BALLAST and inside < BALLAST:
+                    return False
+                self._fill(min(BALLAST, free // 2))  # the rest is for write-ahead logs
+                self.released = False
+            except (OSError, sqlite3.Error):
+                return False
+        return True
+
+    # ---- how much there is ----
+
+    def _free(self) -> int:
+        space = os.statvfs(self._database.parent)
+        return space.f_bavail * space.f_frsize
+
+    def _inside(self) -> int:
+        """Bytes of pages in the database that are free to be used."""
+        with contextlib.closing(self._connect()) as connection:
+            pages = connection.execute("PRAGMA freelist_count").fetchone()[0]
+            size = connection.execute("PRAGMA page_size").fetchone()[0]
+        return int(pages) * int(size)
+
+    def _ahead(self) -> int:
+        """Of the write-ahead log."""
+        try:
+            return os.stat(f"{self._database}-wal").st_size
+        except OSError:
+            return 0
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._database, isolation_level=None, timeout=_READERS_MS / 1000)
+        connection.execute(f"PRAGMA busy_timeout={_READERS_MS}")
+        return connection

@@ -1,0 +1,316 @@
+"""MySQL and MariaDB through PyMySQL. Tested on MariaDB.
+
+READ COMMITTED on every connection: at the default isolation a read before the lock would fix a snapshot,
+and a repeated batch would not be seen (I1). There is no limit on idle transactions in MySQL, so the
+server closes connections that stay silent (`wait_timeout`), locks are taken with few round trips, and
+MariaDB's own limit is used where it is there (I15). Commits are as durable as the server is set (`doctor`
+looks at that): one connection cannot ask for more, or for less. DDL commits by itself, so each
+migration's statement may be found done. Nobody is woken here: waiters look, less and less often
+(`watching`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import pymysql
+from pymysql.constants import CLIENT, SERVER_STATUS
+
+from ...clock import Clock
+from ...config import DEFAULTS, Limits
+from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
+from ..contract import Watcher
+from ..sql.session import Lane, Row, Session, Transaction, by_key
+from .server import LookingWatcher, ServerDialect
+
+__all__ = ["MysqlDialect"]
+
+_MIGRATION_LOCK = "postroom-migrate"
+_MIGRATION_S = 3600  # a large table may take its time to be changed
+_UPTIME_MS = 2_000  # it is told in whole seconds
+_EXISTS = (1050, 1060, 1061, 1091)  # table, column, key, no key: a migration that was cut off did it
+_UNKNOWN_VARIABLE = 1193
+_GONE = (0, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031)
+_UNDONE = (1020, 1062, 1213, *_GONE)
+_DENIED = (1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 2059, 2061)
+_NO_DATABASE = 1049
+_READ_ONLY = (1290, 1792, 1836)
+_FULL = (1021, 1026, 1114, 1041, 1037)
+_CROWDED = (1040, 1203, 1226)
+_BUSY = (1020, 1062, 1205, 1213, 1317, 1969, 3024)
+_SPOILT = (126, 127, 1034, 1194, 1195, 1712)
+
+
+class MysqlDialect(ServerDialect):
+    kind = "mysql"
+    failures = (pymysql.Error,)
+    blob = "LONGBLOB"
+    hash = "BINARY(16)"
+    serial = "BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY"
+    table = " ENGINE=InnoDB DEFAULT CHARSET=utf8mb4 COLLATE=utf8mb4_bin"
+    indexes_by_table = True
+    shows_flushed = False
+    now = "SELECT CAST(UNIX_TIMESTAMP(SYSDATE(3)) * 1000 AS SIGNED)"
+    replica = "replica"
+    on_conflict = "ON DUPLICATE KEY UPDATE"
+    change_column = "{column} = VALUES({column})"
+
+    def __init__(
+        self, address: dict[str, Any], shown: str, *, clock: Clock | None = None, limits: Limits = DEFAULTS
+    ) -> None:
+        super().__init__(shown, clock, limits)
+        self._address = address
+        self._started = 0
+
+    # ---- connections ----
+
+    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
+        limits = self._limits
+        connecting = max(1, limits.connect_timeout_ms // 1000)
+        try:
+            connection = pymysql.connect(
+                **self._address,
+                charset="utf8mb4",
+                autocommit=True,
+                binary_prefix=True,
+                connect_timeout=connecting,
+                read_timeout=connecting,
+                write_timeout=connecting,
+                client_flag=CLIENT.FOUND_ROWS | CLIENT.MULTI_STATEMENTS,
+            )
+        except pymysql.MySQLError as error:
+            if _code(error) in _GONE:  # before it was there
+                raise self._unreachable(str(error.args[-1]), code=_code(error)) from error
+            raise
+        try:
+            self._prepare(connection)
+        except BaseException:
+            connection.close()
+            raise
+        connection.postroom_begin = False
+        self._be_patient(connection, (limits.lock_timeout_ms + limits.idle_timeout_ms) // 1000)
+        return connection
+
+    def _be_patient(self, connection: Any, seconds: int) -> None:
+        """How long one answer may take. PyMySQL can be told so only before it connects."""
+        connection._read_timeout = connection._write_timeout = seconds
+
+    def _prepare(self, connection: Any) -> None:
+        limits = self._limits
+        with connection.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute(
+                f"SET SESSION time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+                f"innodb_lock_wait_timeout = {max(1, limits.lock_timeout_ms // 1000)}, "
+                f"wait_timeout = {2 * limits.idle_timeout_ms // 1000}"
+            )
+            try:
+                cursor.execute(f"SET SESSION idle_transaction_timeout = {limits.idle_timeout_ms // 1000}")
+            except pymysql.MySQLError as error:  # MySQL has only wait_timeout
+                if error.args[:1] != (_UNKNOWN_VARIABLE,):
+                    raise
+            cursor.execute("SELECT @@global.read_only, @@max_allowed_packet")
+            read_only, packet = cursor.fetchone()
+            if read_only:
+                raise self._read_only()
+            if packet < 2 * limits.max_batch_bytes:  # quoting may double it
+                raise StoreError(
+                    f"{self.shown} takes packets of {packet} bytes at most, too few for a batch: set "
+                    f"max_allowed_packet to {2 * limits.max_batch_bytes >> 20}M or more"
+                )
+
+    def _fileno(self, connection: Any) -> int:
+        return int(connection._sock.fileno())
+
+    def usable(self, connection: Any) -> bool:
+        return bool(connection.open) and not connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS
+
+    # ---- transactions ----
+
+    def begin(self, connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+        connection.postroom_begin = True  # goes out with the first statement
+
+    def end(self, connection: Any, lane: Lane, *, commit: bool) -> None:
+        begun, connection.postroom_begin = not connection.postroom_begin, False
+        if commit and begun:
+            connection.commit()
+        elif begun and connection.open:
+            try:
+                connection.rollback()
+            except pymysql.MySQLError:
+                pass  # it is not usable any more, and will be thrown away
+
+    def end_stuck(self) -> None:
+        """The server's own limits do it."""
+
+    # ---- statements ----
+
+    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+        self._begun(connection)
+        cursor = connection.cursor()
+        cursor.execute(sql, args)
+        return cursor
+
+    ask = execute
+
+    def _begun(self, connection: Any) -> None:
+        if connection.postroom_begin:
+            connection.begin()
+            connection.postroom_begin = False
+
+    def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
+        return int(self.execute(connection, sql, args).rowcount)
+
+    def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
+        self._begun(connection)
+        connection.cursor().executemany(sql, rows)
+
+    def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
+        return int(self.execute(connection, sql, args).lastrowid)
+
+    def locked(
+        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
+    ) -> tuple[list[Row | None], int]:
+        """One round trip: begin, lock, and the clock, which is read when the locks are ours."""
+        cursor = connection.cursor()
+        first = "START TRANSACTION; " if connection.postroom_begin else ""
+        began = self._time.begin()
+        cursor.execute(f"{first}{f'{sql}; ' * len(each)}{self.now}", [*chain(*each)])
+        connection.postroom_begin = False
+        if first:
+            cursor.nextset()
+        rows: list[Row | None] = []
+        for _ in each:
+            rows.append(cursor.fetchone())
+            cursor.nextset()
+        now = int(cursor.fetchone()[0])
+        cursor.close()
+        if self._clock is not None:
+            return rows, self._clock.now_ms()
+        self._time.told(now, began)
+        return rows, now
+
+    def newest(self, table: str, key: tuple[str, ...]) -> str:
+        return by_key(key)
+
+    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
+        return by_key(key)
+
+    def started_ms(self, connection: Any) -> int:
+        """0 where every commit is flushed: then no renewal is lost."""
+        if self._clock is not None:
+            return 0
+        known: int | None = getattr(connection, "postroom_started", None)
+        if known is None:
+            known = connection.postroom_started = self._look_at_start(connection)
+        return known
+
+    def _look_at_start(self, connection: Any) -> int:
+        flushed = self.execute(connection, "SELECT @@global.innodb_flush_log_at_trx_commit", ()).fetchone()[0]
+        if flushed == 1:
+            return 0
+        uptime = self.execute(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'", ()).fetchone()[1]
+        started = self.now_ms(connection) - 1000 * int(uptime)
+        if abs(started - self._started) > _UPTIME_MS:  # else it is the same start
+            self._started = started
+        return self._started
+
+    # ---- schema ----
+
+    def has_table(self, tx: Transaction, name: str) -> bool:
+        look = "SELECT 1 FROM information_schema.tables WHERE table_schema = DATABASE() AND table_name = ?"
+        return tx.one(look, name) is not None
+
+    def tables(self, tx: Transaction) -> list[str]:
+        look = "SELECT table_name FROM information_schema.tables WHERE table_schema = DATABASE()"
+        return [name for (name,) in tx.all(look)]
+
+    @contextmanager
+    def migrating(self, connection: Any) -> Iterator[None]:
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT GET_LOCK(%s, %s)", (_MIGRATION_LOCK, self._patience()))
+            if cursor.fetchone()[0] != 1:
+                raise StoreBusy(
+                    f"{self.shown} is being migrated by somebody else; try again when that is done"
+                )
+        patience = connection._read_timeout
+        self._be_patient(connection, _MIGRATION_S)
+        try:
+            yield
+        finally:
+            self._be_patient(connection, patience)
+            if connection.open:
+                with connection.cursor() as cursor:
+                    cursor.execute("SELECT RELEASE_LOCK(%s)", (_MIGRATION_LOCK,))
+
+    def _patience(self) -> int:
+        return max(1, self._limits.lock_timeout_ms // 1000)
+
+    def change(self, tx: Transaction, statement: str) -> None:
+        try:
+            tx.do(statement)
+        except pymysql.MySQLError as error:
+            if error.args[0] not in _EXISTS:
+                raise
+
+    def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None:
+        tx.do(statement)
+
+    # ---- wake-ups ----
+
+    def announce(self, lane: Lane) -> None:
+        pass  # whoever waits looks by himself
+
+    def watch(self, session: Session) -> Watcher:
+        return LookingWatcher(session, self._limits)
+
+    def close(self) -> None:
+        pass
+
+    # ---- errors ----
+
+    def undone(self, error: Exception) -> bool:
+        return isinstance(error, pymysql.MySQLError) and _code(error) in _UNDONE
+
+    def error(self, error: Exception, lane: Lane) -> StoreError | None:
+        if not isinstance(error, pymysql.MySQLError):
+            return None
+        code, said = _code(error), str(error.args[1] if len(error.args) > 1 else error)
+        if code in _DENIED:
+            return AccessDenied(f"{self.shown} refuses: {said}; {_cure(code)}", code=code)
+        if code == _NO_DATABASE:
+            return self._no_database(said, code=code)
+        if code in _READ_ONLY:
+            return self._read_only()
+        if code in _FULL:
+            return self._full(said)
+        if code in _CROWDED:
+            return self._crowded(said, "max_connections, max_user_connections", code=code)
+        if code in _BUSY:
+            return StoreBusy(
+                f"{self.shown} was busy ({said}); find who holds a transaction open "
+                "(SHOW ENGINE INNODB STATUS), then try again"
+            )
+        if code in _SPOILT:
+            return StoreCorrupt(f"{self.shown} is damaged ({said}); restore it from a backup")
+        if code in _GONE:
+            return self._ended(said, code=code)
+        if 2000 <= code < 3000:
+            return self._unreachable(said, code=code)
+        return StoreError(f"{self.shown}: {said}", code=code)
+
+
+def _code(error: pymysql.MySQLError) -> int:
+    return error.args[0] if error.args and isinstance(error.args[0], int) else 0
+
+
+def _cure(code: int) -> str:
+    if code in (1142, 1143, 1227, 1370):
+        return (
+            "grant the missing right: the user needs CREATE, ALTER, DROP, INDEX, SELECT, INSERT, UPDATE and "
+            "DELETE on the database (each partition is a table)"
+        )
+    return "check user, password and database in the address"

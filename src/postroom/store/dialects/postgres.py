@@ -1,0 +1,506 @@
+"""PostgreSQL through psycopg 3.
+
+Write transactions run in pipeline mode: statements whose answer nobody needs are sent with the next one
+that does, and COMMIT goes out with the last writes, so that a row's lock is held for few round trips. Log
+commits are flushed, whatever the server's default; progress is not, except where I8 asks. Waiters are
+woken by NOTIFY, sent after the commit on a connection of its own (I19). Behind PgBouncer (`?pgbouncer=1`)
+nothing is kept in a server session: no prepared statements, settings per transaction, and wake-ups by
+looking.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+
+from ...clock import Clock
+from ...config import DEFAULTS, Limits
+from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
+from ..contract import Watcher
+from ..sql.session import Lane, Row, Session, Transaction
+from .server import LookingWatcher, ServerDialect
+
+__all__ = ["ImpatientConnection", "Listener", "Notifier", "PostgresDialect"]
+
+
+# ---- impatient ----
+# A connection to PostgreSQL that does not wait for ever.
+#
+# TCP notices a peer that is gone (keepalives, user time-out), but not one that takes our bytes and never
+# answers: a server that hangs, a proxy with nothing behind it. Whoever waits for longer than `patience_s`
+# is told so, and the connection is given up: what it was waiting for is of unknown fate (I15, I2).
+
+
+class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused-ignore]
+    patience_s = 3600.0  # for one answer
+
+    def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
+        return super().wait(self._limited(gen), *args, **kwargs)
+
+    def _limited(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """The same steps; those who run them also look in when nothing has come for a while."""
+        deadline = time.monotonic() + self.patience_s
+        try:
+            wanted = next(gen)
+            while True:
+                ready = yield wanted
+                if not ready and time.monotonic() > deadline:
+                    self.pgconn.finish()
+                    raise psycopg.OperationalError(f"no answer for {self.patience_s:g} s")
+                wanted = gen.send(ready)
+        except StopIteration as done:
+            return done.value
+
+
+# ---- notify ----
+# NOTIFY and LISTEN: how PostgreSQL wakes those who wait.
+#
+# Sent after the commit, on a connection of its own, and coalesced: while one is on its way, further ones
+# become one (inside the transaction it cost 18 to 43 % of commits, I19). A notification that is lost
+# costs a pause, never a message: the listener also says "look" whenever it had to connect again, and now
+# and then anyway.
+
+_CHANNEL = "postroom"
+_WAIT_S = 0.05  # one look blocks for so long at most
+_ANYWAY_S = 2.0  # and says yes after so long without news
+
+
+class Notifier:
+    """Sends from a thread of its own, which begins with the first that is to be sent."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._pending: set[Lane] = set()
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def notify(self, lane: Lane) -> None:
+        with self._lock:
+            self._pending.add(lane)
+            if self._thread is None and not self._closed:
+                self._thread = threading.Thread(target=self._run, name="postroom-notify", daemon=True)
+                self._thread.start()
+        self._wake.set()
+
+    def close(self) -> None:
+        """Send what waits, then end."""
+        self._closed = True
+        self._wake.set()
+        if self._thread is not None:
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        connection: Any = None
+        while not self._closed or self._pending:
+            self._wake.wait()
+            self._wake.clear()
+            with self._lock:
+                lanes, self._pending = self._pending, set()
+            if lanes:
+                fresh = connection is None
+                connection = self._send(connection, lanes)
+                if connection is None and not fresh:  # it had gone stale: once more
+                    connection = self._send(None, lanes)
+        if connection is not None:
+            connection.close()
+
+    def _send(self, connection: Any, lanes: set[Lane]) -> Any:
+        """The connection it went through; None: it did not, and the others look by themselves before long."""
+        try:
+            connection = connection or self._connect()
+            for lane in lanes:
+                connection.execute(f"NOTIFY {_CHANNEL}, '{lane.value}'")
+        except psycopg.Error:
+            if connection is not None:
+                connection.close()
+            return None
+        return connection
+
+
+class Listener:
+    """Implements `contract.Watcher`. For one thread."""
+
+    def __init__(self, connect: Callable[[], Any]) -> None:
+        self._connect = connect
+        self._connection: Any = None
+        self._yes_at = 0.0  # when it last said yes
+
+    def changed(self) -> tuple[bool, bool]:
+        try:
+            if self._connection is None:
+                self._connection = self._connect()
+                self._connection.execute(f"LISTEN {_CHANNEL}")
+                return self._yes(True, True)
+            told = {note.payload for note in self._connection.notifies(timeout=_WAIT_S, stop_after=1)}
+            told |= {note.payload for note in self._connection.notifies(timeout=0)}
+        except psycopg.Error:
+            self.close()
+            time.sleep(_WAIT_S)
+            return self._yes(True, True)
+        if not told and time.monotonic() - self._yes_at > _ANYWAY_S:
+            return self._yes(True, True)
+        return self._yes(Lane.LOG.value in told, Lane.PROGRESS.value in told)
+
+    def _yes(self, log: bool, progress: bool) -> tuple[bool, bool]:
+        if log or progress:
+            self._yes_at = time.monotonic()
+        return log, progress
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+# ---- postgres ----
+
+# Statistics are reset when the server recovers from the crash of one of its processes without a new start.
+_STARTED = """SELECT (extract(epoch FROM greatest(pg_postmaster_start_time(), stats_reset)) * 1000)::bigint
+              FROM pg_stat_bgwriter"""
+_BEGIN = "BEGIN ISOLATION LEVEL READ COMMITTED"  # whatever the role's default is (I1)
+_END_STUCK = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                WHERE datname = current_database() AND usename = current_user
+                AND application_name = current_setting('application_name') AND query LIKE '%%postroom\\_%%'
+                AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
+                AND state_change < clock_timestamp() - %s * interval '1 ms'"""
+_END_STUCK_EVERY_S = 1.0
+_MIGRATION_LOCK = 7_235_801_226
+_MIGRATION_S = 3600.0  # a large table may take its time to be changed
+_UNKNOWN_DATABASE, _TOO_MANY = "3D000", "53300"
+_UNDONE = ("40001", "40P01", "23505", "25P03", "57P01", "57P02", "57P03", "08")
+_DENIED = ("28", "42501")
+_FULL = ("53100", "53200", "54000")
+_BUSY = ("55P03", "57014", "40001", "40P01", "23505")
+_CROWDED = ("too many connections", "too many clients", "connection slots are reserved")
+_NOT_PREPARED = ("26000", "42P05")
+_SPOILT = ("XX001", "XX002")
+
+
+class PostgresDialect(ServerDialect):
+    kind = "postgresql"
+    failures = (psycopg.Error,)
+    blob = hash = "BYTEA"
+    serial = "BIGINT GENERATED BY DEFAULT AS IDENTITY PRIMARY KEY"
+    table = ""
+    indexes_by_table = False
+    now = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+    replica = "standby"
+    on_conflict = "ON CONFLICT ({key}) DO UPDATE SET"
+    change_column = "{column} = excluded.{column}"
+
+    def __init__(
+        self,
+        dsn: str,
+        shown: str,
+        *,
+        pgbouncer: bool = False,
+        clock: Clock | None = None,
+        limits: Limits = DEFAULTS,
+    ) -> None:
+        super().__init__(shown, clock, limits)
+        self._dsn = dsn
+        self._bouncer = pgbouncer
+        self._notifier = Notifier(self._plain)
+        self._ending = threading.Lock()
+        self._ended_at = 0.0  # by the monotonic clock
+
+    # ---- connections ----
+
+    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
+        connection = self._plain()
+        connection.postroom_migrating = False
+        if self._bouncer:
+            connection.prepare_threshold = None
+        else:
+            connection.prepare_threshold = 2
+            connection.prepared_max = 500
+            commit = "off" if lane is Lane.PROGRESS else "on"
+            connection.execute(f"SET synchronous_commit = {commit}; {self._timeouts('SET')}")
+        return connection
+
+    def _plain(self) -> Any:
+        limits = self._limits
+        connection = ImpatientConnection.connect(
+            self._dsn,
+            autocommit=True,
+            connect_timeout=max(2, limits.connect_timeout_ms // 1000),
+            target_session_attrs="read-write",
+            tcp_user_timeout=limits.idle_timeout_ms,
+            keepalives_idle=5,
+            keepalives_interval=2,
+            keepalives_count=3,
+            fallback_application_name="postroom",
+            client_encoding="utf8",
+        )
+        connection.patience_s = (limits.lock_timeout_ms + limits.idle_timeout_ms) / 1000
+        encoding = connection.info.parameter_status("server_encoding")
+        if encoding not in ("UTF8", None):
+            connection.close()
+            raise StoreError(
+                f"{self.shown} has the encoding {encoding}, which cannot hold all text: make the database "
+                "anew (CREATE DATABASE … ENCODING 'UTF8' TEMPLATE template0)"
+            )
+        return connection
+
+    def _timeouts(self, how: str) -> str:
+        """Locks end (I15)."""
+        limits = self._limits
+        return (
+            f"{how} lock_timeout = {limits.lock_timeout_ms}; "
+            f"{how} idle_in_transaction_session_timeout = {limits.idle_timeout_ms}"
+        )
+
+    def _fileno(self, connection: Any) -> int:
+        return int(connection.fileno())
+
+    def usable(self, connection: Any) -> bool:
+        idle = connection.info.transaction_status == TransactionStatus.IDLE
+        return not connection.closed and not connection.broken and idle
+
+    # ---- transactions ----
+
+    def begin(self, connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+        lazily = lane is Lane.VOLATILE or (lane is Lane.PROGRESS and not flush)
+        usual = lane is Lane.PROGRESS  # what the connection is set to
+        start = _BEGIN
+        if self._bouncer or lazily is not usual:
+            start += f"; SET LOCAL synchronous_commit = {'off' if lazily else 'on'}"
+        if self._bouncer:
+            start += f"; {self._timeouts('SET LOCAL')}"
+        if connection.postroom_migrating:
+            start += f"; SELECT pg_advisory_xact_lock({_MIGRATION_LOCK})"
+        if ";" in start:  # several at once go by the simple protocol, before the pipeline
+            connection.execute(start)
+        entered = connection.pipeline()
+        connection.postroom_pipeline = entered, entered.__enter__()
+        if ";" not in start:
+            try:
+                connection.execute(start)
+            except psycopg.Error:
+                self._leave_pipeline(connection, commit=False)
+                raise
+
+    def end(self, connection: Any, lane: Lane, *, commit: bool) -> None:
+        failed = self._leave_pipeline(connection, commit)
+        self._roll_back(connection)
+        if failed is not None and commit:  # else it is being raised already
+            raise failed
+
+    def _leave_pipeline(self, connection: Any, commit: bool) -> psycopg.Error | None:
+        """The first error of a statement on the way: none after it was run, and no commit either."""
+        failed: psycopg.Error | None = None
+        done = None
+        try:
+            done = connection.execute("COMMIT") if commit else None
+        except psycopg.Error as error:
+            failed = error
+        try:
+            connection.postroom_pipeline[0].__exit__(None, None, None)
+        except psycopg.Error as error:
+            failed = failed or error
+        if failed is None and done is not None and done.statusmessage != "COMMIT":
+            failed = psycopg.errors.InFailedSqlTransaction("an error before it was passed over")
+        return failed
+
+    def _roll_back(self, connection: Any) -> None:
+        if connection.closed or connection.info.transaction_status == TransactionStatus.IDLE:
+            return
+        if connection.info.transaction_status == TransactionStatus.INERROR:
+            # Prepared statements that were sent behind the one that failed: psycopg takes them for made.
+            connection._prepared.clear()
+        try:
+            connection.execute("ROLLBACK")
+        except psycopg.Error:
+            connection.close()
+
+    def end_stuck(self) -> None:
+        """Whoever stands still between a statement and the Sync behind it is "active" to the server."""
+        with self._ending:
+            if time.monotonic() < self._ended_at + _END_STUCK_EVERY_S:
+                return
+            self._ended_at = time.monotonic()
+        with suppress(psycopg.Error, StoreError), self._plain() as connection:
+            connection.execute(_END_STUCK, (self._limits.idle_timeout_ms,))
+
+    # ---- statements ----
+
+    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+        return connection.execute(sql, args, binary=True)
+
+    def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+        cursor = connection.execute(sql, args, binary=True)
+        self._await_answers(connection)
+        return cursor
+
+    def _await_answers(self, connection: Any) -> None:
+        """With a Sync behind what was sent: without one a session whose client stands still is "active", not
+        idle in its transaction, and no limit of the server would ever end its locks (I15)."""
+        if connection.pgconn.pipeline_status:
+            connection.postroom_pipeline[1].sync()
+
+    def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
+        cursor = connection.execute(sql, args)
+        self._await_answers(connection)  # the count comes with them
+        return int(cursor.rowcount)
+
+    def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
+        if len(rows) == 1:
+            connection.execute(sql, rows[0])
+        else:
+            connection.cursor().executemany(sql, rows)
+
+    def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
+        return int(self.ask(connection, sql + " RETURNING id", args).fetchone()[0])
+
+    def locked(
+        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
+    ) -> tuple[list[Row | None], int]:
+        found = [connection.execute(sql, args, binary=True) for args in each]
+        if self._clock is not None:
+            self._await_answers(connection)
+            return [cursor.fetchone() for cursor in found], self._clock.now_ms()
+        began = self._time.begin()
+        clock = connection.execute(self.now, binary=True)  # by itself: it runs once the locks are ours
+        self._await_answers(connection)
+        rows = [cursor.fetchone() for cursor in found]
+        now = int(clock.fetchone()[0])
+        self._time.told(now, began)
+        return rows, now
+
+    def newest(self, table: str, key: tuple[str, ...]) -> str:
+        """Backwards through the index: the newest version is the last one there.
+
+        A range for the last column, since an order by what is equal to a constant would be dropped.
+        """
+        *equal, last = key
+        same = "".join(f"{column} = ? AND " for column in equal)
+        return f"{same}{last} >= ? AND {last} <= ? ORDER BY {last} DESC LIMIT 1"
+
+    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
+        return f"ctid = (SELECT ctid FROM {table} WHERE {self.newest(table, key)})"
+
+    def started_ms(self, connection: Any) -> int:
+        if self._clock is not None:
+            return 0
+        known: int | None = getattr(connection, "postroom_started", None)
+        if known is None or self._bouncer:  # who may have another server behind it by now
+            known = connection.postroom_started = int(self.ask(connection, _STARTED, ()).fetchone()[0])
+        return known
+
+    # ---- schema ----
+
+    def has_table(self, tx: Transaction, name: str) -> bool:
+        row = tx.one("SELECT to_regclass(?::text)::text", name)
+        return row is not None and row[0] is not None
+
+    def tables(self, tx: Transaction) -> list[str]:
+        look = "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND pg_table_is_visible(oid)"
+        return [name for (name,) in tx.all(look)]
+
+    @contextmanager
+    def migrating(self, connection: Any) -> Iterator[None]:
+        """Locked until the transaction ends: behind PgBouncer a session's lock would outlive it."""
+        patience_s, connection.patience_s = connection.patience_s, _MIGRATION_S
+        connection.postroom_migrating = True
+        try:
+            yield
+        finally:
+            connection.postroom_migrating = False
+            connection.patience_s = patience_s
+
+    def change(self, tx: Transaction, statement: str) -> None:
+        tx.do(statement)
+
+    def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None:
+        tx.do(statement.replace("CREATE TABLE", "CREATE UNLOGGED TABLE", 1) if volatile else statement)
+        for column in ("batch", "ids"):  # batches are compressed already
+            tx.do(f"ALTER TABLE {table} ALTER COLUMN {column} SET STORAGE EXTERNAL")
+
+    # ---- wake-ups ----
+
+    def announce(self, lane: Lane) -> None:
+        self._notifier.notify(lane)
+
+    def watch(self, session: Session) -> Watcher:
+        if self._bouncer:
+            return LookingWatcher(session, self._limits)
+        return Listener(self._plain)
+
+    def close(self) -> None:
+        self._notifier.close()
+
+    # ---- errors ----
+
+    def undone(self, error: Exception) -> bool:
+        if not isinstance(error, psycopg.Error):
+            return False
+        state = getattr(error, "sqlstate", None)
+        if state is None:  # the connection is gone, unless there never was one
+            never = isinstance(error, psycopg.errors.ConnectionTimeout) or "connection failed" in str(error)
+            return isinstance(error, psycopg.OperationalError) and not never
+        return str(state).startswith(_UNDONE)
+
+    def error(self, error: Exception, lane: Lane) -> StoreError | None:
+        if not isinstance(error, psycopg.Error):
+            return None
+        state = getattr(error, "sqlstate", None) or ""
+        said = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if not state and not isinstance(error, psycopg.OperationalError):
+            return StoreError(f"{self.shown}: {said}")  # the driver did not take what it was given
+        if not state or state == _TOO_MANY:
+            return self._refused(str(error), said)
+        if state.startswith(_DENIED):
+            return AccessDenied(f"{self.shown} refuses: {said}; {_cure(state)}", sqlstate=state)
+        if state == _UNKNOWN_DATABASE:
+            return self._no_database(said, sqlstate=state)
+        if state == "25006":
+            return self._read_only()
+        if state.startswith(_FULL):
+            return self._full(said)
+        if state.startswith(_BUSY):
+            return StoreBusy(
+                f"{self.shown} was busy ({said}); find who holds a transaction open (pg_stat_activity), "
+                "then try again"
+            )
+        if state.startswith(_SPOILT):
+            return StoreCorrupt(f"{self.shown} is damaged ({said}); restore it from a backup")
+        if state.startswith(("57P", "08", "25P03")):
+            return self._ended(said, sqlstate=state)
+        if state in _NOT_PREPARED and not self._bouncer:
+            said += "; if there is a pool in between, such as PgBouncer, add ?pgbouncer=1 to the address"
+        return StoreError(f"{self.shown}: {said}", sqlstate=state)
+
+    def _refused(self, text: str, said: str) -> StoreError:
+        """Of a connection that was not made: most of these carry no code."""
+        if "read-only" in text:
+            return self._read_only()
+        if (
+            "password authentication failed" in text
+            or "no password supplied" in text
+            or "pg_hba.conf" in text
+        ):
+            return AccessDenied(f"{self.shown} refuses: {said}; {_cure('28P01')}")
+        if 'role "' in text and "does not exist" in text:
+            return AccessDenied(f"{self.shown} refuses: {said}; {_cure('28P01')}")
+        if 'database "' in text and "does not exist" in text:
+            return self._no_database(said)
+        if any(words in text for words in _CROWDED):
+            return self._crowded(said, "max_connections, CONNECTION LIMIT")
+        return self._unreachable(said)
+
+
+def _cure(state: str) -> str:
+    if state == "42501":
+        return (
+            "grant the missing right: the user needs CREATE on the schema (each partition is a table) and "
+            "all rights on the tables that begin with postroom_"
+        )
+    return "check user and password in the address"

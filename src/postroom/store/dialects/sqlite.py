@@ -1,0 +1,483 @@
+"""SQLite: three files, WAL, one writer at a time per file.
+
+The log file is flushed at every commit (`synchronous=FULL`), the progress file only where it is asked for
+(I8), the file of volatile topics never. The files are never attached to each other. If the progress file
+is lost, every group starts again from its start: messages come twice, none is missing (R15). Before BEGIN
+IMMEDIATE a writer waits for its turn, which makes many processes on one file fair; SQLite's lock is what
+keeps the data right (I19).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ...clock import Clock, SteadyClock
+from ...config import DEFAULTS, Limits
+from ...errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
+from ...files import make_private, open_private
+from ..contract import Watcher
+from ..sql.session import Lane, Row, Session, Transaction, by_key
+from .ballast import Ballast
+
+__all__ = ["SqliteDialect", "Turn"]
+
+
+# ---- turn ----
+# Turns: one writer at a time, threads by a lock, processes by an advisory lock on a side file.
+#
+# It is for fairness only: SQLite's own lock is what keeps the data right, but its busy handler sleeps and
+# starves some of many processes (I19). Waiting is bounded: a process stopped while it holds the side lock
+# must not hang the others; after the limit they go on to BEGIN IMMEDIATE, whose own time-out gives a
+# clear error, and threads behind them give up by themselves (I15).
+
+try:
+    import fcntl
+except ImportError:  # pragma: no cover - not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+
+_PAUSE_S = 0.0005
+
+
+class Turn:
+    def __init__(self, path: Path | None, limits: Limits, beside: Path | None = None) -> None:
+        """`beside`: whoever may read that file may have the lock."""
+        self._lock = threading.RLock()
+        self._limits = limits
+        self._path = path if fcntl is not None else None
+        self._beside = beside
+        self._descriptor: int | None = None
+
+    def acquire(self, *, at_once: bool = False) -> bool:
+        """False if another thread of this process had it for too long; `at_once`: if anybody has it now."""
+        if not self._lock.acquire(timeout=0 if at_once else self._limits.busy_timeout_ms / 1000):
+            return False
+        if self._path is not None:
+            try:
+                if self._descriptor is None:
+                    self._descriptor = open_private(self._path, self._beside)
+                if at_once:
+                    fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                else:
+                    self._wait_for_processes(self._descriptor)
+            except BlockingIOError:
+                self._lock.release()
+                return False
+            except OSError:
+                pass  # only fairness is lost; BEGIN IMMEDIATE still excludes
+            except BaseException:
+                self._lock.release()
+                raise
+        return True
+
+    def _wait_for_processes(self, descriptor: int) -> None:
+        deadline = time.monotonic() + self._limits.side_lock_ms / 1000
+        while True:
+            try:
+                return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    return None
+                time.sleep(_PAUSE_S)
+
+    def release(self) -> None:
+        try:
+            if self._descriptor is not None:
+                fcntl.flock(self._descriptor, fcntl.LOCK_UN)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
+
+
+# ---- sqlite ----
+
+_LOG_PAGE_BYTES = 8192
+_CHECKPOINT_PAGES = 1000
+_JOURNAL_BYTES = 64 * 1024 * 1024
+_RETRY_S = 0.005
+_UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
+
+
+class _Connection(sqlite3.Connection):
+    synchronous: str = ""  # what it was last set to
+    thrifty: bool = False  # deleted pages are not written over, see `_save_room`
+    secure: int = 0  # whether they are otherwise
+
+
+class SqliteDialect:
+    kind = "sqlite"
+    blob = hash = "BLOB"
+    table = ""
+    places = tuple(Lane)
+    pooled = False
+    shows_flushed = True
+    quick = True
+    serial = "INTEGER PRIMARY KEY AUTOINCREMENT"  # AUTOINCREMENT: ids are never used again (I11)
+    offset = "INTEGER"  # INTEGER PRIMARY KEY is the row's own id: no second index
+    indexes_by_table = False
+    for_update = ""  # BEGIN IMMEDIATE locks the file
+
+    def __init__(self, path: Path | None, clock: Clock, limits: Limits = DEFAULTS) -> None:
+        self.path = path  # None: in memory
+        self._clock = clock
+        self._limits = limits
+        self._turns = {lane: Turn(self._lock_file(lane), limits, path) for lane in Lane}
+        self._memory: dict[Lane, _Connection] = {}
+        self._ballast = None if path is None else Ballast(path)
+        self._commits = dict.fromkeys(Lane, 0)  # in memory; a file has its own count
+
+    def file(self, lane: Lane) -> Path | None:
+        if self.path is None or lane is Lane.LOG:
+            return self.path
+        return self.path.with_name(f"{self.path.name}.{lane.value}")
+
+    def _lock_file(self, lane: Lane) -> Path | None:
+        file = self.file(lane)
+        return None if file is None else file.with_name(f"{file.name}.lock")
+
+    # ---- connections ----
+
+    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
+        file = self.file(lane)
+        if file is None:
+            return self._shared_memory(lane)
+        connection = None
+        make_private(file, like=None if lane is Lane.LOG else self.path)  # SQLite's own beside it are like it
+        try:
+            connection = self._open(str(file))
+            self._prepare(connection, lane)
+            if at_once:
+                connection.execute("PRAGMA busy_timeout=0")
+                connection.execute("PRAGMA wal_autocheckpoint=0")
+        except sqlite3.Error as error:
+            if connection is not None:
+                connection.close()
+            raise self._cannot_open(file, error, lane) from error
+        return connection
+
+    def _open(self, path: str) -> _Connection:
+        return sqlite3.connect(
+            path,
+            isolation_level=None,
+            check_same_thread=False,
+            timeout=self._limits.busy_timeout_ms / 1000,
+            cached_statements=256,
+            factory=_Connection,
+        )
+
+    def _shared_memory(self, lane: Lane) -> _Connection:
+        with self._turn(lane):
+            if lane not in self._memory:
+                self._memory[lane] = self._open(":memory:")
+            return self._memory[lane]
+
+    def _prepare(self, connection: _Connection, lane: Lane) -> None:
+        if lane is not Lane.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
+            connection.execute(f"PRAGMA page_size={_LOG_PAGE_BYTES}")
+        self._use_wal(connection)
+        connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
+        connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_BYTES}")
+        _set_flush(connection, lane, flush=True)
+
+    def discard(self, lane: Lane) -> None:
+        """Remove a lane's file."""
+        file = self.file(lane)
+        if file is not None:
+            for ending in ("", "-wal", "-shm"):
+                file.with_name(f"{file.name}{ending}").unlink(missing_ok=True)
+
+    def cut(self, connection: _Connection) -> None:
+        """There is no server that could hang."""
+
+    def usable(self, connection: _Connection) -> bool:
+        return True
+
+    def _use_wal(self, connection: _Connection) -> None:
+        """Processes that open a new file at once are refused without the busy time-out: ask again."""
+        deadline = time.monotonic() + self._limits.busy_timeout_ms / 1000
+        while True:
+            try:
+                connection.execute("PRAGMA journal_mode=WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                    raise
+                time.sleep(_RETRY_S)
+
+    # ---- transactions ----
+
+    def reading(self, lane: Lane) -> AbstractContextManager[None]:
+        """In memory all threads share a connection, so a reader must not see a transaction under way."""
+        return self._turn(lane) if self.path is None else nullcontext()
+
+    @contextmanager
+    def _turn(self, lane: Lane) -> Iterator[None]:
+        self._take_turn(lane)
+        try:
+            yield
+        finally:
+            self._turns[lane].release()
+
+    def _take_turn(self, lane: Lane, *, at_once: bool = False) -> None:
+        if not self._turns[lane].acquire(at_once=at_once):
+            raise self._busy(lane)
+
+    def begin(self, connection: _Connection, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+        self._take_turn(lane, at_once=at_once)
+        try:
+            if self.path is not None:
+                _set_flush(connection, lane, flush=flush)
+            if self._ballast is not None and self._ballast.released != connection.thrifty:
+                self._save_room(connection, self._ballast.released)
+            connection.execute("BEGIN IMMEDIATE")
+        except BaseException:
+            self._turns[lane].release()
+            raise
+
+    def end(self, connection: _Connection, lane: Lane, *, commit: bool) -> None:
+        try:
+            if commit:
+                connection.execute("COMMIT")
+                self._commits[lane] += 1
+            elif connection.in_transaction:
+                connection.execute("ROLLBACK")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        finally:
+            self._turns[lane].release()
+
+    def end_stuck(self) -> None:
+        """Whoever has the file has it until it goes on: the busy time-out tells."""
+
+    # ---- statements ----
+
+    def sql(self, text: str) -> str:
+        return text
+
+    def execute(self, connection: _Connection, sql: str, args: Sequence[Any]) -> Any:
+        return connection.execute(sql, args)
+
+    ask = execute
+
+    def run(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
+        return connection.execute(sql, args).rowcount
+
+    def many(self, connection: _Connection, sql: str, rows: Sequence[Row]) -> None:
+        connection.executemany(sql, rows)
+
+    def insert(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
+        row_id = connection.execute(sql, args).lastrowid
+        assert row_id is not None, "an insert gives an id"
+        return row_id
+
+    def locked(
+        self, connection: _Connection, sql: str, each: Sequence[Sequence[Any]]
+    ) -> tuple[list[Row | None], int]:
+        return [connection.execute(sql, args).fetchone() for args in each], self._clock.now_ms()
+
+    @cache  # noqa: B019 - one dialect per store, a handful of statements
+    def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
+        names = (*key, *columns)
+        changes = ", ".join(f"{column} = excluded.{column}" for column in columns)
+        return (
+            f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
+            f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
+        )
+
+    def newest(self, table: str, key: tuple[str, ...]) -> str:
+        return by_key(key)
+
+    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
+        return by_key(key)
+
+    def now_ms(self, connection: _Connection) -> int:
+        return self._clock.now_ms()
+
+    def time_ms(self) -> int:
+        return self._clock.now_ms()
+
+    def stepped_ms(self) -> int:
+        return self._clock.stepped_ms if isinstance(self._clock, SteadyClock) else 0
+
+    def started_ms(self, connection: _Connection) -> int:
+        return 0  # what is lost with power was held by processes that are gone too
+
+    # ---- schema ----
+
+    def has_table(self, tx: Transaction, name: str) -> bool:
+        return tx.one("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?", name) is not None
+
+    def tables(self, tx: Transaction) -> list[str]:
+        return [name for (name,) in tx.all("SELECT name FROM sqlite_master WHERE type = 'table'")]
+
+    def migrating(self, connection: _Connection) -> AbstractContextManager[None]:
+        return nullcontext()  # BEGIN IMMEDIATE locks the file
+
+    def change(self, tx: Transaction, statement: str) -> None:
+        tx.do(statement)
+
+    def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None:
+        tx.do(statement)
+
+    # ---- a full disk ----
+
+    def admit(self) -> None:
+        if self._ballast is not None and not self._ballast.admits():
+            full = StoreFull(
+                f"no space left for {self.path}: what room there is is used to delete purged and expired "
+                "messages; free some space, or purge a topic, then try again; nothing was stored"
+            )
+            full.nothing_done = True
+            raise full
+
+    def _save_room(self, connection: _Connection, thrifty: bool) -> None:
+        """Some builds of SQLite write zeros over what is deleted: a full disk has no room for them."""
+        if thrifty:
+            connection.secure = connection.execute("PRAGMA secure_delete").fetchone()[0]
+        connection.execute(f"PRAGMA secure_delete={'FAST' if thrifty else int(connection.secure)}")
+        connection.thrifty = thrifty
+
+    def make_room(self, *, emptying: bool) -> bool:
+        return self._ballast is not None and self._ballast.make_room(emptying=emptying)
+
+    # ---- wake-ups ----
+
+    def announce(self, lane: Lane) -> None:
+        pass  # whoever watches looks at the file
+
+    def watch(self, session: Session) -> Watcher:
+        return _FileWatcher(self) if self.path is not None else _MemoryWatcher(self._commits)
+
+    def close(self) -> None:
+        for connection in self._memory.values():
+            connection.close()
+        for turn in self._turns.values():
+            turn.close()
+
+    # ---- errors ----
+
+    def error(self, error: Exception, lane: Lane) -> StoreError | None:
+        if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
+            return StoreUnavailable("the connection was closed while in use; call postroom.connect again")
+        if not isinstance(error, sqlite3.DatabaseError):
+            return None
+        file, code = self.file(lane), _code(error)
+        if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._disk_is_full()):
+            return StoreFull(f"no space left for {file}: free some space, then try again; nothing was stored")
+        if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
+            return self._busy(lane)
+        if code == sqlite3.SQLITE_SCHEMA:
+            return StoreBusy(f"{file}: topics are made there faster than their tables can be read; try again")
+        if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[lane]}", lane=lane)
+        if code in _UNWRITABLE:
+            return StoreUnavailable(
+                f"{file} cannot be written ({error}); check that file, folder and disk are there and writable"
+            )
+        return StoreError(f"{file}: {error}")
+
+    def undone(self, error: Exception) -> bool:
+        """Tables that are made while a statement begins, one after the other, undo it before it has begun."""
+        changed = isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_SCHEMA
+        return changed or isinstance(error, sqlite3.IntegrityError)
+
+    def _busy(self, lane: Lane) -> StoreBusy:
+        return StoreBusy(
+            f"{self.file(lane) or 'the store in memory'} was locked by others for more than "
+            f"{self._limits.busy_timeout_ms / 1000:g} s; find who holds a transaction open, then try again"
+        )
+
+    def _disk_is_full(self) -> bool:
+        if self.path is None:
+            return False
+        try:
+            space = os.statvfs(self.path.parent)
+        except OSError:
+            return False
+        return space.f_bavail * space.f_frsize < 1024 * 1024
+
+    def _cannot_open(self, file: Path, error: sqlite3.Error, lane: Lane) -> StoreError:
+        if not file.parent.exists():
+            return StoreUnavailable(
+                f"the folder {file.parent} does not exist; create it, or correct the path in the URL"
+            )
+        mapped = self.error(error, lane)
+        if isinstance(mapped, StoreUnavailable) or mapped is None:
+            return StoreUnavailable(
+                f"{file} cannot be opened for writing ({error}); check the path and its permissions"
+            )
+        return mapped
+
+
+_CURES = {
+    Lane.LOG: "restore it, and the progress file beside it, from a backup",
+    Lane.PROGRESS: "restore it from the same backup as the log, or remove it: groups then start again",
+    Lane.VOLATILE: "remove it: the messages of volatile topics are lost, nothing else",
+}
+
+
+class _FileWatcher:
+    """`PRAGMA data_version` on a connection of its own per file: it moves when any other one commits."""
+
+    def __init__(self, dialect: SqliteDialect) -> None:
+        self._dialect = dialect
+        self._connections = {lane: dialect.connect(lane) for lane in Lane}
+        self._seen: dict[Lane, int] = {}
+
+    def changed(self) -> tuple[bool, bool]:
+        log, volatile = self._moved(Lane.LOG), self._moved(Lane.VOLATILE)
+        return log or volatile, self._moved(Lane.PROGRESS)
+
+    def _moved(self, lane: Lane) -> bool:
+        try:
+            version = self._connections[lane].execute("PRAGMA data_version").fetchone()[0]
+        except sqlite3.Error as error:
+            raise self._dialect.error(error, lane) or error from error
+        before, self._seen[lane] = self._seen.get(lane), version
+        return bool(version != before)
+
+    def close(self) -> None:
+        for connection in self._connections.values():
+            connection.close()
+
+
+class _MemoryWatcher:
+    def __init__(self, commits: dict[Lane, int]) -> None:
+        self._commits = commits
+        self._seen: dict[Lane, int] = {}
+
+    def changed(self) -> tuple[bool, bool]:
+        before, self._seen = self._seen, dict(self._commits)
+        moved = {lane: self._seen[lane] != before.get(lane) for lane in Lane}
+        return moved[Lane.LOG] or moved[Lane.VOLATILE], moved[Lane.PROGRESS]
+
+    def close(self) -> None:
+        pass
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _set_flush(connection: _Connection, lane: Lane, *, flush: bool) -> None:
+    wanted = "FULL" if flush or lane is Lane.LOG else "NORMAL"
+    if lane is Lane.VOLATILE:
+        wanted = "OFF"
+    if connection.synchronous != wanted:
+        connection.execute(f"PRAGMA synchronous={wanted}")
+        connection.synchronous = wanted

@@ -1,0 +1,1 @@
+"""A queue on several databases."""

@@ -1,0 +1,1 @@
+"""The store on any SQL database: the same verbs on every dialect."""

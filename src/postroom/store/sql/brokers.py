@@ -1,0 +1,124 @@
+"""Who uses the queue now: each enters itself and says from time to time that it lives (R2, R6).
+
+Brokers that are served, for clients that look for them; and all processes, with the shards that each of them
+can reach.
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..contract.values import Process, ServedBroker
+from .session import Lane, Session, Transaction, verbs
+
+__all__ = ["SqlBrokers", "SqlDuties", "holds"]
+
+
+_FORGET_MS = 60_000  # one that was silent for so long is removed by the next that says it lives
+
+
+@verbs
+class SqlBrokers:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._enter = session.dialect.upsert(
+            "postroom_brokers", ("id",), ("address", "zone", "started_at", "until_ms")
+        )
+        self._announce = session.dialect.upsert("postroom_processes", ("id",), ("name", "shards", "until_ms"))
+
+    def enter(self, id: str, address: str, zone: str, started_at: int, ttl_ms: int) -> None:
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            now = tx.now_ms()
+            tx.do(self._enter, id, address, zone, started_at, now + ttl_ms)
+            tx.do("DELETE FROM postroom_brokers WHERE until_ms < ?", now - _FORGET_MS)
+
+    def leave(self, id: str) -> None:
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            tx.do("DELETE FROM postroom_brokers WHERE id = ?", id)
+
+    def live(self) -> list[ServedBroker]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            rows = tx.all(
+                "SELECT id, address, zone, started_at FROM postroom_brokers WHERE until_ms > ? "
+                "ORDER BY started_at, id",
+                tx.now_ms(),
+            )
+        return [ServedBroker(*row) for row in rows]
+
+    def queue(self) -> str:
+        with self._session.read(Lane.PROGRESS) as tx:
+            row = tx.one("SELECT uuid FROM postroom_owner")
+        assert row is not None, "it was written down when the store was opened"
+        return str(row[0])
+
+    # ---- processes ----
+
+    def announce(self, process: Process, ttl_ms: int) -> None:
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            now = tx.now_ms()
+            shards = json.dumps(sorted(process.shards))
+            tx.do(self._announce, process.id, process.name, shards, now + ttl_ms)
+            tx.do("DELETE FROM postroom_processes WHERE until_ms < ?", now - _FORGET_MS)
+
+    def withdraw(self, id: str) -> None:
+        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            tx.do("DELETE FROM postroom_processes WHERE id = ?", id)
+
+    def announced(self) -> list[Process]:
+        with self._session.read(Lane.PROGRESS) as tx:
+            rows = tx.all(
+                "SELECT id, name, shards FROM postroom_processes WHERE until_ms > ? ORDER BY name, id",
+                tx.now_ms(),
+            )
+        return [Process(id, name, frozenset(json.loads(shards))) for id, name, shards in rows]
+
+
+# ---- duties ----
+# Leases for background work: at most one holder per duty, on the shard the duty works on (I12).
+
+_LONGEST_MS = 120_000  # of leases on duties
+
+_LOOK = "SELECT holder, until_ms FROM postroom_duties WHERE name = ?"
+
+
+@verbs
+class SqlDuties:
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def acquire(self, duty: str, holder: str, lease_ms: int) -> bool:
+        """Take or renew the lease. A look without a lock first: most who ask are refused."""
+        with self._session.read(Lane.LOG) as tx:
+            row = tx.one(_LOOK, duty)
+            if row is not None and row[0] != holder and _is_held(row[1], tx.now_ms(), lease_ms):
+                return False
+        with self._session.write(Lane.LOG) as tx:
+            row = tx.locked(_LOOK, duty)
+            until = tx.now_ms() + lease_ms
+            if row is None:  # two at once: one meets the other's row, and looks again
+                tx.do(
+                    "INSERT INTO postroom_duties (name, holder, until_ms) VALUES (?, ?, ?)",
+                    duty,
+                    holder,
+                    until,
+                )
+                return True
+            if row[0] != holder and _is_held(row[1], tx.now_ms(), lease_ms):
+                return False
+            tx.do("UPDATE postroom_duties SET holder = ?, until_ms = ? WHERE name = ?", holder, until, duty)
+            return True
+
+    def release(self, duty: str, holder: str) -> None:
+        with self._session.write(Lane.LOG) as tx:
+            tx.do("DELETE FROM postroom_duties WHERE name = ? AND holder = ?", duty, holder)
+
+
+def _is_held(until: int, now: int, lease_ms: int) -> bool:
+    """One that ends later than any that is given now is of a clock that was set back (I26)."""
+    return now < until <= now + max(lease_ms, _LONGEST_MS)
+
+
+def holds(tx: Transaction, duty: str, holder: str) -> bool:
+    """Whether the lease is still this holder's; locks it until the transaction ends."""
+    row = tx.locked(_LOOK, duty)
+    return row is not None and row[0] == holder and row[1] > tx.now_ms()

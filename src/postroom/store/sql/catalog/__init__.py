@@ -1,0 +1,1 @@
+"""Topics, groups and routes."""

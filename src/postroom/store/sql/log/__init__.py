@@ -1,0 +1,1 @@
+"""A partition's log: append, read, and the ids it has seen."""

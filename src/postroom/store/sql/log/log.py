@@ -1,0 +1,363 @@
+"""Batches: append under the partition's lock, read, trim.
+
+A partition's log is in the lane of its topic: `LOG`, or `VOLATILE`. What is remembered of message ids follows
+the commits; nothing is cached here that could run ahead of one (I2).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from ....config import DEFAULTS, Limits
+from ....errors import PostroomError, StoreCorrupt, StoreError, StoreFull
+from ....model.messages.batch import mark_of
+from ....model.policy.bounds import make_room
+from ...contract import Append, Appended, Bounds, News, StoredBatch
+from ..catalog.catalog import SqlCatalog
+from ..schema import log_table
+from ..session import Lane, Session, Transaction, empties, verbs
+from .append import Appending, seal
+from .dedup_append import Sifting
+from .id_window import NotPreparedError, Windows
+from .lookups import (
+    GONE,
+    each,
+    first_kept,
+    first_row,
+    lane_of,
+    log_of,
+    parts,
+    reading_log,
+    unknown_partition,
+)
+
+__all__ = ["Ends", "SqlLog"]
+
+
+# ---- ends ----
+# Where partitions ended when this process last saw them: offsets never go back (R6).
+#
+# A failover to a server that lacks the last commits, or a file restored under a running process, loses
+# messages that were confirmed, and would give their offsets to others. Whoever has seen the higher end
+# notices, and stops: nothing is stored there or handed out until somebody has decided.
+#
+# InnoDB shows a commit to others before it is flushed, and a crash may take that back: nobody was told
+# yet that it is stored. There an end that was only read counts when it is read again a while later.
+
+_MOST = 100_000  # partitions; of one that was not used for long nothing is noticed
+
+FLUSHED_S = 5.0  # a commit that others saw so long ago is on the disk
+
+Place = tuple[Lane, int]
+"""The lane whose table has the partition's row, and the partition."""
+
+
+class Ends:
+    """Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2)."""
+
+    def __init__(self) -> None:
+        self._highest: dict[Place, int] = {}
+        self._read: dict[Place, tuple[int, float]] = {}  # ends that may not be flushed, and since when
+
+    def expected(self, places: Iterable[Place]) -> dict[Place, int]:
+        return {place: self._highest.get(place, 0) for place in places}
+
+    def saw(self, ends: Mapping[Place, int]) -> None:
+        for place, end in ends.items():
+            known = self._highest.get(place, 0)
+            if not known:
+                make_room(self._highest, _MOST)
+            if end > known:
+                self._highest[place] = end
+
+    def read(self, ends: Mapping[Place, int], *, flushed: bool) -> None:
+        """They were read. `flushed`: this database shows nothing that a crash could take back."""
+        if flushed:
+            self.saw(ends)
+            return
+        now = time.monotonic()
+        for place, end in ends.items():
+            before, since = self._read.get(place, (0, now))
+            if end < before or not before:  # a crash took it back, or it is new here
+                make_room(self._read, _MOST)
+                self._read[place] = (end, now)
+            elif now - since >= FLUSHED_S:
+                self.saw({place: before})
+                self._read[place] = (end, now)
+
+    @staticmethod
+    def check(expected: Mapping[Place, int], found: Mapping[Place, int]) -> None:
+        """StoreCorrupt if one of them ends before an offset that was given."""
+        for place, end in found.items():
+            if end < expected.get(place, 0):
+                raise StoreCorrupt(
+                    f"a partition ends at offset {end}, and offsets up to {expected[place] - 1} were given "
+                    "before: the database is older than it was (a failover that lost commits, or a restored "
+                    "copy), so confirmed messages are missing. Nothing more is stored or handed out there: "
+                    "bring the newer database back; or accept the loss and start every process anew",
+                    partition_id=place[1],
+                )
+
+
+# ---- log ----
+
+_BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM postroom_partitions p
+             LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""
+_VERSION_AND_DUE = """SELECT value, (SELECT MIN(due_at) FROM postroom_schedule) FROM postroom_settings
+                      WHERE name = 'catalog_version'"""
+_ENDS = """SELECT id, next_offset FROM postroom_partitions WHERE state IN ('new', 'open', 'sealed')"""
+_EDGES = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM postroom_partitions p
+            LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.next_offset > 0
+            AND p.state IN ('new', 'open', 'sealed')"""
+_HERE = " AND shard = ''"  # of those on other shards the first one knows nothing but the names
+# `?` four times: from the batch at `start` on, below an offset, and no more bytes than asked for
+_BATCHES = """SELECT base_offset, records, appended_at, batch FROM {log}
+              WHERE base_offset >= ? AND base_offset < ? AND (base_offset = ? OR bytes_before + bytes <= ?)
+              ORDER BY base_offset"""
+_AT = "SELECT base_offset, bytes_before FROM {log} WHERE base_offset <= ? ORDER BY base_offset DESC LIMIT 1"
+_FROM = "SELECT base_offset, bytes_before FROM {log} WHERE base_offset >= ? ORDER BY base_offset LIMIT 1"
+# `?` once: the batch that holds an offset, or the last one before it; the CRC as `model.batch` has it
+_MARK = """SELECT * FROM (SELECT {id} AS id, base_offset, records, SUBSTR(batch, 18, 4) AS crc FROM {log}
+           WHERE base_offset <= ? ORDER BY base_offset DESC LIMIT 1) AS log_{id}"""
+_MARKS_AT_ONCE = 50  # partitions of one statement
+_REMOVED = "SELECT id, next_offset FROM postroom_partitions WHERE state IN ('sealed', 'removed')"
+_MOVING = """SELECT producer_id FROM postroom_moves
+             UNION SELECT producer_id FROM postroom_decisions WHERE published_at = 0"""
+_NEVER = 2**62
+
+
+@verbs
+class SqlLog:
+    def __init__(self, session: Session, catalog: SqlCatalog, limits: Limits = DEFAULTS) -> None:
+        self._session = session
+        self._windows = self.windows = Windows(session, catalog, limits)
+        self._ends = Ends()
+
+    # ---- append ----
+
+    def append(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        found: dict[int, Appended | PostroomError] = {}
+        try:
+            self._session.dialect.admit()
+            self._append_each(appends, found)
+        except StoreError as error:
+            if found and isinstance(error, StoreFull):
+                error.undone = False
+            if error.nothing_done and not found:  # else one lane has been committed
+                error.details["stored"] = False
+            raise
+        return [found[at] for at in range(len(appends))]
+
+    def _append_each(self, appends: Sequence[Append], found: dict[int, Appended | PostroomError]) -> None:
+        """Lane by lane, each in a transaction of its own."""
+        lanes = [Lane.LOG if a.due_at else lane_of(self._session, a.partition_id) for a in appends]
+        for lane in dict.fromkeys(lanes):
+            places = [at for at, its in enumerate(lanes) if its is lane]
+            mine = [appends[at] for at in places]
+            found.update(zip(places, self._append(lane, mine), strict=True))
+
+    def _append(self, lane: Lane, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        ids, place = Sifting(self._windows, appends), self._session.place_of(lane)
+        while True:
+            ids.prepare()
+            expected = self._ends.expected((place, append.partition_id) for append in appends)
+            try:
+                with self._session.write(lane, flush=lane is Lane.LOG) as tx:
+                    given = {partition_id: end for (_, partition_id), end in expected.items()}
+                    appending = Appending(tx, lane, self._session, appends, ids, given)
+                    self._ends.check(expected, appending.ends(place))
+                    results = appending.run(appends)
+            except NotPreparedError:
+                continue
+            ids.committed()
+            self._ends.saw(appending.ends(place))
+            return results
+
+    def seal(self, partition_id: int, batch: bytes) -> int:
+        lane = lane_of(self._session, partition_id)
+        with self._session.write(lane, flush=lane is Lane.LOG) as tx:
+            return seal(tx, partition_id, batch)
+
+    # ---- read ----
+
+    def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
+        self._session.takes_time()
+        log = log_table(partition_id)
+        with reading_log(self._session, partition_id) as tx:
+            at = tx.one(_AT.format(log=log), offset)
+            rows = _batches(tx, log, at, offset, max_messages, max_bytes)
+            if not any(
+                base + records > offset for base, records, _, _ in rows
+            ):  # at the end, or below what is kept
+                at = tx.one(_FROM.format(log=log), offset)
+                rows = _batches(tx, log, at, offset, max_messages, max_bytes)
+        return [StoredBatch(*row) for row in rows if row[0] + row[1] > offset]
+
+    def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
+        ids = list(partition_ids)
+        found: dict[int, Bounds] = {}
+        for lane in dict.fromkeys(self._place(partition_id) for partition_id in ids):
+            mine = [partition_id for partition_id in ids if self._place(partition_id) is lane]
+            durable = [one for one in mine if lane_of(self._session, one) is not Lane.VOLATILE]
+            expected = self._ends.expected((lane, one) for one in durable)  # others a crash may set back (R3)
+            with self._session.read(lane) as tx:
+                rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
+            ends = {(lane, row[0]): row[2] for row in rows}
+            self._ends.check(expected, ends)
+            self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
+            for partition_id, start, end, state in rows:
+                if state not in GONE:
+                    found[partition_id] = Bounds(start, end, sealed=state == "sealed")
+        for partition_id in ids:
+            if partition_id not in found:
+                raise unknown_partition(partition_id)
+        return found
+
+    def marks(self, at: Mapping[int, int]) -> dict[int, str]:
+        found: dict[int, str] = {}
+        wanted = [partition_id for partition_id, offset in at.items() if offset > 0]
+        for lane, mine in self._by_lane(wanted, lambda one: lane_of(self._session, one)):
+            for some in parts(mine, _MARKS_AT_ONCE):
+                for one, base, records, crc in self._marks(lane, some, at):
+                    if base + records >= at[one]:
+                        found[one] = mark_of(base, bytes(crc))
+        return found
+
+    def _marks(self, lane: Lane, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
+        sql = " UNION ALL ".join(_MARK.format(id=int(one), log=log_table(one)) for one in some)
+        with ExitStack() as logs:  # whichever of them is gone is named
+            for one in some:
+                logs.enter_context(log_of(self._session, one))
+            with self._session.read(lane) as tx:
+                return tx.all(sql, *(at[one] - 1 for one in some))
+
+    def removed(self, partition_ids: Collection[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for lane, mine in self._by_lane(partition_ids, self._place):
+            with self._session.read(lane) as tx:
+                found.update(each(tx, _REMOVED, "id", mine))
+        return found
+
+    def _by_lane(
+        self, partition_ids: Iterable[int], lane: Callable[[int], Lane]
+    ) -> list[tuple[Lane, list[int]]]:
+        lanes: dict[Lane, list[int]] = {}
+        for partition_id in partition_ids:
+            lanes.setdefault(lane(partition_id), []).append(partition_id)
+        return list(lanes.items())
+
+    def _place(self, partition_id: int) -> Lane:
+        """The lane whose tables tell where a partition ends."""
+        return self._session.place_of(lane_of(self._session, partition_id))
+
+    def offset_at(self, partition_id: int, time_ms: int) -> int:
+        with reading_log(self._session, partition_id) as tx:
+            return first_row(tx, partition_id, "appended_at", time_ms)
+
+    def edges(
+        self, partition_ids: Collection[int] | None = None, *, sealed: bool = False
+    ) -> dict[int, Bounds]:
+        found: dict[int, Bounds] = {}
+        sql = _EDGES + (" AND p.state = 'sealed'" if sealed else "")
+        for lane in (Lane.LOG, Lane.VOLATILE):
+            if lane not in self._session.dialect.places:
+                continue
+            with self._session.read(lane) as tx:
+                rows = each(tx, sql + (_HERE if lane is Lane.LOG else ""), "p.id", partition_ids)
+            found |= {one: Bounds(start, end, state == "sealed") for one, start, end, state in rows}
+        return found
+
+    def news(self, of: Collection[int] | None = None) -> News:
+        with self._session.read(Lane.LOG) as tx:
+            ends: dict[int, int] = dict(each(tx, _ENDS + _HERE, "id", of))
+            version = tx.one(_VERSION_AND_DUE)
+        if Lane.VOLATILE in self._session.dialect.places:
+            with self._session.read(Lane.VOLATILE) as tx:
+                ends.update(each(tx, _ENDS, "id", of))
+        return News(int(version[0]), ends, version[1]) if version else News(0, ends)
+
+    # ---- trim ----
+
+    @empties
+    def trim(self, partition_id: int, below: int) -> int:
+        with self._session.write(lane_of(self._session, partition_id)) as tx:
+            row = tx.locked("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
+            part = tx.one("SELECT next_offset FROM postroom_partitions WHERE id = ?", partition_id)
+            if part is None:
+                raise unknown_partition(partition_id)
+            start = max(row[0] if row else 0, min(below, part[0]))
+            upsert = self._session.dialect.upsert("postroom_trims", ("partition_id",), ("log_start",))
+            tx.do(upsert, partition_id, start)
+            return int(start)
+
+    def is_volatile(self, partition_id: int) -> bool:
+        return lane_of(self._session, partition_id) is Lane.VOLATILE
+
+    def skip_lost(self, partition_id: int) -> int:
+        with reading_log(self._session, partition_id) as tx:
+            # the end first: what is appended between the two looks is above it
+            end = tx.one("SELECT next_offset FROM postroom_partitions WHERE id = ?", partition_id)
+            row = first_kept(tx, partition_id, "base_offset")
+        lowest = row or end
+        if lowest is None:
+            raise unknown_partition(partition_id)
+        return self.trim(partition_id, lowest[0])
+
+    @empties
+    def sweep(self, partition_id: int, *, rows: int, appended_before: int | None = None) -> int:
+        log = log_table(partition_id)
+        lane = lane_of(self._session, partition_id)
+        with log_of(self._session, partition_id), self._session.write(lane) as tx:
+            start = tx.one("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
+            if start is None:
+                return 0
+            old = tx.all(
+                f"SELECT base_offset FROM {log} WHERE base_offset < ? AND base_offset + records <= ? "
+                "AND appended_at < ? ORDER BY base_offset LIMIT ?",
+                start[0],
+                start[0],
+                _NEVER if appended_before is None else appended_before,
+                rows,
+            )
+            return tx.run(f"DELETE FROM {log} WHERE base_offset <= ?", old[-1][0]) if old else 0
+
+    def expire_by_limits(self, partition_id: int, *, before_ms: int, keep_bytes: int) -> int:
+        with reading_log(self._session, partition_id) as tx:
+            by_age = first_row(tx, partition_id, "appended_at", before_ms) if before_ms > 0 else 0
+            if not keep_bytes:
+                return by_age
+            total = tx.one("SELECT next_bytes FROM postroom_partitions WHERE id = ?", partition_id)
+            excess = (total[0] if total else 0) - keep_bytes
+            by_size = first_row(tx, partition_id, "bytes_before", excess) if excess > 0 else 0
+            return max(by_age, by_size)
+
+    def forget_producers(self, idle_since_ms: int, *, moving: Iterable[int] = ()) -> int:
+        """Not those of open moves: only their sequences tell whether they were stored (I12).
+
+        `moving`: the producers of open moves on other shards.
+        """
+        count = 0
+        with self._session.read(Lane.LOG) as tx:
+            moving = {*moving} | {int(row[0]) for row in tx.all(_MOVING)}
+        others = f" AND producer_id NOT IN ({', '.join(map(str, sorted(moving)))})" if moving else ""
+        for lane in (Lane.LOG, Lane.VOLATILE):
+            if lane in self._session.dialect.places:
+                with self._session.write(lane) as tx:
+                    count += tx.run(
+                        f"DELETE FROM postroom_sequences WHERE seen_at < ?{others}", idle_since_ms
+                    )
+        return count
+
+
+def _batches(
+    tx: Transaction, log: str, at: Any, offset: int, max_messages: int, max_bytes: int
+) -> list[tuple[Any, ...]]:
+    """Batches from `at` on until a limit is reached, but at least that one."""
+    if at is None:
+        return []
+    base, before = at
+    below = max(offset, base) + max_messages
+    return tx.all(_BATCHES.format(log=log), base, max(below, base + 1), base, before + max_bytes)

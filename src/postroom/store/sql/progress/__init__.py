@@ -1,0 +1,1 @@
+"""A group's progress: cursors, deliveries and members."""

@@ -1,0 +1,60 @@
+"""Looks into the store that many wait for: one looks, and all go on with what it found, in their order.
+
+Appends of one producer come in the order of their sequences (I3), and must not overtake each other because
+one of them had to look something up. Used in the event loop only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable, Iterable
+from typing import Any, TypeVar
+
+__all__ = ["Looks", "end"]
+
+
+T = TypeVar("T")
+
+
+class Looks:
+    def __init__(self, in_thread: Callable[..., Awaitable[Any]]) -> None:
+        self._in_thread = in_thread
+        self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
+
+    async def look(self, key: Hashable, known: T | None, function: Callable[..., T], *args: Any) -> T:
+        """`known`: what it is, if that is known already; also then nobody who looks is overtaken."""
+        looking = self._under_way.get(key)
+        if looking is None:
+            if known is not None:
+                return known
+            looking = self._under_way[key] = asyncio.ensure_future(self._in_thread(function, *args))
+            looking.add_done_callback(lambda done: self._looked(key, done))
+        found: T = await asyncio.shield(looking)
+        return found
+
+    def _looked(self, key: Hashable, done: asyncio.Future[Any]) -> None:
+        del self._under_way[key]
+        if not done.cancelled():
+            done.exception()  # those who wait are told
+
+
+# ---- ending ----
+# Ending tasks for certain.
+#
+# One `cancel()` may not do: on Python 3.11 `asyncio.wait_for` swallows a cancel that arrives together
+# with the result it waits for, and whoever then awaits the task waits for ever. Must never be used on a
+# task that has something to finish: that one is awaited, not ended.
+
+_AGAIN_SECONDS = 0.05
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks until they are done; what they raise is nobody's concern any more."""
+    running = {task for task in tasks if not task.done()}
+    while running:
+        for task in running:
+            task.cancel()
+        done, running = await asyncio.wait(running, timeout=_AGAIN_SECONDS)
+        for task in done:
+            if not task.cancelled():
+                task.exception()

@@ -1,0 +1,319 @@
+"""A client's connection to one broker: requests out, answers in, in any order.
+
+Decides when the broker is gone: the connection broke, or it did not answer a sign of life in time (a process
+that was stopped keeps its connections). Whoever waits for an answer is then told `LinkLost`, and whether the
+request had left. Must never repeat a request: where to, and whether that is safe, is the pool's to decide.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, cast
+
+from ...errors import BrokerUnavailable, MessageTooLarge, PostroomError, ProtocolError
+from ..failures import raised
+from ..frames import ERROR, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
+from ..messages import (
+    ASK,
+    CANCEL,
+    HELLO,
+    OPERATIONS,
+    Answer,
+    Ask,
+    Brokers,
+    Cancel,
+    Failure,
+    Hello,
+    Operation,
+    Request,
+    Welcome,
+    decode,
+    encode_header,
+)
+
+__all__ = ["Link", "LinkLost", "connect"]
+
+_log = logging.getLogger("postroom.wire")
+
+_LATE_S = 1.0  # a request that is not answered for so long makes us ask whether the broker lives
+_IDLE_S = 5.0  # and so does silence while polls wait
+_SILENCE_S = 4.0  # it has to answer that within this
+_LIST_S = 15.0  # however much is said, which brokers there are is asked so often
+_ANSWER_BYTES = 2**31 - 1  # a broker is trusted: its answers may be as long as what it was asked for
+
+
+class LinkLost(Exception):
+    """The broker is gone. `sent`: the request may have reached it."""
+
+    def __init__(self, why: str, *, sent: bool) -> None:
+        super().__init__(why)
+        self.sent = sent
+
+
+class Link(asyncio.Protocol):
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.welcome: Welcome
+        self.on_ask: Callable[[Ask], Answer] = lambda ask: Answer()
+        self.on_late: Callable[[Any, Any], None] = lambda request, reply: None  # nobody waits for it any more
+        self.on_list: Callable[[Link, Any, float], None] = lambda link, answer, sent_at: None
+        self.why = ""  # it is gone
+        self.fault: PostroomError | None = None  # what the broker had against us before it closed
+        self.silent = False  # it is gone because nothing was heard
+        self._loop = asyncio.get_running_loop()
+        self._parser = FrameParser(_ANSWER_BYTES)
+        self._transport: asyncio.Transport | None = None
+        self._waiting: dict[int, asyncio.Future[Frame]] = {}
+        self._urgent: dict[int, float] = {}  # by the loop's clock, since when requests that are no poll wait
+        self._busy = False  # of late: whoever is, learns sooner that the broker is gone
+        self._late: dict[int, tuple[Operation, Request]] = {}  # nobody waits for the answers any more
+        self._crossed: dict[int, Frame] = {}  # answers to what was cancelled at that very moment
+        self._none_late = asyncio.Event()
+        self._none_late.set()
+        self._last_id = 0
+        self._heard_at = self._listed_at = self._loop.time()
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def gone(self) -> bool:
+        return bool(self.why)
+
+    # ---- asking ----
+
+    async def greet(self, hello: Hello) -> Welcome:
+        answer = await self._ask(HELLO, encode_header(hello))
+        self.welcome = decode(answer.header, Welcome)
+        self._watching = self._loop.create_task(self._watch())
+        return self.welcome
+
+    async def call(self, operation: Operation, request: Request, body: Sequence[bytes] = ()) -> Any:
+        slow = operation.name in ("poll", "fetch", "drain_shard")
+        late = (operation, request) if operation.name == "poll" else None
+        header = encode_header(request)
+        size, limit = len(header) + sum(map(len, body)) + PREFIX_BYTES, self.welcome.max_frame_bytes
+        if size > limit:
+            raise MessageTooLarge(
+                f"a request of {size:,} bytes is more than the {limit:,} that the broker takes: send smaller "
+                "batches, or raise max_frame_bytes of the broker",
+                max_bytes=limit,
+            )
+        answer = await self._ask(operation.kind, header, body, slow=slow, late=late)
+        return _unpacked(operation, answer)
+
+    async def _ask(
+        self,
+        kind: int,
+        header: bytes,
+        body: Sequence[bytes] = (),
+        *,
+        slow: bool = False,
+        late: tuple[Operation, Request] | None = None,
+    ) -> Frame:
+        while not self._writable.is_set() and not self.gone:
+            await self._writable.wait()
+        if self._transport is None or self.gone:
+            raise LinkLost(self.why, sent=False)
+        id = self._next_id()
+        answered: asyncio.Future[Frame] = self._loop.create_future()
+        self._waiting[id] = answered
+        if not slow:
+            self._busy = True
+            self._urgent[id] = self._loop.time()
+        self._transport.writelines(encode(kind, id, header, body))
+        try:
+            frame = await answered
+        except asyncio.CancelledError:
+            self._cancel(id, late, answered)
+            raise
+        finally:
+            self._waiting.pop(id, None)
+            self._urgent.pop(id, None)
+            self._crossed.pop(id, None)
+        if frame.flags & ERROR:
+            raise raised(decode(frame.header, Failure))
+        return frame
+
+    def _next_id(self) -> int:
+        """One that nobody waits under; 0 is of the connection itself."""
+        while True:
+            self._last_id = self._last_id % 0xFFFFFFFF + 1
+            if self._last_id not in self._waiting and self._last_id not in self._late:
+                return self._last_id
+
+    def _cancel(
+        self, id: int, late: tuple[Operation, Request] | None, answered: asyncio.Future[Frame]
+    ) -> None:
+        """Nobody waits for the answer any more; what a poll was given has to be given back."""
+        came = self._crossed.get(id)
+        if answered.done() and not answered.cancelled() and answered.exception() is None:
+            came = answered.result()
+        if came is not None:
+            if late is not None:
+                self._came_late(late, came)
+        elif not self.gone and self._transport is not None:
+            if late is not None:
+                self._late[id] = late
+                self._none_late.clear()
+            self._transport.writelines(encode(CANCEL, 0, encode_header(Cancel(id))))
+
+    def _came_late(self, late: tuple[Operation, Request], frame: Frame) -> None:
+        operation, request = late
+        if frame.flags & ERROR:
+            return
+        try:
+            self.on_late(request, _unpacked(operation, frame))
+        except ProtocolError as error:
+            self._end(f"{self.address} answered with something else: {error}")
+
+    async def no_more_late(self, timeout_s: float) -> None:
+        """Wait for answers that nobody waits for: the broker gives one to every request."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._none_late.wait()
+
+    # ---- signs of life ----
+
+    async def _watch(self) -> None:
+        """Ask for a sign of life when the broker is silent, and end the link if none comes."""
+        while not self.gone:
+            pause, self._busy = min(self._pause(), _LATE_S if self._busy else _IDLE_S), False
+            await asyncio.sleep(pause)
+            if self._pause() > 0:
+                continue
+            sent_at, unsent = self._loop.time(), self._unsent()
+            self._listed_at = sent_at
+            try:
+                async with asyncio.timeout(_SILENCE_S):
+                    self.on_list(self, await self.call(OPERATIONS["brokers"], Brokers()), sent_at)
+            except TimeoutError:
+                if self._heard_at < sent_at and self._unsent() >= unsent:  # a long request may be on its way
+                    self.silent = True
+                    self._end(f"the broker at {self.address} does not answer")
+            except (LinkLost, PostroomError):
+                pass  # whoever waits was told; or the broker is busy with something else
+
+    def _unsent(self) -> int:
+        return self._transport.get_write_buffer_size() if self._transport is not None else 0
+
+    def _pause(self) -> float:
+        """Seconds until a sign of life is wanted."""
+        now = self._loop.time()
+        late = min(self._urgent.values(), default=now) + _LATE_S - now if self._urgent else _IDLE_S
+        silence = min(max(late, self._heard_at + _LATE_S - now), self._heard_at + _IDLE_S - now)
+        return max(0.0, min(silence, self._listed_at + _LIST_S - now))
+
+    # ---- the transport's side ----
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by its class
+        self._transport.set_write_buffer_limits(high=1 << 20)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._loop.time()
+        try:
+            for frame in self._parser.feed(data):
+                self._take(frame)
+        except ProtocolError as error:
+            self._end(f"{self.address} answered with something else: {error}")
+
+    def _take(self, frame: Frame) -> None:
+        if frame.flags & REPLY:
+            answered = self._waiting.get(frame.id)
+            if answered is not None and answered.done():  # cancelled, and who waited has not come to know it
+                self._crossed[frame.id] = frame
+            elif answered is not None:
+                answered.set_result(frame)
+            elif frame.id in self._late:
+                late = self._late.pop(frame.id)
+                if not self._late:
+                    self._none_late.set()
+                self._came_late(late, frame)
+            elif not frame.id and frame.flags & ERROR:  # of the connection itself, before it is closed
+                self.fault = raised(decode(frame.header, Failure))
+                self._end(str(self.fault))
+        elif frame.kind == ASK and self._transport is not None:
+            answer = self.on_ask(decode(frame.header, Ask))
+            self._transport.writelines(encode(ASK, frame.id, encode_header(answer), flags=REPLY))
+
+    def pause_writing(self) -> None:
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        self._writable.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end(f"the connection to {self.address} was lost" + (f" ({error})" if error else ""))
+
+    def _end(self, why: str) -> None:
+        if self.gone:
+            return
+        self.why = why
+        self._writable.set()
+        self._none_late.set()
+        for answered in self._waiting.values():
+            if not answered.done():
+                answered.set_exception(LinkLost(why, sent=True))
+        if self._transport is not None:
+            self._transport.abort()
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def close(self) -> None:
+        """Say no more; what is still waited for fails."""
+        transport = self._transport
+        if transport is not None and not self.gone:
+            self._end(f"the connection to {self.address} was closed here")
+        if self._watching is not None:
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+
+def _unpacked(operation: Operation, answer: Frame) -> Any:
+    reply = decode(answer.header, operation.reply)
+    return reply if operation.unpack is None else operation.unpack(reply, answer.body)
+
+
+async def connect(address: str, hello: Hello, tls: ssl.SSLContext | None, *, timeout_ms: int) -> Link:
+    """A link that was greeted. BrokerUnavailable if nobody is there; what the broker has against us."""
+    host, _, port = address.rpartition(":")
+    host = host.strip("[]")
+    loop = asyncio.get_running_loop()
+    link = Link(address)
+    try:
+        async with asyncio.timeout(timeout_ms / 1000):
+            transport, _ = await loop.create_connection(
+                lambda: link, host, int(port), ssl=tls, server_hostname=host if tls else None
+            )
+            if (raw := transport.get_extra_info("socket")) is not None:
+                raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            await link.greet(hello)
+            return link
+    except TimeoutError:
+        await link.close()
+        raise BrokerUnavailable(
+            f"no answer from {address} within {timeout_ms} ms: check that a broker runs there"
+        ) from None
+    except LinkLost as error:
+        if link.fault is not None:
+            raise link.fault from None
+        raise BrokerUnavailable(f"{error}: check that a broker runs there") from None
+    except ssl.SSLError as error:
+        await link.close()
+        raise BrokerUnavailable(
+            f"no TLS with {address}: {error.reason or error}; check its certificate, and tls= of connect()"
+        ) from error
+    except OSError as error:
+        await link.close()
+        raise BrokerUnavailable(
+            f"cannot connect to {address} ({error.strerror or error}): check that a broker runs there "
+            "(postroom serve)"
+        ) from error
+    except BaseException:
+        await link.close()
+        raise

@@ -1,0 +1,417 @@
+"""The endpoint of a served queue: the same verbs as the broker in this process, asked over the network.
+
+Decides nothing about messages. What it adds is the way there: which broker is asked, what may be repeated,
+and what becomes of an answer that nobody waits for any more: deliveries in it are given back, as the broker
+gives back what a cancelled poll was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+from ...broker.deliver.shared import released
+from ...clock import Clock
+from ...endpoint.endpoint import (
+    Beat,
+    Endpoint,
+    Fetched,
+    Held,
+    PollReply,
+    PollRequest,
+    Settle,
+    SettleReply,
+    UnparkRequest,
+    Verdict,
+)
+from ...errors import InvalidName, InvalidSetting, MessageTooLarge, PostroomError, ProtocolError, UsageError
+from ...model.delivery.delivery import Span, as_reason
+from ...model.policy.bounds import MOST_PARTS, MOST_SPOTS
+from ...store.contract import Appended
+from .. import messages as m
+from ..requests import Stage
+from .heartbeat_link import Beater
+from .pool import Pool
+
+__all__ = ["RemoteEndpoint", "beatings", "open_remote", "settles"]
+
+
+# ---- portions ----
+# Settles and heartbeats of any size, cut into requests that a broker takes.
+#
+# A request has room for so many deliveries, and its header for so many bytes (`model.bounds`,
+# `wire.messages`). A consumer may hold more: what it says of it then goes in several requests, each of
+# which stands for itself. Almost always there is one, and it is passed on as it is.
+
+T = TypeVar("T")
+
+_ROOM = 256 * 1024  # bytes of a header, reckoned high; it may have twice as many
+_FEW = 200  # deliveries and verdicts together, or spans: if none has a long reason they fit
+_SHORT = 200  # characters of a reason
+_PART_BYTES = 320  # a delivery, with the name of its topic
+_VERDICT_BYTES = 120
+_SPAN_BYTES = 20
+
+
+def settles(parts: Sequence[Settle]) -> Iterator[Sequence[Settle]]:
+    """What is settled together, in the order in which it came."""
+    if len(parts) + sum(len(part.verdicts) for part in parts) <= _FEW and not any(
+        len(verdict.reason) > _SHORT for part in parts for verdict in part.verdicts
+    ):
+        yield parts
+        return
+    pieces = (piece for part in parts for piece in _cut(part))
+    yield from _portions(pieces, MOST_PARTS)
+
+
+def _cut(part: Settle) -> Iterator[tuple[Settle, int]]:
+    """The part in pieces, with their sizes; whole if it parks: what a line claims is acked with it (I27)."""
+    verdicts = [(_shorter(verdict), _size(verdict)) for verdict in part.verdicts]
+    if any(verdict.kind == "park" for verdict in part.verdicts):
+        whole = tuple(verdict for verdict, _ in verdicts)
+        yield replace(part, verdicts=whole), _PART_BYTES + sum(size for _, size in verdicts)
+        return
+    for some in _portions(verdicts, _ROOM):
+        yield replace(part, verdicts=tuple(some)), _PART_BYTES + sum(map(_size, some))
+
+
+def _shorter(verdict: Verdict) -> Verdict:
+    return replace(verdict, reason=as_reason(verdict.reason)) if len(verdict.reason) > _SHORT else verdict
+
+
+def _size(verdict: Verdict) -> int:
+    key = verdict.line.key if verdict.line is not None else None
+    return _VERDICT_BYTES + 4 * len(as_reason(verdict.reason)) + len(key or b"")
+
+
+def beatings(beats: Sequence[Beat]) -> Iterator[Sequence[Beat]]:
+    """Heartbeats that go together. A member is heard of in each that has some of its deliveries."""
+    if sum(1 + len(held.spans) for beat in beats for held in beat.held) <= _FEW:
+        yield beats
+        return
+    for beat in beats:
+        pieces = (
+            (replace(held, spans=tuple(some)), _PART_BYTES + _SPAN_BYTES * len(some))
+            for held in beat.held
+            for some in _portions(((span, _SPAN_BYTES) for span in held.spans), _ROOM)
+        )
+        for held in list(_portions(pieces, MOST_PARTS)) or [[]]:
+            yield [replace(beat, held=tuple(held))]
+
+
+def _portions(items: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
+    """Items that come with their sizes, as many together as there is room for."""
+    some: list[T] = []
+    used = 0
+    for item, size in items:
+        if some and (used + size > _ROOM or len(some) >= most):
+            yield some
+            some, used = [], 0
+        some.append(item)
+        used += size
+    if some:
+        yield some
+
+
+# ---- remote ----
+
+_log = logging.getLogger("postroom.wire")
+
+
+async def open_remote(
+    addresses: Sequence[str],
+    *,
+    client: str,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    zone: str = "",
+    clock: Clock | None = None,
+) -> Endpoint:
+    """Connected to one of these brokers at least; BrokerUnavailable if none answers."""
+    endpoint = RemoteEndpoint(addresses, client=client, token=token, tls=tls, zone=zone, clock=clock)
+    try:
+        await endpoint.open()
+    except BaseException:
+        await endpoint.close()
+        raise
+    return cast(Endpoint, endpoint)
+
+
+def _asked(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
+    """A verb whose arguments are the fields of its request."""
+    operation = m.OPERATIONS[name]
+
+    async def verb(self: RemoteEndpoint, *args: Any, **named: Any) -> Any:
+        request = operation.request(*args, **named)
+        _check(operation, request)
+        return await self.pool.call(operation, request)
+
+    verb.__name__ = name
+    return verb
+
+
+def _asked_of_spots(name: str) -> Callable[..., Coroutine[Any, Any, int]]:
+    """A verb that is told of many messages, some thousands at a time, and answers how many there were."""
+    verb = _asked(name)
+
+    async def each(
+        self: RemoteEndpoint, topic: str, group: str, spots: Sequence[tuple[int, int]] | None = None
+    ) -> int:
+        if spots is None or len(spots) <= MOST_SPOTS:
+            return int(await verb(self, topic, group, spots))
+        some = [spots[at : at + MOST_SPOTS] for at in range(0, len(spots), MOST_SPOTS)]
+        return sum([int(await verb(self, topic, group, one)) for one in some])
+
+    each.__name__ = name
+    return each
+
+
+def _check(operation: m.Operation, request: m.Request) -> None:
+    """InvalidSetting if the broker could not read it: that were a fault of the whole connection."""
+    try:
+        m.decode(m.encode_header(request), operation.request)
+    except MessageTooLarge:
+        raise
+    except (UsageError, ProtocolError, TypeError, ValueError, OverflowError) as error:
+        values = ", ".join(f"{name}={getattr(request, name)!r}" for name in request.__struct_fields__)
+        why = str(error).removeprefix("the header of a frame cannot be read: ")
+        raise (InvalidName if isinstance(error, InvalidName) else InvalidSetting)(
+            f"{operation.name}({values:.200}): a value is not what it should be ({why})"
+        ) from error
+
+
+class RemoteEndpoint:
+    """Implements `Endpoint`. Belongs to one event loop, but for `beat` and `now_ms`."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        client: str,
+        token: str,
+        tls: ssl.SSLContext | None,
+        zone: str,
+        clock: Clock | None,
+    ) -> None:
+        hello = m.Hello(m.MIN_VERSION, m.MAX_VERSION, client, token, "postroom-python")
+        self.pool = Pool(addresses, hello, tls, zone)
+        self.pool.on_time, self.pool.on_late = self._time_told, self._came_late
+        self.pool.on_ask = lambda ask: self.on_ask(ask)
+        self.on_ask: Callable[[m.Ask], m.Answer] = lambda ask: m.Answer()
+        self._clock = clock  # of tests that move time
+        self._loop = asyncio.get_running_loop()
+        self._offset_ms = 0.0  # what the store's clock is ahead of this process's
+        self._round_trip_s = 1e9  # of the answer it was taken from
+        self._polls_at: dict[tuple[str, str], str] = {}  # by topic and group, where its polls go
+        self._background: set[asyncio.Task[None]] = set()
+        self._beater = Beater(self._loop, self._beat, lambda: self.pool.addresses, hello, tls)
+
+    async def open(self) -> None:
+        await self.pool.open()
+
+    async def close(self) -> None:
+        await self.pool.no_more_late()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await asyncio.to_thread(self._beater.close)
+        await self.pool.close()
+
+    def now_ms(self) -> int:
+        if self._clock is not None:
+            return self._clock.now_ms()
+        return int(time.monotonic() * 1000 + self._offset_ms)
+
+    def _time_told(self, now_ms: int, sent_at: float) -> None:
+        """Of all answers the quickest tells the time best; it is forgotten by and by."""
+        took = self._loop.time() - sent_at
+        if took <= self._round_trip_s * 1.1:
+            self._round_trip_s = took
+            self._offset_ms = now_ms - (time.monotonic() - took / 2) * 1000
+        self._round_trip_s *= 1.05
+
+    # ---- verbs that are asked as they are ----
+
+    create_topic = _asked("create_topic")
+    topics = _asked("topics")
+    topic = _asked("topic")
+    alter_topic = _asked("alter_topic")
+    delete_topic = _asked("delete_topic")
+    purge = _asked("purge")
+
+    route = _asked("route")
+    route_history = _asked("route_history")
+    route_change = _asked("route_change")
+    split = _asked("split")
+    merge = _asked("merge")
+    move = _asked("move")
+    shards = _asked("shards")
+    drain_shard = _asked("drain_shard")
+    open_shard = _asked("open_shard")
+
+    resolve = _asked("resolve")
+    bounds = _asked("bounds")
+    cancel = _asked("cancel")
+
+    create_group = _asked("create_group")
+    groups = _asked("groups")
+    alter_group = _asked("alter_group")
+    pause = _asked("pause")
+    delete_group = _asked("delete_group")
+    reset = _asked("reset")
+    lag = _asked("lag")
+    lanes = _asked("lanes")
+    report_sources = _asked("report_sources")
+
+    subscribe = _asked("subscribe")
+    _unsubscribe = _asked("unsubscribe")
+    hand_over = _asked("hand_over")
+
+    dead_letters = _asked("dead_letters")
+    redrive = _asked_of_spots("redrive")
+    discard = _asked_of_spots("discard")
+
+    stopped = _asked("stopped")
+    restart_stopped = _asked_of_spots("restart_stopped")
+    skip_stopped = _asked_of_spots("skip_stopped")
+    drop_stopped = _asked_of_spots("drop_stopped")
+
+    set_rate = _asked("set_rate")
+    rates = _asked("rates")
+
+    staged_marks = _asked("staged_marks")
+    decide_staged = _asked("decide_staged")
+    publish_staged = _asked("publish_staged")
+    drop_staged = _asked("drop_staged")
+
+    open_replies = _asked("open_replies")
+    close_replies = _asked("close_replies")
+
+    async def stage(
+        self,
+        topic: str,
+        query: str,
+        batch: int,
+        segment: str,
+        number: int,
+        partition_ids: Sequence[int],
+        data: bytes,
+        producer: str = "",
+    ) -> None:
+        request = Stage(topic, query, batch, segment, number, tuple(partition_ids), producer)
+        await self.pool.call(m.OPERATIONS["stage"], request, (data,), key=f"q{query}")
+
+    # ---- the log ----
+
+    async def append(
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
+    ) -> Appended:
+        request = m.Append(topic, partition_id, due_at, ids, producer)
+        answer = await self.pool.call(m.OPERATIONS["append"], request, (batch,), key=f"p{partition_id}")
+        assert isinstance(answer, Appended)
+        return answer
+
+    async def fetch(
+        self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
+    ) -> Fetched:
+        request = m.Fetch(topic, partition_id, offset, max_messages, max_bytes, wait_ms)
+        answer = await self.pool.call(m.OPERATIONS["fetch"], request, key=f"p{partition_id}")
+        assert isinstance(answer, Fetched)
+        return answer
+
+    # ---- deliveries ----
+
+    async def poll(self, request: PollRequest) -> PollReply:
+        key = self._polls_at[request.topic, request.group] = f"m{request.member}"
+        answer = await self.pool.call(
+            m.OPERATIONS["poll"],
+            m.Poll(request),
+            key=key,
+            again=lambda: m.Poll(replace(request, repeated=True)),
+        )
+        assert isinstance(answer, PollReply)
+        return answer
+
+    async def unpark(self, request: UnparkRequest) -> PollReply:
+        key = self._polls_at.get((request.topic, request.group), "")
+        answer = await self.pool.call(m.OPERATIONS["unpark"], m.Unpark(request), key=key)
+        assert isinstance(answer, PollReply)
+        return answer
+
+    async def unsubscribe(self, topic: str, group: str, member: str) -> None:
+        self._polls_at.pop((topic, group), None)  # members of it that stay say so with their next poll
+        await self._unsubscribe(topic, group, member)
+
+    def _came_late(self, asked: m.Poll, reply: PollReply) -> None:
+        """The answer to a poll that was cancelled: what it brings is given back."""
+        if reply.grants and not asked.request.on_delivery:
+            giving_back = self._loop.create_task(self._give_back(asked.request, reply))
+            self._background.add(giving_back)
+            giving_back.add_done_callback(self._background.discard)
+
+    async def _give_back(self, request: PollRequest, reply: PollReply) -> None:
+        held = {partition_id for partition_id, _ in request.positions}
+        taken = [grant for grant in reply.grants if grant.partition_id not in held]
+        try:
+            if any(grant.position >= 0 for grant in reply.grants):  # an ordered group's
+                ids = [grant.partition_id for grant in taken]
+                await self.hand_over(request.topic, request.group, request.token, ids)
+            else:
+                await self.settle(request.topic, request.group, released(request, taken))
+        except PostroomError as error:
+            _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
+
+    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
+        """By the broker that handed it out, if it can be reached: it knows who has what."""
+        found = SettleReply()
+        for some in settles(parts):
+            reply = await self._settle(topic, group, some)
+            found = SettleReply(found.lost + reply.lost, found.kept + reply.kept, found.away + reply.away)
+        return found
+
+    async def _settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
+        request = m.SettleParts(topic, group, tuple(parts))
+        key = self._polls_at.get((topic, group), "")
+        repeated = False
+
+        def again() -> m.SettleParts:
+            nonlocal repeated
+            repeated = True
+            return request
+
+        answer = await self.pool.call(m.OPERATIONS["settle"], request, key=key, again=again)
+        assert isinstance(answer, SettleReply)
+        return replace(answer, lost=_really_lost(answer)) if repeated else answer
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        lost: list[tuple[Held, tuple[Span, ...]]] = []
+        for some in beatings(beats):
+            lost += self._beater.beat(m.Beats(tuple(some)))
+        asked = {(held.topic, held.partition_id, held.token): held for beat in beats for held in beat.held}
+        return [(asked[held.topic, held.partition_id, held.token], spans) for held, spans in lost]
+
+    async def _beat(self, beats: m.Beats) -> Any:
+        return await self.pool.call(m.OPERATIONS["beat"], beats, key=f"m{beats.beats[0].member}")
+
+
+def _really_lost(answer: SettleReply) -> tuple[tuple[Settle, tuple[Span, ...]], ...]:
+    """Of a repeated request: what was retried or released by the first is in other hands because of that."""
+    return tuple(
+        (part, spans)
+        for part, spans in answer.lost
+        if any(
+            verdict.kind in ("ack", "dead") and verdict.first <= last and first <= verdict.last
+            for verdict in part.verdicts
+            for first, last in spans
+        )
+    )
