@@ -115,8 +115,6 @@ __all__ = [
     "UnknownProducer",
     "UnknownTopic",
     "UsageError",
-    "how_to_install",
-    "how_to_update",
     "shortened",
 ]
 
