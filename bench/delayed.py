@@ -23,7 +23,7 @@ from pathlib import Path
 
 import postroom
 from postroom.store import SqlStore
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 
 from .grounds import STORES, Ground, ground
 from .measure import percentile, timed
@@ -176,7 +176,7 @@ async def _schedule(mq: postroom.Connection, value: bytes, messages: int, a_row:
 def _bring_forward(store: object, due: int) -> None:
     """Make all due at one moment; scheduling them takes longer than anybody would wait for it."""
     assert isinstance(store, SqlStore)
-    with store.session.write(Lane.LOG) as tx:
+    with store.session.write(Area.LOG) as tx:
         tx.run("UPDATE postroom_schedule SET due_at = ?", due)
 
 

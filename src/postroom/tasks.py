@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
-__all__ = ["Looks", "end"]
+__all__ = ["SingleFlight", "end"]
 
 
 T = TypeVar("T")
 
 
-class Looks:
+class SingleFlight:
     def __init__(self, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self._in_thread = in_thread
         self._under_way: dict[Hashable, asyncio.Future[Any]] = {}

@@ -20,7 +20,7 @@ from postroom.config import DEFAULTS
 from postroom.model.messages.batch import records
 from postroom.model.moves.schedule import DUTY
 from postroom.store import SqlStore, open_store
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 
 from .crew import Crew
 from .stage import SECONDS, finish, hire, judge, make_topic, until
@@ -71,7 +71,7 @@ async def _kill_the_mover(store: SqlStore, crew: Crew) -> None:
 
 def _mover(store: SqlStore) -> int:
     """The process that has the lease; its holder is named by machine, process and broker."""
-    with store.session.read(Lane.LOG) as tx:
+    with store.session.read(Area.LOG) as tx:
         row = tx.one("SELECT holder FROM postroom_duties WHERE name = ?", DUTY)
     return int(row[0].split(":")[1]) if row else 0
 

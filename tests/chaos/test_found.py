@@ -20,7 +20,7 @@ from postroom.model.topology import route as routes
 from postroom.model.topology.names import dead_topic
 from postroom.store import SqlStore
 from postroom.store.contract import Settled
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.ready import ready
 from tests.servers import PostgresServer
 
@@ -116,10 +116,10 @@ async def test_a_producer_goes_on_when_the_store_forgot_its_batches(mq: Connecti
     store = broker_of(mq).store
     assert isinstance(store, SqlStore)
     await mq.send("orders", b"first")
-    with store.session.read(Lane.LOG) as tx:
+    with store.session.read(Area.LOG) as tx:
         (remembered,) = tx.all("SELECT state FROM postroom_sequences")
     await mq.send("orders", b"second")
-    with store.session.write(Lane.LOG) as tx:
+    with store.session.write(Area.LOG) as tx:
         tx.run("UPDATE postroom_sequences SET state = ?", *remembered)
     assert (await mq.send("orders", b"third", timeout=5)).offset == 2
     assert [m.value async for m in mq.read("orders")] == [b"first", b"second", b"third"]

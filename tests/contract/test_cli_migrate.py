@@ -14,7 +14,7 @@ import pytest
 from postroom.address import parse
 from postroom.store import open_session
 from postroom.store.sql.schema import MIGRATIONS, VERSION, statements
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.contract.cli_runner import Cli
 from tests.servers import PostgresServer
 
@@ -174,7 +174,7 @@ def test_a_file_of_version_1(tmp_path: Path) -> None:
     """Its progress and its log are found behind, the place of volatile topics missing."""
     cli = Cli(tmp_path)
     with closing(open_session(parse(cli.url))) as session:
-        for lane in (Lane.LOG, Lane.PROGRESS):
+        for lane in (Area.LOG, Area.PROGRESS):
             with session.write(lane) as tx:
                 tx.do(
                     "CREATE TABLE postroom_schema (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)"

@@ -23,7 +23,7 @@ from postroom.clock import Clock, ManualClock
 from postroom.endpoint.endpoint import PollRequest
 from postroom.model.policy.settings import GroupWish
 from postroom.store import SqlStore, open_sqlite
-from postroom.store.sharded.store import Member, open_sharded
+from postroom.store.sharded.store import ShardSource, open_sharded
 from tests.contract.brokers import broker_of, serving
 
 LIMIT = 20  # seconds; for whatever must come
@@ -512,8 +512,8 @@ async def skewed(tmp_path: Path) -> AsyncIterator[tuple[Connection, ManualClock,
         assert isinstance(store, SqlStore)
         return SqlStore(store.session, **how)
 
-    first = Member("sqlite", partial(opening, "first.db", clock))
-    second = Member("sqlite", partial(opening, "second.db", Ahead(clock)))
+    first = ShardSource("sqlite", partial(opening, "first.db", clock))
+    second = ShardSource("sqlite", partial(opening, "second.db", Ahead(clock)))
     broker = Broker(await asyncio.to_thread(open_sharded, first, {"b": second}), clock)
     async with Connection(broker, clock=clock) as mq:
         await mq.create_topic("orders", partitions=2)

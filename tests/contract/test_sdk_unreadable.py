@@ -21,7 +21,7 @@ from postroom.broker.metrics import Figures
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.model.messages.batch import records
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.contract.brokers import broker_of
 from tests.contract.stores import everywhere, only_file
 from tests.damage import garbage
@@ -148,7 +148,7 @@ async def test_a_byte_that_was_turned_over_in_the_table(mq: Connection) -> None:
     await mq.send_many("orders", [postroom.Message(b"y%d" % at) for at in range(3)])
     await mq.send_many("orders", [postroom.Message(value.encode()) for value in REST[3:]])
     broker, place = broker_of(mq), await place_of(mq)
-    with broker.store.session.write(Lane.LOG) as tx:  # type: ignore[attr-defined]
+    with broker.store.session.write(Area.LOG) as tx:  # type: ignore[attr-defined]
         for offset, at in ((3, 7), (6, 70)):
             table = f"postroom_log_{place}"
             (data,) = tx.one(f"SELECT batch FROM {table} WHERE base_offset = ?", offset)
@@ -277,7 +277,7 @@ async def test_what_stopped_can_be_listed_and_skipped_though_it_cannot_be_read(
 async def rot(mq: Connection) -> None:
     """The first batch cannot be read from now on."""
     broker, place = broker_of(mq), await place_of(mq)
-    with broker.store.session.write(Lane.LOG) as tx:  # type: ignore[attr-defined]
+    with broker.store.session.write(Area.LOG) as tx:  # type: ignore[attr-defined]
         table = f"postroom_log_{place}"
         (data,) = tx.one(f"SELECT batch FROM {table} WHERE base_offset = 0")
         tx.run(

@@ -18,7 +18,7 @@ from postroom.broker.duties import Retention
 from postroom.clock import ManualClock
 from postroom.store import SqlStore
 from postroom.store.sql.schema import log_table
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, embedded, everywhere, only_file
 
@@ -149,7 +149,7 @@ def lose_batches(mq: Connection) -> None:
     broker = broker_of(mq)
     assert isinstance(broker.store, SqlStore)
     places = [r.partition_id for r in broker.store.catalog.topic("ticks").route.ranges]
-    with broker.store.session.write(Lane.VOLATILE) as tx:
+    with broker.store.session.write(Area.VOLATILE) as tx:
         for place in places:
             tx.run(f"DELETE FROM {log_table(place)}")
 

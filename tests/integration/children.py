@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
-from postroom.store.sql.session import Dialect, Lane
+from postroom.store.sql.session import Area, Dialect
 from postroom.testing.store_contract.harness import batch
 
 __all__ = ["CONTEXT", "POINTS", "Connection", "child", "die_in", "drained", "numbered", "received"]
@@ -79,13 +79,13 @@ def die_in(dialect: Dialect, point: str, number: int | None = None) -> None:
         if here == point and number in (None, transactions):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying_begin(connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+    def dying_begin(connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
         nonlocal transactions
         begin(connection, lane, flush=flush, at_once=at_once)
         transactions += 1
         die_at("begun")
 
-    def dying_end(connection: Any, lane: Lane, *, commit: bool) -> None:
+    def dying_end(connection: Any, lane: Area, *, commit: bool) -> None:
         if commit:
             die_at("before commit")
         end(connection, lane, commit=commit)

@@ -23,7 +23,7 @@ from unittest import mock
 import pymysql
 
 from postroom.store import SqlStore
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.ready import Ground
 
 __all__ = [
@@ -81,7 +81,7 @@ def stopped_at_commit(store: SqlStore, *, times: int = 1, synced: bool = True) -
     dialect, stop, left = store.session.dialect, Stop(), times
     original = dialect.end
 
-    def end(connection: Any, lane: Lane, *, commit: bool) -> None:
+    def end(connection: Any, lane: Area, *, commit: bool) -> None:
         nonlocal left
         if commit and left:
             left -= 1

@@ -5,12 +5,12 @@ from __future__ import annotations
 import sqlite3
 
 from postroom.store import SqlStore
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 
 __all__ = ["pooled"]
 
 
-def pooled(store: SqlStore, lane: Lane) -> sqlite3.Connection:
+def pooled(store: SqlStore, lane: Area) -> sqlite3.Connection:
     """What was given back last is taken first, so a test without threads always meets the same one."""
     session = store.session
     with session._borrowed(lane) as connection:

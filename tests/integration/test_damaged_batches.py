@@ -14,7 +14,7 @@ from postroom.broker.metrics import Figures
 from postroom.broker.moves.unreadable import CheckBatches
 from postroom.cli.checks.finding import Finding
 from postroom.cli.checks.queue import check_batches
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.cli_runner import Cli
 from tests.damage import garbage
@@ -45,7 +45,7 @@ async def fill(mq: postroom.Connection, batches: int = 3) -> None:
 async def turn_over(mq: postroom.Connection, base_offset: int, at: int = 100) -> None:
     """A bit of a batch, in the table."""
     table = f"postroom_log_{await place_of(mq)}"
-    with broker_of(mq).store.session.write(Lane.LOG) as tx:  # type: ignore[attr-defined]
+    with broker_of(mq).store.session.write(Area.LOG) as tx:  # type: ignore[attr-defined]
         (data,) = tx.one(f"SELECT batch FROM {table} WHERE base_offset = ?", base_offset)
         changed = bytes(data[:at]) + bytes((data[at] ^ 4,)) + bytes(data[at + 1 :])
         tx.run(f"UPDATE {table} SET batch = ? WHERE base_offset = ?", changed, base_offset)

@@ -11,7 +11,7 @@ import pytest
 import postroom
 from postroom import StoreCorrupt
 from postroom.store.sql.log.log import Ends
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.ready import Ground
 
 LOST = (
@@ -57,7 +57,7 @@ async def test_a_failover_that_lost_commits(ground: Ground, monkeypatch: pytest.
 
 def test_an_end_that_was_only_read_counts_when_it_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """InnoDB shows commits before they are flushed: a crash that takes one back loses nothing confirmed."""
-    place, ends = (Lane.LOG, 1), Ends()
+    place, ends = (Area.LOG, 1), Ends()
     ends.read({place: 104}, flushed=False)
     ends.check(ends.expected([place]), {place: 102})  # a crash came in between
     ends.read({place: 102}, flushed=False)

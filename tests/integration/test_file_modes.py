@@ -13,7 +13,7 @@ import postroom
 from postroom.files import write_private
 from postroom.store import open_sqlite
 from postroom.store.dialects.sqlite import SqliteDialect
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.contract.cli_runner import Cli
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files have no modes here")
@@ -65,7 +65,7 @@ def test_what_the_operator_opened_to_others_stays_so(tmp_path: Path) -> None:
     open_sqlite(path).close()
     for file in tmp_path.iterdir():
         file.chmod(0o660)
-    SqliteDialect(path, postroom.clock.SystemClock()).discard(Lane.VOLATILE)
+    SqliteDialect(path, postroom.clock.SystemClock()).discard(Area.VOLATILE)
     (tmp_path / "q.db.lock").unlink()
     with closing(open_sqlite(path)) as store:
         store.access.principals()

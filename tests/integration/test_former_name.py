@@ -23,7 +23,7 @@ from postroom.store import open_session, open_sqlite
 from postroom.store.dialects.sqlite import SqliteDialect
 from postroom.store.sql import schema
 from postroom.store.sql.schema import MIGRATIONS, former_prefix, script, statements
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.contract.cli_runner import Cli
 from tests.ready import Ground, both
 from tests.servers.server import Server
@@ -32,7 +32,7 @@ FORMER = "formerly"
 SENTENCE = "a queue from before this project was called Postroom (tables formerly_schema, formerly_partitions"
 FILE_CURE = "Name another file, or move this one away together with the files beside it"
 SERVER_CURE = "Name another database, or drop those tables"
-NAMES = re.findall(r"CREATE TABLE postroom_(\w+)", "\n".join(statements(1, Lane.LOG, (Lane.LOG,))))
+NAMES = re.findall(r"CREATE TABLE postroom_(\w+)", "\n".join(statements(1, Area.LOG, (Area.LOG,))))
 
 
 def files(path: Path) -> list[Path]:
@@ -90,7 +90,7 @@ def test_the_oldest_version_is_known_too(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "orders.db"
     with monkeypatch.context() as patch:
         patch.setattr(schema, "VERSION", 1)
-        patch.setattr(SqliteDialect, "places", (Lane.LOG, Lane.PROGRESS))
+        patch.setattr(SqliteDialect, "places", (Area.LOG, Area.PROGRESS))
         with closing(open_session(parse(f"sqlite:///{path}"))) as session:
             schema.migrate(session)
     for file in files(path)[:2]:
@@ -195,7 +195,7 @@ def empty(kind: str, request: pytest.FixtureRequest) -> Iterator[Ground]:
 
 
 def server_tables(ground: Ground) -> set[str]:
-    with closing(open_session(parse(ground.url))) as session, session.read(Lane.LOG) as tx:
+    with closing(open_session(parse(ground.url))) as session, session.read(Area.LOG) as tx:
         return set(session.dialect.tables(tx))
 
 

@@ -21,7 +21,7 @@ from postroom.errors import SequenceGap, StoreUnavailable
 from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Append
-from postroom.store.sql.session import Lane, Transaction
+from postroom.store.sql.session import Area, Transaction
 from postroom.testing.store_contract.harness import (
     acks,
     append,
@@ -160,7 +160,7 @@ def commit_is_lost(
     dialect, lost = store.session.dialect, list[Any]()
     original = dialect.end
 
-    def end(connection: Any, lane: Lane, *, commit: bool) -> None:
+    def end(connection: Any, lane: Area, *, commit: bool) -> None:
         if not commit or lost:
             return original(connection, lane, commit=commit)
         run_all(connection)
@@ -291,7 +291,7 @@ def slow_commits(store: SqlStore, draw: random.Random) -> Iterator[None]:
     dialect = store.session.dialect
     original = dialect.end
 
-    def end(connection: Any, lane: Lane, *, commit: bool) -> None:
+    def end(connection: Any, lane: Area, *, commit: bool) -> None:
         if commit:
             run_all(connection)
             threading.Event().wait(draw.random() * 0.02)

@@ -19,7 +19,7 @@ from postroom.errors import StoreError
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore
 from postroom.store.dialects.postgres import Notifier
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import _failing_commits, append, batch, in_threads, partitions
 from tests.integration.children import Connection, child, received
 from tests.integration.interleaving import until
@@ -142,7 +142,7 @@ def test_notifications_are_not_part_of_the_commit(postgres_ready: str) -> None:
     with closing(opened(postgres_ready)) as store, listening(postgres_ready) as ours:
         (place,) = partitions(store.catalog.create_topic("orders", TopicSettings(), 1))
         append(store, place, batch())
-        with store.session.read(Lane.LOG) as tx:
+        with store.session.read(Area.LOG) as tx:
             writer = tx.one("SELECT pg_backend_pid()")
         heard = list(ours.notifies(timeout=0.5))
         assert heard and {note.payload for note in heard} == {"log"}
@@ -185,11 +185,11 @@ def test_what_is_to_be_told_while_one_is_on_its_way_is_told_once() -> None:
 
     slow = Slow()
     notifier = Notifier(lambda: slow)
-    notifier.notify(Lane.LOG)
+    notifier.notify(Area.LOG)
     assert slow.busy.wait(30)
     for _ in range(100):
-        notifier.notify(Lane.LOG)
-        notifier.notify(Lane.PROGRESS)
+        notifier.notify(Area.LOG)
+        notifier.notify(Area.PROGRESS)
     slow.go_on.set()
     notifier.close()
     assert sorted(slow.sent[1:]) == ["NOTIFY postroom, 'log'", "NOTIFY postroom, 'progress'"]

@@ -19,7 +19,7 @@ import pytest
 from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Group
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import acks, append, ask, batch, partitions, spans
 from tests.ready import opened
 
@@ -55,7 +55,7 @@ class Consuming:
         return (self._used_ms() - before) / WINDOW
 
     def _used_ms(self) -> int:
-        with self._store.session.read(Lane.PROGRESS) as tx:
+        with self._store.session.read(Area.PROGRESS) as tx:
             (backend,) = tx.one("SELECT pg_backend_pid()") or (0,)
         fields = Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()
         return TICK_MS * (int(fields[11]) + int(fields[12]))

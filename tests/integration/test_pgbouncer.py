@@ -14,7 +14,7 @@ import postroom
 from postroom.errors import StoreError
 from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import acks, append, ask, batch, in_threads, partitions, read_all
 from tests.ready import Ground, opened
 from tests.servers import PgBouncer, PostgresServer
@@ -112,7 +112,7 @@ def transactions(store: SqlStore, verb: Callable[[], object]) -> list[tuple[str,
                      current_setting('idle_in_transaction_session_timeout'),
                      current_setting('transaction_isolation')"""
 
-    def end(connection: Any, lane: Lane, *, commit: bool) -> None:
+    def end(connection: Any, lane: Area, *, commit: bool) -> None:
         if commit:
             found.append(tuple(connection.execute(look).fetchone()))
         original(connection, lane, commit=commit)

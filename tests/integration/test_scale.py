@@ -35,7 +35,7 @@ from postroom.model.policy.settings import GroupSettings, GroupWish, TopicSettin
 from postroom.store import open_sqlite
 from postroom.store.contract import News, Process
 from postroom.store.sql.catalog import catalog
-from postroom.store.sql.session import Lane, Transaction
+from postroom.store.sql.session import Area, Transaction
 from postroom.wire import messages as m
 from postroom.wire.server.answers import Answers
 from postroom.wire.server.listening import Listening
@@ -490,14 +490,14 @@ async def test_processes_that_died_are_forgotten(tmp_path: Path) -> None:
         for number in range(300):
             store.brokers.announce(Process(str(number), f"job-{number}", frozenset()), 20_000)
             clock.advance(5)
-        with cast(Any, store).session.read(Lane.PROGRESS) as tx:
+        with cast(Any, store).session.read(Area.PROGRESS) as tx:
             assert tx.one("SELECT COUNT(*) FROM postroom_processes")[0] <= 17  # those of the last 80 seconds
     finally:
         store.close()
 
 
 def _rows(broker: Broker, table: str) -> int:
-    with cast(Any, broker.store).session.read(Lane.PROGRESS) as tx:
+    with cast(Any, broker.store).session.read(Area.PROGRESS) as tx:
         return int(tx.one(f"SELECT COUNT(*) FROM postroom_{table}")[0])
 
 

@@ -19,7 +19,7 @@ import postroom
 from postroom.errors import AccessDenied, SchemaMismatch, StoreError, StoreUnavailable, UsageError
 from postroom.model.policy.settings import TopicSettings
 from postroom.store.sql.schema import VERSION
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import append, batch, partitions
 from tests.integration.interleaving import until
 from tests.ready import Ground, both, ready
@@ -168,7 +168,7 @@ def test_a_server_that_stops_taking_writes(own: Ground) -> None:
         with pytest.raises(StoreUnavailable) as told:
             append(store, place, batch())
         sentence(told.value, "takes no writes", "name the primary")
-        assert told.value.retriable and not store.session._idle[Lane.LOG, False]
+        assert told.value.retriable and not store.session._idle[Area.LOG, False]
     assert append(store, place, batch())[0].base_offset == 1
 
 

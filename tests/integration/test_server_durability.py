@@ -18,7 +18,7 @@ from postroom.model.delivery.delivery import Kind, OrderedAsk, Settlement, Stamp
 from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Append
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import (
     acks,
     append,
@@ -49,7 +49,7 @@ class Asked:
         dialect = self._store.session.dialect
         original = dialect.end
 
-        def end(connection: Any, lane: Lane, *, commit: bool) -> None:
+        def end(connection: Any, lane: Area, *, commit: bool) -> None:
             if commit:
                 (how,) = connection.execute("SELECT current_setting('synchronous_commit')").fetchone()
                 self._seen.append(how)
@@ -216,7 +216,7 @@ def test_no_takeover_for_one_lease_after_a_crash(own_postgres: PostgresServer) -
         own_postgres.kill()
         own_postgres.start()
         store = own.store()
-        with store.session.read(Lane.LOG) as tx:
+        with store.session.read(Area.LOG) as tx:
             started_ms = tx.started_ms()
         assert started_ms + lease_ms > until_ms + 50  # the lease alone would be over before
         until(lambda: holds(2, store))
@@ -229,12 +229,12 @@ def test_the_crash_of_one_process_of_the_server_counts_too(own_postgres: Postgre
         store = own.store()
         (place,) = partitions(store.catalog.create_topic("orders", TopicSettings(), 1))
         append(store, place, batch())
-        with store.session.read(Lane.LOG) as tx:
+        with store.session.read(Area.LOG) as tx:
             before, (backend,) = tx.started_ms(), tx.one("SELECT pg_backend_pid()") or (0,)
         crashed_at = store.now_ms()
         os.kill(backend, signal.SIGKILL)
         until(lambda: appended(store, place))
-        with store.session.read(Lane.LOG) as tx:
+        with store.session.read(Area.LOG) as tx:
             assert before < crashed_at <= tx.started_ms() <= tx.now_ms()
 
 

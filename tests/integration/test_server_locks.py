@@ -24,7 +24,7 @@ from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore
 from postroom.store.contract import Append, Appended
 from postroom.store.dialects import postgres
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import (
     append,
     ask,
@@ -114,13 +114,13 @@ def test_a_serialization_failure_is_survived(
 
 @pytest.mark.parametrize("level", ["repeatable read", "serializable"])
 def test_the_isolation_of_the_role_does_not_count(postgres_ready: str, level: str) -> None:
-    with closing(opened(postgres_ready)) as store, store.session.write(Lane.LOG) as tx:
+    with closing(opened(postgres_ready)) as store, store.session.write(Area.LOG) as tx:
         tx.do(f"ALTER ROLE CURRENT_USER SET default_transaction_isolation = '{level}'")
     try:
-        with closing(opened(postgres_ready)) as store, store.session.write(Lane.PROGRESS) as tx:
+        with closing(opened(postgres_ready)) as store, store.session.write(Area.PROGRESS) as tx:
             assert tx.one("SELECT current_setting('transaction_isolation')") == ("read committed",)
     finally:
-        with closing(opened(postgres_ready)) as store, store.session.write(Lane.LOG) as tx:
+        with closing(opened(postgres_ready)) as store, store.session.write(Area.LOG) as tx:
             tx.do("ALTER ROLE CURRENT_USER RESET default_transaction_isolation")
 
 
@@ -137,7 +137,7 @@ def test_a_transaction_that_failed_cannot_be_committed(postgres_ready: str) -> N
     """PostgreSQL answers such a COMMIT with ROLLBACK, and with success."""
 
     def careless(store: SqlStore) -> None:
-        with store.session.write(Lane.LOG) as tx:
+        with store.session.write(Area.LOG) as tx:
             tx.do("UPDATE postroom_settings SET value = 'lost' WHERE name = 'uuid'")
             with pytest.raises(psycopg.Error, match="division by zero"):
                 tx.one("SELECT 1/0")
@@ -145,7 +145,7 @@ def test_a_transaction_that_failed_cannot_be_committed(postgres_ready: str) -> N
     with closing(opened(postgres_ready)) as store:
         with pytest.raises(StoreError):
             careless(store)
-        with store.session.read(Lane.LOG) as tx:
+        with store.session.read(Area.LOG) as tx:
             assert tx.one("SELECT COUNT(*) FROM postroom_settings WHERE value = 'lost'") == (0,)
 
 
@@ -153,15 +153,15 @@ def test_a_connection_whose_statement_failed_is_as_good_as_new(ground: Ground, s
     """psycopg takes statements for prepared that were sent behind the one that failed."""
     insert = "INSERT INTO postroom_settings (name, value) VALUES (?, ?)"
     change = "UPDATE postroom_settings SET value = ? WHERE name = ?"
-    with store.session.write(Lane.LOG) as tx:
+    with store.session.write(Area.LOG) as tx:
         tx.do(insert, "there", "already")
         tx.do(change, "0", "there")  # once: from the third time on it is prepared
         ours = tx.one("SELECT pg_backend_pid()" if ground.kind == "postgres" else "SELECT CONNECTION_ID()")
-    with pytest.raises(LookupError), store.session.write(Lane.LOG):  # a ROLLBACK before all else
+    with pytest.raises(LookupError), store.session.write(Area.LOG):  # a ROLLBACK before all else
         raise LookupError
 
     def enter(name: str) -> None:
-        with store.session.write(Lane.LOG) as tx:
+        with store.session.write(Area.LOG) as tx:
             tx.do(insert, name, "")
             for number in range(4):
                 tx.do(change, str(number), name)
@@ -170,7 +170,7 @@ def test_a_connection_whose_statement_failed_is_as_good_as_new(ground: Ground, s
         enter("there")
     assert told.value.undone
     enter("new")
-    with store.session.write(Lane.LOG) as tx:
+    with store.session.write(Area.LOG) as tx:
         assert tx.one("SELECT value FROM postroom_settings WHERE name = 'new'") == ("3",)
         look = "SELECT pg_backend_pid()" if ground.kind == "postgres" else "SELECT CONNECTION_ID()"
         assert tx.one(look) == ours
@@ -242,7 +242,7 @@ def with_no_idle_limit(store: SqlStore) -> None:
         connection.query("SET SESSION idle_transaction_timeout = 0")
 
     dialect._prepare = prepared
-    store.session.forget(Lane.LOG)
+    store.session.forget(Area.LOG)
 
 
 @pytest.mark.parametrize("where", ["after-lock", "at-commit", "in-a-pipeline"])

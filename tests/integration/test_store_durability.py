@@ -25,7 +25,7 @@ from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Group
 from postroom.store.dialects import sqlite
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import (
     LEASE,
     MovableClock,
@@ -164,7 +164,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
         yield made
 
 
-def commits(scene: Scene, verb: Step, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Lane, int]]:
+def commits(scene: Scene, verb: Step, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Area, int]]:
     """Lane and `synchronous` of every commit of the verb that changes something."""
     found = []
     dialect = scene.store.session.dialect
@@ -172,12 +172,12 @@ def commits(scene: Scene, verb: Step, monkeypatch: pytest.MonkeyPatch) -> list[t
     changes = {}
 
     def watched_begin(
-        connection: sqlite3.Connection, lane: Lane, *, flush: bool, at_once: bool = False
+        connection: sqlite3.Connection, lane: Area, *, flush: bool, at_once: bool = False
     ) -> None:
         begin(connection, lane, flush=flush, at_once=at_once)
         changes[lane] = connection.total_changes
 
-    def watched_end(connection: sqlite3.Connection, lane: Lane, *, commit: bool) -> None:
+    def watched_end(connection: sqlite3.Connection, lane: Area, *, commit: bool) -> None:
         if commit and connection.total_changes != changes[lane]:
             found.append((lane, pragma(connection, "synchronous")))
         end(connection, lane, commit=commit)
@@ -211,14 +211,14 @@ def test_what_only_costs_a_redelivery_is_not(
 ) -> None:
     before, verb = LAZY[name]
     before(scene)
-    assert commits(scene, verb, monkeypatch) == [(Lane.PROGRESS, NORMAL)]
+    assert commits(scene, verb, monkeypatch) == [(Area.PROGRESS, NORMAL)]
 
 
 @pytest.mark.parametrize("name", VOLATILE)
 def test_volatile_topics_are_never_flushed(scene: Scene, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before, verb = VOLATILE[name]
     before(scene)
-    assert commits(scene, verb, monkeypatch) == [(Lane.VOLATILE, OFF)]
+    assert commits(scene, verb, monkeypatch) == [(Area.VOLATILE, OFF)]
 
 
 def test_volatile_and_durable_batches_of_one_call_are_two_transactions(
@@ -226,22 +226,22 @@ def test_volatile_and_durable_batches_of_one_call_are_two_transactions(
 ) -> None:
     calls = [Append(place, batch()) for place in (scene.ticks, scene.place, scene.ticks)]
     found = commits(scene, lambda s: s.log.append(calls), monkeypatch)
-    assert sorted(found, key=str) == [(Lane.LOG, FULL), (Lane.VOLATILE, OFF)]
+    assert sorted(found, key=str) == [(Area.LOG, FULL), (Area.VOLATILE, OFF)]
 
 
 def test_a_flushed_verb_does_not_make_later_ones_flush(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
         taken = [(20 + number, 20 + number)]
         seize: Step = lambda s, n=number, t=taken: s.progress.seize(s.group, s.place, ask(9 + n, 100), t)  # noqa: E731
-        assert commits(scene, seize, monkeypatch) == [(Lane.PROGRESS, FULL)]
+        assert commits(scene, seize, monkeypatch) == [(Area.PROGRESS, FULL)]
         ack: Step = lambda s, n=number: s.settle(Kind.ACK, n)  # noqa: E731
-        assert commits(scene, ack, monkeypatch) == [(Lane.PROGRESS, NORMAL)]
+        assert commits(scene, ack, monkeypatch) == [(Area.PROGRESS, NORMAL)]
 
 
-def levels(store: SqlStore) -> dict[Lane, tuple[int, str, int]]:
+def levels(store: SqlStore) -> dict[Area, tuple[int, str, int]]:
     """Of the connections that are free: synchronous, journal, and how many files are attached."""
     found = {}
-    for lane in Lane:
+    for lane in Area:
         with store.session._borrowed(lane) as connection:
             attached = connection.execute("PRAGMA database_list").fetchall()
             journal = pragma(connection, "journal_mode")
@@ -265,7 +265,7 @@ def test_every_connection_is_told_whatever_its_default(
     monkeypatch.setattr(sqlite, "_Connection", Careless)
     store = open_sqlite(tmp_path / "orders.db")
     assert isinstance(store, SqlStore)
-    expected = {Lane.LOG: (FULL, "wal", 1), Lane.PROGRESS: (FULL, "wal", 1), Lane.VOLATILE: (OFF, "wal", 1)}
+    expected = {Area.LOG: (FULL, "wal", 1), Area.PROGRESS: (FULL, "wal", 1), Area.VOLATILE: (OFF, "wal", 1)}
     with closing(store):
         assert levels(store) == expected
         for _ in range(5):  # connections that come and go: the memory of one must not pass for another's
@@ -275,12 +275,12 @@ def test_every_connection_is_told_whatever_its_default(
 
 def test_each_lane_is_a_file(scene: Scene) -> None:
     log, progress, volatile = (
-        file_of(scene.store, lane) for lane in (Lane.LOG, Lane.PROGRESS, Lane.VOLATILE)
+        file_of(scene.store, lane) for lane in (Area.LOG, Area.PROGRESS, Area.VOLATILE)
     )
     assert (progress, volatile) == (f"{log}.progress", f"{log}.volatile")
 
 
-def file_of(store: SqlStore, lane: Lane) -> str:
+def file_of(store: SqlStore, lane: Area) -> str:
     return str(pooled(store, lane).execute("PRAGMA database_list").fetchone()[2])
 
 

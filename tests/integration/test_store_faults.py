@@ -26,7 +26,7 @@ from postroom.errors import CorruptBatch, StoreBusy, StoreCorrupt, StoreError, S
 from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Group, Peek, Store
-from postroom.store.sql.session import Lane, Session
+from postroom.store.sql.session import Area, Session
 from postroom.testing.store_contract.harness import (
     acks,
     append,
@@ -44,7 +44,7 @@ IMPATIENT = replace(DEFAULTS, busy_timeout_ms=200, side_lock_ms=100)
 KIB = 1024
 
 
-KEPT = (Lane.LOG, Lane.PROGRESS)  # the files of which nothing may be thrown away
+KEPT = (Area.LOG, Area.PROGRESS)  # the files of which nothing may be thrown away
 
 
 def make(path: Path) -> int:
@@ -63,12 +63,12 @@ def make(path: Path) -> int:
     return place
 
 
-def file_of(path: Path, lane: Lane) -> Path:
-    return path if lane is Lane.LOG else path.with_name(f"{path.name}.{lane.value}")
+def file_of(path: Path, lane: Area) -> Path:
+    return path if lane is Area.LOG else path.with_name(f"{path.name}.{lane.value}")
 
 
 def progress_file(path: Path) -> Path:
-    return file_of(path, Lane.PROGRESS)
+    return file_of(path, Area.PROGRESS)
 
 
 def volatile_place(store: Store) -> int:
@@ -103,7 +103,7 @@ CONTENTS = pytest.mark.parametrize("content", [b"hello\n" * 400, b"\0" * 5000], 
 @pytest.mark.parametrize("lane", KEPT)
 @CONTENTS
 def test_a_file_that_is_no_database_is_refused_and_left_alone(
-    tmp_path: Path, lane: Lane, content: bytes
+    tmp_path: Path, lane: Area, content: bytes
 ) -> None:
     path = tmp_path / "orders.db"
     make(path)
@@ -125,7 +125,7 @@ def damage(file: Path) -> None:
 
 
 @pytest.mark.parametrize("lane", KEPT)
-def test_a_damaged_database_is_named(tmp_path: Path, lane: Lane) -> None:
+def test_a_damaged_database_is_named(tmp_path: Path, lane: Area) -> None:
     path = tmp_path / "orders.db"
     place = make(path)
     broken = file_of(path, lane)
@@ -160,7 +160,7 @@ def test_a_volatile_file_that_is_no_database_is_thrown_away_and_said_so(
     """R3: its messages may be lost with a crash, and nobody is kept from starting by what a crash left."""
     path = tmp_path / "orders.db"
     place = make(path)
-    broken = file_of(path, Lane.VOLATILE)
+    broken = file_of(path, Area.VOLATILE)
     remove(broken)
     broken.write_bytes(content)
     open_sqlite(path).close()
@@ -171,7 +171,7 @@ def test_a_volatile_file_that_is_no_database_is_thrown_away_and_said_so(
 def test_a_damaged_volatile_file_is_thrown_away(tmp_path: Path) -> None:
     path = tmp_path / "orders.db"
     place = make(path)
-    damage(file_of(path, Lane.VOLATILE))
+    damage(file_of(path, Area.VOLATILE))
     check_volatile_began_anew(path, place)
 
 
@@ -193,8 +193,8 @@ def test_of_two_that_start_after_it_only_the_first_throws_it_away(
     monkeypatch.setattr("postroom.store.sql.log.volatile.boot_id", lambda: "another start")
     write, first = Session.write, []
 
-    def write_after_the_other(session: Session, lane: Lane, *, flush: bool = True) -> Any:
-        if lane is Lane.VOLATILE and not first:
+    def write_after_the_other(session: Session, lane: Area, *, flush: bool = True) -> Any:
+        if lane is Area.VOLATILE and not first:
             first.append(None)
             other = open_sqlite(path)
             first[0] = other
@@ -246,8 +246,8 @@ def test_a_path_through_a_file_cannot_be_opened(tmp_path: Path) -> None:
             open_sqlite(path)
 
 
-@pytest.mark.parametrize("lane", list(Lane))
-def test_a_folder_in_place_of_the_file_cannot_be_opened(tmp_path: Path, lane: Lane) -> None:
+@pytest.mark.parametrize("lane", list(Area))
+def test_a_folder_in_place_of_the_file_cannot_be_opened(tmp_path: Path, lane: Area) -> None:
     path = tmp_path / "orders.db"
     taken = file_of(path, lane)
     taken.mkdir()
@@ -365,7 +365,7 @@ def check_full(store: Store, place: int, end: int, sent: bytes) -> None:
 def check_sound(path: Path, place: int) -> None:
     with closing(open_sqlite(path)) as store:
         read_all(store, place)
-    for lane in Lane:
+    for lane in Area:
         with closing(sqlite3.connect(file_of(path, lane))) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
@@ -421,7 +421,7 @@ def test_a_full_database_without_a_mount(tmp_path: Path) -> None:
     place = make(path)
     with closing(open_sqlite(path)) as store:
         assert isinstance(store, SqlStore)
-        connection = pooled(store, Lane.LOG)
+        connection = pooled(store, Area.LOG)
         pages = connection.execute("PRAGMA page_count").fetchone()[0]
         connection.execute(f"PRAGMA max_page_count={pages + 10}")
         sent = batch(3, producer=9, value=os.urandom(90 * KIB))
@@ -471,7 +471,7 @@ def test_a_locked_file_is_busy_in_bounded_time_and_heals(tmp_path: Path) -> None
             append(store, place, batch())
         assert store.progress.settle(group, place, 2, acks((3, 4))).lost == ()
         ticks = volatile_place(store)
-        with locked(file_of(path, Lane.VOLATILE)):
+        with locked(file_of(path, Area.VOLATILE)):
             refuse_busy(lambda: append(store, ticks, batch()))
             append(store, place, batch())
         assert append(store, ticks, batch())[0].base_offset == 2
@@ -492,7 +492,7 @@ def test_a_store_can_be_opened_while_somebody_writes(tmp_path: Path) -> None:
     with (
         locked(path),
         locked(progress_file(path)),
-        locked(file_of(path, Lane.VOLATILE)),
+        locked(file_of(path, Area.VOLATILE)),
         closing(open_sqlite(path, limits=IMPATIENT)) as store,
     ):
         assert len(read_all(store, place)) == 2
@@ -500,8 +500,8 @@ def test_a_store_can_be_opened_while_somebody_writes(tmp_path: Path) -> None:
 
 def test_sqlites_lock_alone_keeps_the_data_right(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Turns are for fairness: without them nothing is lost or doubled (I19)."""
-    monkeypatch.setattr("postroom.store.dialects.sqlite.Turn.acquire", lambda self, at_once=False: True)
-    monkeypatch.setattr("postroom.store.dialects.sqlite.Turn.release", lambda self: None)
+    monkeypatch.setattr("postroom.store.dialects.sqlite.FileLock.acquire", lambda self, at_once=False: True)
+    monkeypatch.setattr("postroom.store.dialects.sqlite.FileLock.release", lambda self: None)
     path = tmp_path / "orders.db"
     place = make(path)
     with closing(open_sqlite(path)) as one, closing(open_sqlite(path)) as two:

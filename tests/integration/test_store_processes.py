@@ -23,7 +23,7 @@ from postroom.errors import StoreBusy, TopicExists, UnknownTopic
 from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Store
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,
@@ -168,7 +168,7 @@ def test_a_topic_half_made_is_not_there_and_its_logs_are_cleared_away(
         for left in store.catalog.dropped():
             store.catalog.drop_log(left)
         assert isinstance(store, SqlStore)
-        with store.session.read(Lane.LOG) as tx:
+        with store.session.read(Area.LOG) as tx:
             tables = tx.all("SELECT name FROM sqlite_master WHERE name LIKE 'postroom!_log!_%' ESCAPE '!'")
             assert tables == [(f"postroom_log_{place}",)]
             assert tx.all("SELECT id FROM postroom_partitions") == [(place,)]
@@ -256,7 +256,7 @@ def hold(path: Path, place: int, pipe: Connection) -> None:
     """Take the write lock, and keep it until told to commit."""
     store = open_sqlite(path)
     assert isinstance(store, SqlStore)
-    with store.session.write(Lane.LOG) as tx:
+    with store.session.write(Area.LOG) as tx:
         tx.run("INSERT INTO postroom_settings (name, value) VALUES ('held', 'yes')")
         pipe.send("holding")
         pipe.recv()
@@ -291,7 +291,7 @@ def test_a_stopped_writer_holds_others_up_for_a_bounded_time_only(
             assert received(pipe) == "committed"
         assert append(store, place, batch())[0].base_offset == 0
         assert isinstance(store, SqlStore)
-        with store.session.read(Lane.LOG) as tx:
+        with store.session.read(Area.LOG) as tx:
             held = tx.one("SELECT value FROM postroom_settings WHERE name = 'held'")
         assert held == (None if ending == "killed" else ("yes",))
 
@@ -301,7 +301,7 @@ def stop_between(path: Path, place: int, pipe: Connection) -> None:
     store = open_sqlite(path)
     assert isinstance(store, SqlStore)
     dialect: Any = store.session.dialect
-    dialect._take_turn(Lane.LOG)
+    dialect._take_turn(Area.LOG)
     pipe.send("holding")
     pipe.recv()
 

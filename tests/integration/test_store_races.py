@@ -18,7 +18,7 @@ from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Group, Store, Topic
 from postroom.store.sql.schema import log_table
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,
@@ -45,7 +45,7 @@ class Scene:
 
     @contextmanager
     def before(
-        self, statement: str, change: Callable[[Store], object], lane: Lane = Lane.LOG
+        self, statement: str, change: Callable[[Store], object], lane: Area = Area.LOG
     ) -> Iterator[None]:
         waiting = [change]
 
@@ -144,10 +144,10 @@ def test_a_backlog_is_measured_while_the_log_is_swept(scene: Scene) -> None:
 
 @pytest.mark.parametrize(
     ("statement", "lane", "expected"),
-    [("FROM postroom_progress", Lane.PROGRESS, 10), ("FROM postroom_groups g", Lane.LOG, 0)],
+    [("FROM postroom_progress", Area.PROGRESS, 10), ("FROM postroom_groups g", Area.LOG, 0)],
 )
 def test_committed_is_never_ahead_of_what_is_settled(
-    scene: Scene, statement: str, lane: Lane, expected: int
+    scene: Scene, statement: str, lane: Area, expected: int
 ) -> None:
     """Retention trusts it. Before each of its two looks everything moves on by ten."""
     store, place, group = scene.store, scene.place, scene.group
@@ -163,9 +163,9 @@ def test_committed_is_never_ahead_of_what_is_settled(
 
 
 @pytest.mark.parametrize(
-    ("statement", "lane"), [("FROM postroom_progress", Lane.PROGRESS), ("FROM postroom_starts", Lane.LOG)]
+    ("statement", "lane"), [("FROM postroom_progress", Area.PROGRESS), ("FROM postroom_starts", Area.LOG)]
 )
-def test_of_all_groups_too(scene: Scene, statement: str, lane: Lane) -> None:
+def test_of_all_groups_too(scene: Scene, statement: str, lane: Area) -> None:
     """A reset counts, whenever it comes (I19)."""
     store, place, group = scene.store, scene.place, scene.group
     append(store, place, batch(30))
@@ -196,9 +196,9 @@ def test_a_reset_between_reset_and_rewind_counts_for_retention(scene: Scene) -> 
 def test_what_is_sent_while_lost_batches_are_passed_over_is_kept(scene: Scene, statement: str) -> None:
     (place,) = partitions(scene.store.catalog.create_topic("ticks", TopicSettings(storage="volatile"), 1))
     append(scene.store, place, batch(3))
-    with scene.store.session.write(Lane.VOLATILE) as tx:
+    with scene.store.session.write(Area.VOLATILE) as tx:
         tx.run(f"DELETE FROM {log_table(place)}")
-    with scene.before(statement, lambda other: append(other, place, batch(2)), Lane.VOLATILE):
+    with scene.before(statement, lambda other: append(other, place, batch(2)), Area.VOLATILE):
         assert scene.store.log.skip_lost(place) == 3
     assert [piece.base_offset for piece in read_all(scene.store, place)] == [3]
 
@@ -206,7 +206,7 @@ def test_what_is_sent_while_lost_batches_are_passed_over_is_kept(scene: Scene, s
 # ---- lock, then look (I1) ---------------------------------------------------------------------------------
 
 
-def statements(scene: Scene, lane: Lane, verb: Callable[[], object]) -> list[str]:
+def statements(scene: Scene, lane: Area, verb: Callable[[], object]) -> list[str]:
     """What the verb says to the database in its last transaction, without its arguments."""
     said: list[str] = []
     connection = pooled(scene.store, lane)
@@ -227,7 +227,7 @@ def test_an_append_locks_its_partitions_first_and_in_order(scene: Scene) -> None
         Append(place, batch(producer=who))
         for who, place in enumerate([places[n] for n in (3, 0, 4, 1, 2, 0)])
     ]
-    said = statements(scene, Lane.LOG, lambda: scene.store.log.append(calls))
+    said = statements(scene, Area.LOG, lambda: scene.store.log.append(calls))
     locks = [int(sql.rsplit("=", 1)[1]) for sql in said[:5]]
     assert locks == sorted(places)
     assert all("FROM postroom_partitions" in sql for sql in said[:5])
@@ -239,7 +239,7 @@ def test_activity_is_locked_first(scene: Scene, verb: str) -> None:
     usage, group = scene.store.usage, scene.group
     usage.touch(group.id)
     calls = {"touch": lambda: usage.touch(group.id), "retire": lambda: usage.retire(group.id, 0)}
-    assert "FROM postroom_activity WHERE group_id" in statements(scene, Lane.PROGRESS, calls[verb])[0]
+    assert "FROM postroom_activity WHERE group_id" in statements(scene, Area.PROGRESS, calls[verb])[0]
 
 
 ORDERED = OrderedAsk("ann", token=9, messages=5, end=5)
@@ -268,5 +268,5 @@ def test_a_verb_on_progress_locks_its_row_first(scene: Scene, verb: str) -> None
         "seize": lambda: progress.seize(group, place, ask(2, 5), [(3, 3)]),
         "rewind": lambda: progress.rewind(group, [place]),
     }
-    said = statements(scene, Lane.PROGRESS, verbs[verb])
+    said = statements(scene, Area.PROGRESS, verbs[verb])
     assert "FROM postroom_progress WHERE group_id" in said[0]

@@ -12,14 +12,14 @@ import pytest
 
 from postroom.clock import SystemClock
 from postroom.errors import PermissionDenied, SchemaMismatch, StoreError
-from postroom.model.moves.staging import Known, Wish
+from postroom.model.moves.staging import StagedQuery, Wish
 from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Bounds
 from postroom.store.dialects.sqlite import SqliteDialect
 from postroom.store.sql import schema
 from postroom.store.sql.schema import MIGRATIONS, VERSION, migrate, version_of
-from postroom.store.sql.session import Lane, Session
+from postroom.store.sql.session import Area, Session
 from postroom.testing.store_contract.harness import (
     MovableClock,
     acks,
@@ -32,7 +32,7 @@ from postroom.testing.store_contract.harness import (
 )
 
 EVERY = range(1, VERSION + 1)
-FIRST_FILES = {1: (Lane.LOG, Lane.PROGRESS)}  # versions that had fewer files than this one
+FIRST_FILES = {1: (Area.LOG, Area.PROGRESS)}  # versions that had fewer files than this one
 STORES = Path(__file__).parent / "stores"
 
 
@@ -47,11 +47,11 @@ def build(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
         patch.setattr(session.dialect, "places", FIRST_FILES.get(version, session.dialect.places))
         migrate(session)
     for lane, file in files(path).items():
-        assert file.exists() == (lane in FIRST_FILES.get(version, Lane))
+        assert file.exists() == (lane in FIRST_FILES.get(version, Area))
 
 
-def files(path: Path) -> dict[Lane, Path]:
-    return {lane: path if lane is Lane.LOG else path.with_name(f"{path.name}.{lane.value}") for lane in Lane}
+def files(path: Path) -> dict[Area, Path]:
+    return {lane: path if lane is Area.LOG else path.with_name(f"{path.name}.{lane.value}") for lane in Area}
 
 
 def shape(path: Path) -> dict[str, list[tuple[str, str, str]]]:
@@ -75,9 +75,9 @@ def dump(path: Path) -> list[str]:
     return lines
 
 
-def versions(path: Path) -> dict[Lane, int]:
+def versions(path: Path) -> dict[Area, int]:
     with closing(session_at(path)) as session:
-        return {lane: version_of(session, lane) for lane in Lane}
+        return {lane: version_of(session, lane) for lane in Area}
 
 
 # ---- upwards ----------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_every_version_there_was_becomes_this_one(
 
 def load(path: Path, version: int) -> None:
     """A store as it was left by a postroom of that version: its own files, written down as SQL."""
-    for lane in FIRST_FILES.get(version, tuple(Lane)):
+    for lane in FIRST_FILES.get(version, tuple(Area)):
         with closing(sqlite3.connect(files(path)[lane])) as connection:
             connection.executescript((STORES / f"version-{version}.{lane.value}.sql").read_text())
 
@@ -136,7 +136,7 @@ def test_a_store_of_version_1_becomes_this_one_and_keeps_what_is_there(tmp_path:
         ticks = store.catalog.create_topic("ticks", TopicSettings(storage="volatile"), 1)
         assert ticks.id == 2 and partitions(ticks) == [3]  # ids are never used again (I11)
         append(store, 3, batch(2))
-    assert versions(path) == dict.fromkeys(Lane, VERSION)
+    assert versions(path) == dict.fromkeys(Area, VERSION)
     open_sqlite(tmp_path / "new.db").close()
     assert shape(path) == shape(tmp_path / "new.db")
 
@@ -150,7 +150,7 @@ def test_a_query_from_before_there_were_owners_is_whoever_uses_it_next(
         row = ("q", 3, msgspec.msgpack.encode({"s": 5}), 1)
         connection.execute("INSERT INTO postroom_queries VALUES (?, ?, ?, ?)", row)
     with closing(open_sqlite(tmp_path / "store.db")) as store:
-        assert store.staging.known("q") == Known(3, {"s": 5})
+        assert store.staging.known("q") == StagedQuery(3, {"s": 5})
         assert store.staging.drop("q", 4) == 0  # as the duty does that drops what is old
         assert store.staging.known("q").owner is None
         assert store.staging.decide("q", 4, Wish(), 7, owner="shop").batch == 4
@@ -161,7 +161,7 @@ def test_a_query_from_before_there_were_owners_is_whoever_uses_it_next(
 
 def test_a_new_store_has_this_version_in_all_files(tmp_path: Path) -> None:
     open_sqlite(tmp_path / "new.db").close()
-    assert versions(tmp_path / "new.db") == dict.fromkeys(Lane, VERSION)
+    assert versions(tmp_path / "new.db") == dict.fromkeys(Area, VERSION)
     before = dump(tmp_path / "new.db")
     open_sqlite(tmp_path / "new.db").close()
     assert dump(tmp_path / "new.db") == before
@@ -170,9 +170,9 @@ def test_a_new_store_has_this_version_in_all_files(tmp_path: Path) -> None:
 def add_version(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
     """A version of tomorrow, so that the way upwards is walked even while there is only one."""
     lanes = {
-        Lane.LOG: ("ALTER TABLE postroom_topics ADD COLUMN colour TEXT", *statements),
-        Lane.PROGRESS: ("CREATE TABLE postroom_extra (id {serial}, data {blob})",),
-        Lane.VOLATILE: ("ALTER TABLE postroom_trims ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",),
+        Area.LOG: ("ALTER TABLE postroom_topics ADD COLUMN colour TEXT", *statements),
+        Area.PROGRESS: ("CREATE TABLE postroom_extra (id {serial}, data {blob})",),
+        Area.VOLATILE: ("ALTER TABLE postroom_trims ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",),
     }
     monkeypatch.setitem(MIGRATIONS, VERSION + 1, lanes)
     monkeypatch.setattr(schema, "VERSION", VERSION + 1)
@@ -190,7 +190,7 @@ def test_an_upgrade_keeps_what_is_there(tmp_path: Path, monkeypatch: pytest.Monk
         assert len(read_all(store, place)) == 1
         assert append(store, place, batch(5, producer=7))[0].duplicate
         assert spans(store.progress.poll(group, place, ask(1, 5))) == [(0, 1)]
-    assert versions(path) == dict.fromkeys(Lane, VERSION + 1)
+    assert versions(path) == dict.fromkeys(Area, VERSION + 1)
     open_sqlite(tmp_path / "new.db").close()
     assert shape(path) == shape(tmp_path / "new.db")
 
@@ -226,8 +226,8 @@ def write_version(file: Path, version: int) -> None:
         connection.execute("INSERT INTO postroom_schema (version, applied_at) VALUES (?, 0)", (version,))
 
 
-@pytest.mark.parametrize("lane", list(Lane))
-def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path, lane: Lane) -> None:
+@pytest.mark.parametrize("lane", list(Area))
+def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path, lane: Area) -> None:
     path = tmp_path / "orders.db"
     open_sqlite(path).close()
     write_version(files(path)[lane], VERSION + 3)
@@ -239,8 +239,8 @@ def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path, lane: Lane) -> 
     assert dump(path) == before
 
 
-@pytest.mark.parametrize("lane", [Lane.PROGRESS, Lane.VOLATILE])
-def test_a_log_is_not_made_beside_newer_files(tmp_path: Path, lane: Lane) -> None:
+@pytest.mark.parametrize("lane", [Area.PROGRESS, Area.VOLATILE])
+def test_a_log_is_not_made_beside_newer_files(tmp_path: Path, lane: Area) -> None:
     """All versions are looked at before any file is changed."""
     path = tmp_path / "orders.db"
     open_sqlite(path).close()

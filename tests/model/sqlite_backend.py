@@ -12,7 +12,7 @@ from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Appended, Backlog, Group, Settled
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 
 __all__ = ["GroupOnSqlite"]
 
@@ -66,7 +66,7 @@ class GroupOnSqlite:
     def _rows(self) -> tuple[list[Delivery], Backlog]:
         """The rows themselves; and what the store says of them, which must agree."""
         (backlog,) = self._store.progress.backlog(self._group, [self._partition], open_spans=1000)
-        with self._store.session.read(Lane.PROGRESS) as tx:
+        with self._store.session.read(Area.PROGRESS) as tx:
             rows = [_delivery(row) for row in tx.all(ROWS)]
         assert list(backlog.open) == [(row.first, row.last) for row in rows]
         assert backlog.unsettled == sum(row.size for row in rows) + backlog.parked

@@ -11,7 +11,7 @@ from hypothesis import settings
 from postroom.model.delivery.delivery import Holder, OrderedAsk, Span
 from postroom.model.policy.settings import GroupSettings
 from postroom.store.contract import Granted
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.model.examples import examples
 from tests.model.ordered_machine import Backend, OrderedMachine
 from tests.model.ordered_rules import FAR, LEASE_MS, MAX_HOLD_MS, Picture
@@ -51,7 +51,7 @@ class SqliteBackend(GroupOnSqlite):
 
     def picture(self) -> Picture:
         rows, backlog = self._rows()
-        with self._store.session.read(Lane.PROGRESS) as tx:
+        with self._store.session.read(Area.PROGRESS) as tx:
             (progress,) = tx.all(PROGRESS)
         cursor, lowest, due, deliveries, settled, *holder = progress
         assert deliveries == len(rows)

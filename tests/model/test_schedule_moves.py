@@ -20,7 +20,7 @@ from postroom.model.messages.slot import slot_of
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Appended
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from postroom.testing.store_contract import MovableClock
 from postroom.testing.store_contract.moving import STEPS, Cut, CutError, SealedMoveContract, mover
 from tests.model.examples import examples
@@ -156,7 +156,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     # ---- what must hold ----
 
     def logs(self) -> dict[int, list[str]]:
-        with self.store.session.read(Lane.LOG) as tx:
+        with self.store.session.read(Area.LOG) as tx:
             places = [row[0] for row in tx.all("SELECT id FROM postroom_partitions ORDER BY id")]
         found = {}
         for place in places:
@@ -197,7 +197,7 @@ class ScheduleMachine(RuleBasedStateMachine):
     def the_count_is_right(self) -> None:
         if not hasattr(self, "store"):
             return
-        with self.store.session.read(Lane.LOG) as tx:
+        with self.store.session.read(Area.LOG) as tx:
             (rows,) = tx.one("SELECT COALESCE(SUM(records), 0) FROM postroom_schedule") or (0,)
         assert sum(self.store.schedule.delayed().values()) == rows
 

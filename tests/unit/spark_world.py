@@ -17,7 +17,7 @@ from typing import Any
 
 from postroom.model.policy.settings import Start
 from postroom.spark.options import ReadOptions, Topics
-from postroom.spark.planning import Partition, Place, Snapshot, Span
+from postroom.spark.planning import Partition, Snapshot, Span, TopicPartition
 from postroom.spark.streaming import Stream
 
 SLOTS = 8
@@ -117,7 +117,7 @@ class World:
     # ---- what a stream asks ----
 
     def snapshot(
-        self, wanted: Topics, identity: Callable[[str], int], at: Mapping[Place, int] | None = None
+        self, wanted: Topics, identity: Callable[[str], int], at: Mapping[TopicPartition, int] | None = None
     ) -> Snapshot:
         found = {
             (self.topic, n): Partition(
@@ -133,11 +133,11 @@ class World:
         }
         return Snapshot(found, {self.topic: identity(self.topic)}, self.incarnation)
 
-    def marks(self, at: Mapping[Place, int], now: Snapshot) -> dict[Place, str]:
+    def marks(self, at: Mapping[TopicPartition, int], now: Snapshot) -> dict[TopicPartition, str]:
         found = {place: self.logs[place[1]].mark(offset) for place, offset in at.items()}
         return {place: mark for place, mark in found.items() if mark}
 
-    def final_ends(self, places: Iterable[Place]) -> dict[Place, int]:
+    def final_ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         return {place: self.removed[place[1]] for place in places if place[1] in self.removed}
 
     def identity(self, topic: str) -> int:

@@ -10,23 +10,23 @@ from typing import cast
 import pytest
 import uvloop
 
-from postroom.broker.deliver.poll_queue import _BURST_S, _PACE_S, Crowd, Turn
+from postroom.broker.deliver.poll_queue import _BURST_S, _PACE_S, Permit, PollQueue
 from postroom.broker.waiters import Waiters
 from postroom.client.producer.parcel import Parcel
-from postroom.client.producer.router import Held
+from postroom.client.producer.router import HeldParcels
 from postroom.errors import SendTimeout, StoreBusy, UnknownGroup
 
 LONG_S = 1000.0
 
 
 @pytest.fixture
-async def crowd() -> Crowd:
-    found = Crowd(Waiters(), 2)
+async def crowd() -> PollQueue:
+    found = PollQueue(Waiters(), 2)
     found.fresh_s = LONG_S
     return found
 
 
-def asks(crowd: Crowd, seconds: float = LONG_S) -> asyncio.Task[Turn | None]:
+def asks(crowd: PollQueue, seconds: float = LONG_S) -> asyncio.Task[Permit | None]:
     return asyncio.create_task(crowd.turn(asyncio.get_running_loop().time() + seconds))
 
 
@@ -35,13 +35,13 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-async def barren(crowd: Crowd, seconds: float = LONG_S) -> None:
+async def barren(crowd: PollQueue, seconds: float = LONG_S) -> None:
     turn = crowd.begin()
     turn.begin()
     turn.found_nothing(seconds)
 
 
-async def in_line(crowd: Crowd, count: int) -> list[asyncio.Task[Turn | None]]:
+async def in_line(crowd: PollQueue, count: int) -> list[asyncio.Task[Permit | None]]:
     await barren(crowd)
     tasks = [asks(crowd) for _ in range(count)]
     await settle()
@@ -49,24 +49,24 @@ async def in_line(crowd: Crowd, count: int) -> list[asyncio.Task[Turn | None]]:
     return tasks
 
 
-def called(tasks: list[asyncio.Task[Turn | None]]) -> list[bool]:
+def called(tasks: list[asyncio.Task[Permit | None]]) -> list[bool]:
     return [task.done() for task in tasks]
 
 
-def turn_of(task: asyncio.Task[Turn | None]) -> Turn:
+def turn_of(task: asyncio.Task[Permit | None]) -> Permit:
     turn = task.result()
     assert turn is not None
     turn.begin()
     return turn
 
 
-async def cancel(*tasks: asyncio.Task[Turn | None]) -> None:
+async def cancel(*tasks: asyncio.Task[Permit | None]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_news_calls_the_first_and_a_find_the_next(crowd: Crowd) -> None:
+async def test_news_calls_the_first_and_a_find_the_next(crowd: PollQueue) -> None:
     tasks = await in_line(crowd, 4)
     crowd.set()
     crowd.set()
@@ -81,7 +81,7 @@ async def test_news_calls_the_first_and_a_find_the_next(crowd: Crowd) -> None:
     await cancel(*tasks)
 
 
-async def test_while_looks_bring_all_that_they_ask_for_several_look_at_once(crowd: Crowd) -> None:
+async def test_while_looks_bring_all_that_they_ask_for_several_look_at_once(crowd: PollQueue) -> None:
     tasks = await in_line(crowd, 4)
     crowd.set()
     await settle()
@@ -91,7 +91,7 @@ async def test_while_looks_bring_all_that_they_ask_for_several_look_at_once(crow
     await cancel(*tasks)
 
 
-async def test_news_that_came_during_a_look_was_not_seen_by_it(crowd: Crowd) -> None:
+async def test_news_that_came_during_a_look_was_not_seen_by_it(crowd: PollQueue) -> None:
     tasks = await in_line(crowd, 2)
     crowd.set()
     await settle()
@@ -102,7 +102,7 @@ async def test_news_that_came_during_a_look_was_not_seen_by_it(crowd: Crowd) -> 
     assert called(tasks) == [True, True]
 
 
-async def test_a_look_beside_one_that_found_something_knows_too_little(crowd: Crowd) -> None:
+async def test_a_look_beside_one_that_found_something_knows_too_little(crowd: PollQueue) -> None:
     """It may not have seen when the lease ends that the other one was given."""
     one, other = crowd.begin(), crowd.begin()
     one.begin()
@@ -115,7 +115,7 @@ async def test_a_look_beside_one_that_found_something_knows_too_little(crowd: Cr
 
 
 @pytest.mark.parametrize("looked", [False, True])
-async def test_who_is_cancelled_passes_its_turn_on(crowd: Crowd, looked: bool) -> None:
+async def test_who_is_cancelled_passes_its_turn_on(crowd: PollQueue, looked: bool) -> None:
     tasks = await in_line(crowd, 3)
     crowd.set()
     if looked:  # it has its turn, and ends without a look
@@ -129,7 +129,7 @@ async def test_who_is_cancelled_passes_its_turn_on(crowd: Crowd, looked: bool) -
     await cancel(*tasks)
 
 
-async def test_who_is_called_at_its_deadline_has_its_turn(crowd: Crowd) -> None:
+async def test_who_is_called_at_its_deadline_has_its_turn(crowd: PollQueue) -> None:
     await barren(crowd)
     task = asks(crowd, 0.02)
     await settle()
@@ -139,7 +139,7 @@ async def test_who_is_called_at_its_deadline_has_its_turn(crowd: Crowd) -> None:
     assert crowd._looking == 1
 
 
-async def test_at_its_deadline_it_looks_only_if_something_may_be_there(crowd: Crowd) -> None:
+async def test_at_its_deadline_it_looks_only_if_something_may_be_there(crowd: PollQueue) -> None:
     await barren(crowd)
     assert await crowd.turn(crowd._loop.time() + 0.01) is None
     busy = [crowd.begin(), crowd.begin()]
@@ -148,7 +148,7 @@ async def test_at_its_deadline_it_looks_only_if_something_may_be_there(crowd: Cr
     assert len(busy) == 2
 
 
-async def test_what_is_due_calls_one(crowd: Crowd) -> None:
+async def test_what_is_due_calls_one(crowd: PollQueue) -> None:
     tasks = await in_line(crowd, 2)
     crowd.due(0.01)
     await asyncio.wait_for(tasks[0], 20)
@@ -156,7 +156,7 @@ async def test_what_is_due_calls_one(crowd: Crowd) -> None:
     await cancel(*tasks)
 
 
-async def test_what_a_look_says_is_due_calls_one(crowd: Crowd) -> None:
+async def test_what_a_look_says_is_due_calls_one(crowd: PollQueue) -> None:
     await barren(crowd, 0.02)
     tasks = [asks(crowd), asks(crowd)]
     await asyncio.wait_for(tasks[0], 20)
@@ -165,13 +165,13 @@ async def test_what_a_look_says_is_due_calls_one(crowd: Crowd) -> None:
     await cancel(*tasks)
 
 
-async def test_nothing_is_known_for_longer_than_is_good(crowd: Crowd) -> None:
+async def test_nothing_is_known_for_longer_than_is_good(crowd: PollQueue) -> None:
     crowd.fresh_s = 0.01
     await barren(crowd)
     await asyncio.wait_for(asks(crowd), 20)
 
 
-async def test_nothing_is_known_after_nobody_was_there(crowd: Crowd) -> None:
+async def test_nothing_is_known_after_nobody_was_there(crowd: PollQueue) -> None:
     with crowd.attended():
         await barren(crowd)
     task = asks(crowd)
@@ -179,7 +179,7 @@ async def test_nothing_is_known_after_nobody_was_there(crowd: Crowd) -> None:
     assert task.done()
 
 
-async def test_the_store_failing_one_is_not_asked_by_all(crowd: Crowd) -> None:
+async def test_the_store_failing_one_is_not_asked_by_all(crowd: PollQueue) -> None:
     tasks = await in_line(crowd, 2)
     crowd.set()
     await settle()
@@ -189,7 +189,7 @@ async def test_the_store_failing_one_is_not_asked_by_all(crowd: Crowd) -> None:
     await asyncio.wait_for(tasks[1], 20)  # after a while
 
 
-async def test_that_a_group_is_gone_is_told_to_all(crowd: Crowd) -> None:
+async def test_that_a_group_is_gone_is_told_to_all(crowd: PollQueue) -> None:
     tasks = await in_line(crowd, 3)
     crowd.set()
     for task in tasks:
@@ -198,13 +198,13 @@ async def test_that_a_group_is_gone_is_told_to_all(crowd: Crowd) -> None:
     assert called(tasks) == [True, True, True]
 
 
-async def test_all_are_dismissed(crowd: Crowd) -> None:
+async def test_all_are_dismissed(crowd: PollQueue) -> None:
     tasks = await in_line(crowd, 3)
     crowd.dismiss()
     assert await asyncio.wait_for(asyncio.gather(*tasks), 20) == [None, None, None]
 
 
-async def looks(crowd: Crowd, seconds: float, *, rich: bool) -> int:
+async def looks(crowd: PollQueue, seconds: float, *, rich: bool) -> int:
     """How often one looks who always finds something."""
     loop, count = asyncio.get_running_loop(), 0
     end = loop.time() + seconds
@@ -218,14 +218,14 @@ async def looks(crowd: Crowd, seconds: float, *, rich: bool) -> int:
     return count
 
 
-async def test_looks_that_empty_the_group_keep_a_distance(crowd: Crowd) -> None:
+async def test_looks_that_empty_the_group_keep_a_distance(crowd: PollQueue) -> None:
     """So that messages that come one by one, close to each other, cost less than a look each."""
     assert 3 <= await looks(crowd, 0.2, rich=False) <= 0.2 / _PACE_S + _BURST_S / _PACE_S + 2
     assert await looks(crowd, 0.2, rich=True) > 300  # where there is more, nobody waits
 
 
 @pytest.mark.parametrize("rich", [True, False])
-async def test_nobody_rests_for_long_however_many_looks_there_were(crowd: Crowd, rich: bool) -> None:
+async def test_nobody_rests_for_long_however_many_looks_there_were(crowd: PollQueue, rich: bool) -> None:
     for _ in range(2000):  # as short polls do, which do not wait
         turn = crowd.begin()
         turn.begin()
@@ -238,7 +238,7 @@ async def test_nobody_rests_for_long_however_many_looks_there_were(crowd: Crowd,
     assert time.monotonic() - began < 1
 
 
-async def test_one_now_and_then_is_looked_for_at_once(crowd: Crowd) -> None:
+async def test_one_now_and_then_is_looked_for_at_once(crowd: PollQueue) -> None:
     for _ in range(4):
         task = asks(crowd)
         await settle()
@@ -251,7 +251,7 @@ def test_timers_of_uvloop_that_are_due_at_once() -> None:
     """They are none, and cannot be asked when they are due."""
 
     async def due_soon() -> None:
-        crowd = Crowd(Waiters(), 2)
+        crowd = PollQueue(Waiters(), 2)
         crowd.fresh_s = LONG_S
         tasks = await in_line(crowd, 2)
         for _ in range(2):
@@ -265,7 +265,7 @@ def test_timers_of_uvloop_that_are_due_at_once() -> None:
 def test_deadlines_on_uvloop_that_are_there_at_once() -> None:
     async def late() -> list[BaseException]:
         loop, told = asyncio.get_running_loop(), list[BaseException]()
-        held = Held(lambda: SendTimeout("too late"))
+        held = HeldParcels(lambda: SendTimeout("too late"))
         for _ in range(2):
             call = SimpleNamespace(deadline=loop.time() + 0.0003)
             held.add(cast(Parcel, SimpleNamespace(call=call, failed=told.append)))

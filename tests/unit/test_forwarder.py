@@ -19,7 +19,7 @@ from postroom.errors import (
     UnknownPartition,
     UnknownTopic,
 )
-from postroom.model.moves.forwarding import Batch, Row
+from postroom.model.moves.forwarding import Batch, ForwardRow
 from postroom.model.topology.route import Route
 from tests.unit.client_endpoint import FakeEndpoint
 
@@ -35,7 +35,7 @@ def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
 class Rows:
     """A source in memory."""
 
-    rows: dict[int, Row] = field(default_factory=dict)
+    rows: dict[int, ForwardRow] = field(default_factory=dict)
     told: list[tuple[str, Trouble | None]] = field(default_factory=list)
     lost: bool = False  # another has the lease
     given: list[list[Batch]] = field(default_factory=list)  # what was stamped, in each call
@@ -44,9 +44,9 @@ class Rows:
         first = max(self.rows, default=0) + 1
         for id in range(first, first + count):
             value = b"%d" % id if not size else b"x" * size
-            self.rows[id] = Row(id, topic, b"%d" % (id % keys), value, b"", None, 1, 0, None)
+            self.rows[id] = ForwardRow(id, topic, b"%d" % (id % keys), value, b"", None, 1, 0, None)
 
-    def take(self, messages: int, size: int, without: Collection[str]) -> list[Row]:
+    def take(self, messages: int, size: int, without: Collection[str]) -> list[ForwardRow]:
         chosen = [row for _, row in sorted(self.rows.items()) if row.topic not in without]
         return [row for row in chosen if row.stamp is not None] or chosen[:messages]
 

@@ -13,7 +13,7 @@ from postroom.model.messages.ids import digest
 from postroom.model.moves.forwarding import (
     LINE_BATCHES,
     Batch,
-    Row,
+    ForwardRow,
     Stamp,
     build,
     ids_of,
@@ -29,8 +29,8 @@ def _route(partitions: int, *, by_id: bool = False) -> Route:
     return Route("orders", 1, tuple(ranges), by_id=by_id)
 
 
-def _row(id: int, key: bytes | None = None, value: bytes = b"", **more: object) -> Row:
-    row = Row(id, "orders", key, value or b"%d" % id, b"", None, 1, 0, None)
+def _row(id: int, key: bytes | None = None, value: bytes = b"", **more: object) -> ForwardRow:
+    row = ForwardRow(id, "orders", key, value or b"%d" % id, b"", None, 1, 0, None)
     return row._replace(**more)  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.publish.rates import Gate, Place
+from postroom.broker.publish.rates import Claim, RateGate
 from postroom.endpoint.endpoint import NEVER_STORED
 from postroom.errors import ClosedError
 from postroom.model.policy.rate import NOTHING, Rate, Spent, give_back, spend, topic_rate
@@ -47,9 +47,9 @@ async def at_once(call: Callable[..., Any], *args: Any) -> Any:
     return call(*args)
 
 
-def make(messages_per_s: float = 10, bytes_per_s: int = 0) -> tuple[Gate, FakeStore]:
+def make(messages_per_s: float = 10, bytes_per_s: int = 0) -> tuple[RateGate, FakeStore]:
     store = FakeStore()
-    return Gate(topic_rate("orders", messages_per_s, bytes_per_s), store, at_once), store  # type: ignore[arg-type]
+    return RateGate(topic_rate("orders", messages_per_s, bytes_per_s), store, at_once), store  # type: ignore[arg-type]
 
 
 async def settled() -> None:
@@ -60,18 +60,18 @@ async def settled() -> None:
 class Crowd:
     """Batches of some sizes, that come one after the other; who passed, in order."""
 
-    def __init__(self, gate: Gate, *sizes: int) -> None:
+    def __init__(self, gate: RateGate, *sizes: int) -> None:
         self.passed: list[int] = []
         self.tasks = [
             asyncio.ensure_future(self._pass(gate, number, size)) for number, size in enumerate(sizes)
         ]
 
-    async def _pass(self, gate: Gate, number: int, size: int) -> None:
+    async def _pass(self, gate: RateGate, number: int, size: int) -> None:
         await gate.pass_through(size, 0)
         self.passed.append(number)
 
 
-async def moved(gate: Gate, store: FakeStore, ms: int) -> None:
+async def moved(gate: RateGate, store: FakeStore, ms: int) -> None:
     store.ms += ms
     gate.clock_moved()
     await settled()
@@ -101,7 +101,7 @@ async def test_who_comes_later_waits_behind_those_who_are_told_just_now() -> Non
     await settled()
     store.ms += 1000
     gate.clock_moved()  # the second is told, and has not run yet
-    late = Place(1, 0)
+    late = Claim(1, 0)
     assert gate.take(late) is None
     await settled()
     assert crowd.passed == [0, 1]
@@ -134,7 +134,7 @@ async def test_a_slice_is_reserved_or_what_is_wanted() -> None:
 
 async def test_a_poll_takes_what_there_is() -> None:
     gate, _ = make(100)
-    place = Place(1000, 5000, whole=False)
+    place = Claim(1000, 5000, whole=False)
     assert gate.take(place) is None
     await settled()
     share = gate.take(place)
@@ -146,7 +146,7 @@ async def test_a_poll_takes_what_there_is() -> None:
 
 async def test_what_was_used_beyond_the_share_is_paid_first() -> None:
     gate, store = make(100)
-    place = Place(1000, 5000, whole=False)
+    place = Claim(1000, 5000, whole=False)
     gate.take(place)
     await settled()
     share = gate.take(place)

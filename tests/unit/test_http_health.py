@@ -11,7 +11,7 @@ import pytest
 from postroom.errors import StoreFull, StoreUnavailable
 from postroom.http.routes import health
 from postroom.http.routes.health import Readiness
-from postroom.store.sql.session import Lane
+from postroom.store.sql.session import Area
 from tests.unit.http_client import Stage, staged
 
 
@@ -89,7 +89,7 @@ async def test_a_probe_writes_one_row_and_no_more_for_each_broker() -> None:
     async with staged() as stage:
         for readiness in (Readiness(stage.service), Readiness(stage.service)):
             assert await readiness.why_not() is None
-        with stage.broker.store.session.read(Lane.LOG) as tx:  # type: ignore[attr-defined]
+        with stage.broker.store.session.read(Area.LOG) as tx:  # type: ignore[attr-defined]
             assert tx.all("SELECT name FROM postroom_duties WHERE name LIKE 'ready%'") == [("ready",)]
 
 

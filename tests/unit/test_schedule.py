@@ -14,7 +14,7 @@ from postroom.model.messages.ids import digest
 from postroom.model.messages.sequence import MODULUS
 from postroom.model.messages.slot import slot_of
 from postroom.model.moves import schedule
-from postroom.model.moves.schedule import SLOT_HEADER, Part, Planned, Waiting
+from postroom.model.moves.schedule import SLOT_HEADER, DelayedRow, Part, Planned
 from postroom.model.topology.route import Range, Route, even_ranges
 
 TOPIC = 1
@@ -35,13 +35,13 @@ def row(
     slot: bytes | None = None,
     compression: str = "none",
     size: int = 0,
-) -> Waiting:
+) -> DelayedRow:
     builder = BatchBuilder(compression, max_bytes=2**30)
     headers = [] if slot is None else [(SLOT_HEADER, slot)]
     for number, value in enumerate(values):
         builder.append(1_000 + number, key, value.encode().ljust(size, b"."), list(headers))
     ids = b"".join(digest(value) for value in values)
-    return Waiting(row_id, TOPIC, partition_id, 0, len(values), builder.build(), ids)
+    return DelayedRow(row_id, TOPIC, partition_id, 0, len(values), builder.build(), ids)
 
 
 def texts(batch: bytes) -> list[str]:
@@ -53,7 +53,7 @@ def map_texts(batches: list[bytes]) -> list[str]:
     return [text for batch in batches for text in texts(batch)]
 
 
-def built(rows: list[Waiting], planned: list[Planned], producer_id: int = 7) -> dict[int, list[list[str]]]:
+def built(rows: list[DelayedRow], planned: list[Planned], producer_id: int = 7) -> dict[int, list[list[str]]]:
     """The values of the batches of each partition."""
     found: dict[int, list[list[str]]] = defaultdict(list)
     for one in planned:
@@ -80,7 +80,7 @@ def test_otherwise_each_message_goes_where_its_key_is_now() -> None:
     builder = BatchBuilder()
     for key in keys:
         builder.append(0, key, key, [])
-    rows = [Waiting(1, TOPIC, 1, 0, len(keys), builder.build())]
+    rows = [DelayedRow(1, TOPIC, 1, 0, len(keys), builder.build())]
     found = built(rows, schedule.plan(rows, {TOPIC: new}, {}))
     for target, batches in found.items():
         expected = [k.decode() for k in keys if new.of_slot(slot_of(k)).partition_id == target]
@@ -109,7 +109,7 @@ def test_one_without_a_key_goes_where_its_id_would_go_as_a_key() -> None:
     for id in (b"o-1", b"o-2", b"o-3", b"o-4", b"o-5"):
         builder = BatchBuilder()
         builder.append(0, None, b"", [("postroom-id", id)])
-        rows = [Waiting(1, TOPIC, 1, 0, 1, builder.build())]
+        rows = [DelayedRow(1, TOPIC, 1, 0, 1, builder.build())]
         (planned,) = schedule.plan(rows, {TOPIC: new}, {})
         assert planned.partition_id == new.of_slot(slot_of(id)).partition_id
 
@@ -167,7 +167,7 @@ def test_behind_a_row_that_is_left_nothing_of_its_partitions_is_taken() -> None:
     builder = BatchBuilder()
     for key in keys.values():
         builder.append(0, key, b"both", [])
-    both = Waiting(50, TOPIC, 1, 0, 2, builder.build())
+    both = DelayedRow(50, TOPIC, 1, 0, 2, builder.build())
     rows = [*full, both, row(51, "behind", partition_id=3), row(52, "elsewhere", partition_id=3)]
     planned = schedule.plan(rows, {TOPIC: new}, {})
     assert {part.row for one in planned for part in one.parts} == set(range(8))
@@ -195,7 +195,7 @@ def test_a_plan_is_stored_and_read_back() -> None:
 
 
 def test_ids_of_a_batch() -> None:
-    rows = [row(1, "a", "b", "c"), Waiting(2, TOPIC, 1, 0, 2, row(2, "x", "y").batch), row(3, "d")]
+    rows = [row(1, "a", "b", "c"), DelayedRow(2, TOPIC, 1, 0, 2, row(2, "x", "y").batch), row(3, "d")]
     planned = Planned(1, 0, 5, (Part(1, (2, 0)), Part(2), Part(3)))
     expected = digest("c") + digest("a") + bytes(32) + digest("d")
     assert schedule.ids_of(planned, {r.id: r for r in rows}) == expected
@@ -226,7 +226,7 @@ def test_a_row_without_some_of_its_messages(compression: str) -> None:
 
 
 def test_a_row_of_unknown_ids_stays_so() -> None:
-    bare = Waiting(1, TOPIC, 1, 0, 2, row(1, "a", "b").batch)
+    bare = DelayedRow(1, TOPIC, 1, 0, 2, row(1, "a", "b").batch)
     assert schedule.left_of(bare, [0]).ids == b""
 
 

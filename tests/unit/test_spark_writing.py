@@ -29,7 +29,7 @@ from postroom.errors import (  # noqa: E402
 )
 from postroom.model.moves.staging import differ, joined, of_messages  # noqa: E402
 from postroom.spark.columns import HEADERS  # noqa: E402
-from postroom.spark.writing import (  # noqa: E402  # noqa: E402
+from postroom.spark.writing import (  # noqa: E402
     BatchWriter,
     Columns,
     Part,

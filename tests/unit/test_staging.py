@@ -14,8 +14,8 @@ from postroom.errors import CorruptBatch, InvalidSetting, PermissionDenied, Stag
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.moves.staging import (
     Decision,
-    Known,
     Span,
+    StagedQuery,
     Wish,
     check_name,
     marks_after,
@@ -26,7 +26,7 @@ from postroom.model.moves.staging import (
 )
 from postroom.store.sql.staging import _Wished
 
-NONE = Known(-1)
+NONE = StagedQuery(-1)
 
 
 def decision(rows: int = 3, source: dict[str, Span] | None = None, revision: int = 1) -> Decision:
@@ -35,24 +35,27 @@ def decision(rows: int = 3, source: dict[str, Span] | None = None, revision: int
 
 def test_a_batch_that_is_new_is_decided() -> None:
     assert revision_for(NONE, None, 0, Wish((("a", 1),), 1)) == 1
-    assert revision_for(Known(4), None, 7, Wish()) == 1
+    assert revision_for(StagedQuery(4), None, 7, Wish()) == 1
 
 
 def test_the_same_rows_are_what_was_decided() -> None:
-    assert revision_for(Known(5), decision(), 5, Wish((("b", 3),), 3)) is None
-    assert revision_for(Known(5, {"s": 2}), decision(3, {"s": (0, 2)}), 5, Wish((), 3, {"s": (0, 2)})) is None
+    assert revision_for(StagedQuery(5), decision(), 5, Wish((("b", 3),), 3)) is None
+    assert (
+        revision_for(StagedQuery(5, {"s": 2}), decision(3, {"s": (0, 2)}), 5, Wish((), 3, {"s": (0, 2)}))
+        is None
+    )
 
 
 def test_rows_of_other_content_are_refused_if_both_are_known() -> None:
     one, other, otherwise = summed(b"hash one", 7), summed(b"hash one", 8), summed(b"hash two", 8)
     recorded = replace(decision(), content=one)
     for content in (one, b"", otherwise):
-        assert revision_for(Known(5), recorded, 5, Wish((("b", 3),), 3, content=content)) is None
-    assert revision_for(Known(5), decision(), 5, Wish((("b", 3),), 3, content=one)) is None
+        assert revision_for(StagedQuery(5), recorded, 5, Wish((("b", 3),), 3, content=content)) is None
+    assert revision_for(StagedQuery(5), decision(), 5, Wish((("b", 3),), 3, content=one)) is None
     with pytest.raises(StagingConflict, match=r"3 rows, and comes again.*other content"):
-        revision_for(Known(5), recorded, 5, Wish((("b", 3),), 3, content=other))
+        revision_for(StagedQuery(5), recorded, 5, Wish((("b", 3),), 3, content=other))
     known = replace(decision(3, {"s": (0, 2)}), content=one)  # a row is known by its source offset
-    assert revision_for(Known(5, {"s": 2}), known, 5, Wish((), 3, {"s": (0, 2)}, content=other)) is None
+    assert revision_for(StagedQuery(5, {"s": 2}), known, 5, Wish((), 3, {"s": (0, 2)}, content=other)) is None
 
 
 def test_decisions_of_earlier_and_later_versions_can_be_read() -> None:
@@ -73,23 +76,23 @@ def test_decisions_of_earlier_and_later_versions_can_be_read() -> None:
 @pytest.mark.parametrize("rows", [0, 1, 2, 4])
 def test_another_number_of_rows_is_refused(rows: int) -> None:
     if rows == 0:  # nothing to lose
-        assert revision_for(Known(5), decision(), 5, Wish()) is None
+        assert revision_for(StagedQuery(5), decision(), 5, Wish()) is None
         return
     with pytest.raises(StagingConflict, match=f"with 3 rows, and comes back with {rows}"):
-        revision_for(Known(5), decision(), 5, Wish((("b", rows),), rows))
+        revision_for(StagedQuery(5), decision(), 5, Wish((("b", rows),), rows))
 
 
 def test_a_batch_that_is_not_remembered_is_refused() -> None:
     with pytest.raises(StagingConflict, match="not remembered"):
-        revision_for(Known(9), None, 5, Wish())
-    assert revision_for(Known(9, {"s": 4}), None, 5, Wish((), 3, {"s": (2, 4)}, {"s": 4})) == 1
+        revision_for(StagedQuery(9), None, 5, Wish())
+    assert revision_for(StagedQuery(9, {"s": 4}), None, 5, Wish((), 3, {"s": (2, 4)}, {"s": 4})) == 1
 
 
 def test_what_was_left_out_must_be_what_was_decided() -> None:
     wish = Wish((("b", 2),), 4, {"s": (1, 4)}, {"s": 1})
     with pytest.raises(StagingConflict, match="up to 2 of source partition 's'"):
-        revision_for(Known(5, {"s": 2}), decision(3, {"s": (0, 2)}), 5, wish)
-    assert revision_for(Known(5, {"s": 1, "t": 9}), decision(3, {"s": (0, 1)}, 4), 5, wish) == 5
+        revision_for(StagedQuery(5, {"s": 2}), decision(3, {"s": (0, 2)}), 5, wish)
+    assert revision_for(StagedQuery(5, {"s": 1, "t": 9}), decision(3, {"s": (0, 1)}, 4), 5, wish) == 5
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 8), st.integers(0, 2)), max_size=12))
@@ -109,7 +112,7 @@ def test_whatever_ranges_come_back_every_row_is_decided_once(turns: list[tuple[i
         if revision is not None:
             rows += new
             decisions[batch] = Decision("q", batch, revision, segments, length, wish.source, 1)
-            known = Known(max(batch, known.batch), marks_after(known, wish))
+            known = StagedQuery(max(batch, known.batch), marks_after(known, wish))
         ends.append(last + 1)
     assert rows == list(range(len(rows)))
     assert len(rows) == known.marks.get("s", -1) + 1
@@ -129,11 +132,11 @@ def test_rows_that_nobody_has_staged_are_not_decided(wish: Wish) -> None:
     with pytest.raises(StagingConflict):
         revision_for(NONE, None, 0, wish)
     with pytest.raises(StagingConflict):
-        revision_for(Known(5), decision(3, {"s": (7, 9)}), 5, wish)
+        revision_for(StagedQuery(5), decision(3, {"s": (7, 9)}), 5, wish)
 
 
 def test_a_wider_range_without_its_rows_is_refused() -> None:
-    known, before = Known(5, {"s": 2}), decision(3, {"s": (0, 2)})
+    known, before = StagedQuery(5, {"s": 2}), decision(3, {"s": (0, 2)})
     with pytest.raises(StagingConflict, match="stage every row above the marks"):
         revision_for(known, before, 5, Wish((), 5, {"s": (0, 4)}, {"s": 2}))
     assert revision_for(known, before, 5, Wish((), 2, {"s": (0, 1)}, {"s": 2})) is None

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from postroom.config import DEFAULTS
-from postroom.store.dialects.sqlite import Turn
+from postroom.store.dialects.sqlite import FileLock
 
 fcntl = pytest.importorskip("fcntl")
 
@@ -19,7 +19,7 @@ LIMITS = replace(DEFAULTS, busy_timeout_ms=5_000, side_lock_ms=5_000)
 SOON = replace(DEFAULTS, busy_timeout_ms=50, side_lock_ms=50)
 
 
-def taken_by_thread(turn: Turn) -> tuple[threading.Thread, list[bool]]:
+def taken_by_thread(turn: FileLock) -> tuple[threading.Thread, list[bool]]:
     """A thread that takes the turn, notes whether it got it, and gives it back."""
     result: list[bool] = []
 
@@ -39,14 +39,14 @@ def side_file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def pair(side_file: Path) -> Iterator[tuple[Turn, Turn]]:
+def pair(side_file: Path) -> Iterator[tuple[FileLock, FileLock]]:
     """Two processes' turns on the same file: what is locked belongs to the open file, not to the process."""
     with ExitStack() as stack:
-        one, two = (stack.enter_context(closing(Turn(side_file, LIMITS))) for _ in range(2))
+        one, two = (stack.enter_context(closing(FileLock(side_file, LIMITS))) for _ in range(2))
         yield one, two
 
 
-def test_another_process_waits_for_its_turn(pair: tuple[Turn, Turn]) -> None:
+def test_another_process_waits_for_its_turn(pair: tuple[FileLock, FileLock]) -> None:
     one, two = pair
     assert one.acquire()
     thread, result = taken_by_thread(two)
@@ -58,7 +58,7 @@ def test_another_process_waits_for_its_turn(pair: tuple[Turn, Turn]) -> None:
 
 
 def test_another_thread_waits_for_its_turn(side_file: Path) -> None:
-    with closing(Turn(side_file, LIMITS)) as turn:
+    with closing(FileLock(side_file, LIMITS)) as turn:
         assert turn.acquire()
         thread, result = taken_by_thread(turn)
         thread.join(0.05)
@@ -69,7 +69,7 @@ def test_another_thread_waits_for_its_turn(side_file: Path) -> None:
 
 
 def test_a_thread_gives_up_in_the_end(side_file: Path) -> None:
-    with closing(Turn(side_file, SOON)) as turn:
+    with closing(FileLock(side_file, SOON)) as turn:
         assert turn.acquire()
         thread, result = taken_by_thread(turn)
         thread.join(4)
@@ -81,7 +81,7 @@ def test_a_thread_gives_up_in_the_end(side_file: Path) -> None:
 
 def test_a_process_that_keeps_its_turn_is_passed_over_in_the_end(side_file: Path) -> None:
     """SQLite's own lock decides then; its time-out gives the error (I15)."""
-    with closing(Turn(side_file, SOON)) as stuck, closing(Turn(side_file, SOON)) as other:
+    with closing(FileLock(side_file, SOON)) as stuck, closing(FileLock(side_file, SOON)) as other:
         assert stuck.acquire()
         assert other.acquire()
         other.release()
@@ -92,7 +92,7 @@ def test_a_process_that_keeps_its_turn_is_passed_over_in_the_end(side_file: Path
 
 def test_without_a_side_file_threads_still_take_turns(tmp_path: Path) -> None:
     for path in (None, tmp_path / "missing" / "file"):
-        with closing(Turn(path, SOON)) as turn:
+        with closing(FileLock(path, SOON)) as turn:
             assert turn.acquire()
             thread, result = taken_by_thread(turn)
             thread.join(4)
@@ -106,7 +106,7 @@ def test_a_turn_interrupted_while_it_waits_is_given_back(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    with closing(Turn(side_file, LIMITS)) as holder, closing(Turn(side_file, LIMITS)) as turn:
+    with closing(FileLock(side_file, LIMITS)) as holder, closing(FileLock(side_file, LIMITS)) as turn:
         assert holder.acquire()
         with monkeypatch.context() as patch:
             patch.setattr("postroom.store.dialects.sqlite.time.sleep", interrupt)

@@ -18,7 +18,7 @@ from postroom.store.sql.log import id_window as waiting
 from postroom.store.sql.log import id_window as window
 from postroom.store.sql.log.id_window import Kept, Windows
 from postroom.store.sql.log.log import Ends
-from postroom.store.sql.session import Lane, Transaction
+from postroom.store.sql.session import Area, Transaction
 from postroom.testing.store_contract.harness import MovableClock, refused, stored
 from postroom.testing.store_contract.log.ids import named, send
 from postroom.testing.store_contract.schedule import all_due, gone, lead
@@ -156,7 +156,7 @@ def test_whoever_never_catches_up_is_served_nevertheless(
 def test_a_hole_in_the_offsets_is_stepped_over(store: SqlStore, other: SqlStore, place: int) -> None:
     """A volatile log that was lost goes on far above: in steps of a slice that would take for ever."""
     send(store, place, "a")
-    with store.session.write(Lane.LOG) as tx:
+    with store.session.write(Area.LOG) as tx:
         tx.run("UPDATE postroom_partitions SET next_offset = ? WHERE id = ?", 2**40, place)
     send(other, place, "b")
     assert dict(send(store, place, "b").repeats) == {0: 2**40}
@@ -164,7 +164,7 @@ def test_a_hole_in_the_offsets_is_stepped_over(store: SqlStore, other: SqlStore,
 
 def test_an_older_copy_of_the_database_is_noticed(store: SqlStore, place: int) -> None:
     send(store, place, "a", "b")
-    with store.session.write(Lane.LOG) as tx:
+    with store.session.write(Area.LOG) as tx:
         tx.run(f"DELETE FROM postroom_log_{place}")
         tx.run("UPDATE postroom_partitions SET next_offset = 0 WHERE id = ?", place)
     with pytest.raises(StoreCorrupt):  # who has given the offsets (R6)

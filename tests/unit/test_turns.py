@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.model.policy.fair_queue import EACH_BYTES, TURN_BYTES, Turns
+from postroom.model.policy.fair_queue import EACH_BYTES, TURN_BYTES, FairQueue
 
 MB = 1024 * 1024
 
 
-def everything(turns: Turns[str], size: int = MB) -> list[str]:
+def everything(turns: FairQueue[str], size: int = MB) -> list[str]:
     found: list[str] = []
     while turns:
         found += turns.take(size=size, count=256)
@@ -18,7 +18,7 @@ def everything(turns: Turns[str], size: int = MB) -> list[str]:
 
 
 def test_a_newcomer_is_in_what_is_taken_next() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(500):
         turns.add(("busy", 1), MB, f"busy {number}")
     turns.add(("quiet", 2), 100, "quiet")
@@ -26,7 +26,7 @@ def test_a_newcomer_is_in_what_is_taken_next() -> None:
 
 
 def test_many_small_ones_are_a_flood_too() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(5000):
         turns.add(("busy", 1), 10, f"busy {number}")
     turns.add(("quiet", 2), 10, "quiet")
@@ -34,7 +34,7 @@ def test_many_small_ones_are_a_flood_too() -> None:
 
 
 def test_a_producer_has_its_turn_beside_others_of_its_topic() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(100):
         turns.add(("orders", 1), MB, f"busy {number}")
     turns.add(("orders", 2), 100, "quiet")
@@ -42,7 +42,7 @@ def test_a_producer_has_its_turn_beside_others_of_its_topic() -> None:
 
 
 def test_a_topic_with_many_producers_has_one_turn() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for producer in range(1000):
         for number in range(4):
             turns.add(("busy", producer), TURN_BYTES, f"busy {producer} {number}")
@@ -51,7 +51,7 @@ def test_a_topic_with_many_producers_has_one_turn() -> None:
 
 
 def test_equal_lines_get_equal_bytes() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(400):
         turns.add(("small", 1), 12 * 1024, f"small {number}")  # with its cost, a quarter of a turn
     for number in range(100):
@@ -63,7 +63,7 @@ def test_equal_lines_get_equal_bytes() -> None:
 
 
 def test_no_more_is_taken_than_was_asked_for() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number in range(10):
         turns.add(("orders", number), 1000, str(number))
     assert len(turns.take(size=2500, count=256)) == 3  # the third one reaches it
@@ -74,7 +74,7 @@ def test_no_more_is_taken_than_was_asked_for() -> None:
 
 
 def test_what_is_larger_than_many_turns_is_taken_all_the_same() -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     turns.add(("one", 1), 100 * TURN_BYTES, "huge")
     turns.add(("other", 1), 100 * TURN_BYTES, "huge too")
     assert sorted(everything(turns)) == ["huge", "huge too"]
@@ -87,7 +87,7 @@ LINES = st.tuples(st.integers(0, 3), st.integers(0, 3))
 def test_all_is_taken_once_and_each_line_in_its_order(
     added: list[tuple[tuple[int, int], int]], size: int
 ) -> None:
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for number, (line, cost) in enumerate(added):
         turns.add(line, cost, f"{line} {number}")
     found = everything(turns, size)
@@ -102,7 +102,7 @@ def test_nobody_waits_for_more_than_two_turns_of_each_other_line(
     added: list[tuple[tuple[int, int], int]],
 ) -> None:
     """A newcomer to a topic of its own that asks for little."""
-    turns: Turns[str] = Turns()
+    turns: FairQueue[str] = FairQueue()
     for line, cost in added:
         turns.add(line, cost, "other")
     turns.add((9, 9), 0, "mine")

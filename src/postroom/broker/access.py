@@ -39,7 +39,7 @@ from ..model.access import ANONYMOUS, Need, Principal, allows, hash_of, is_name,
 from ..model.policy.bounds import make_room
 from ..model.topology.names import unknown_topic
 from ..store.contract import Store
-from ..tasks import Looks
+from ..tasks import SingleFlight
 
 __all__ = ["ACTIONS", "KINDS", "REMEMBER_MS", "SHOWN", "Gatekeeper", "InThread", "Refusals", "new_token"]
 
@@ -171,7 +171,7 @@ class InThread(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _CachedPrincipal:
     principal: Principal
     read_at: int
 
@@ -193,11 +193,11 @@ class Gatekeeper:
         self._clock = clock
         self._dev = dev
         self._sleep = sleep
-        self._known: dict[tuple[str, str], _Known] = {}  # by ("secret", hash) or ("name", name)
+        self._known: dict[tuple[str, str], _CachedPrincipal] = {}  # by ("secret", hash) or ("name", name)
         self._asked: dict[tuple[str, str], asyncio.Task[Principal | None]] = {}
         self._turns = asyncio.Semaphore(_ASKING)
         self._wrong: deque[int] = deque(maxlen=_WRONG_PER_S)
-        self._looks = Looks(in_thread)
+        self._looks = SingleFlight(in_thread)
         self._topics: dict[int, str] = {}  # of partitions; their ids are never used again
         self.refusals = Refusals()  # what is logged about them, by whoever uses this gatekeeper
 
@@ -247,7 +247,7 @@ class Gatekeeper:
             )
         return found
 
-    def _fresh(self, known: _Known) -> bool:
+    def _fresh(self, known: _CachedPrincipal) -> bool:
         return 0 <= self._clock.now_ms() - known.read_at < REMEMBER_MS
 
     async def _find(self, key: tuple[str, str]) -> Principal | None:
@@ -282,7 +282,7 @@ class Gatekeeper:
         if kind == "name":
             found = replace(found, secret_hash="")  # that is not what it came with
         make_room(self._known, _MOST)
-        self._known[key] = _Known(found, now)
+        self._known[key] = _CachedPrincipal(found, now)
         return found
 
     async def _slow_down(self) -> None:

@@ -48,7 +48,7 @@ from ..model.topology.route import Change, Route
 from ..store import open_store
 from ..store.contract import Append, Appended, Bounds, News, Store, StoredBatch, Topic
 from ..store.contract.values import Drawn
-from ..tasks import Looks
+from ..tasks import SingleFlight
 from .access import InThread
 from .deliver.heartbeats import Beating
 from .deliver.ordered import OrderedDeliveries
@@ -127,7 +127,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         threads = limits.reader_threads * len(store.parts())  # a shard that hangs does not take them all
         self._workers = Workers(threads, "postroom-worker", store.at_once)
         self._in_thread = self._workers.run
-        self._looks = Looks(self._in_thread)
+        self._looks = SingleFlight(self._in_thread)
         self._catalog = CatalogCache(store.catalog, lasting=len(store.parts()) > 1)
         self._tail = TailCache(limits.tail_cache_bytes)
         self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)

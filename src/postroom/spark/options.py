@@ -20,7 +20,7 @@ from ..address import parse
 from ..errors import InvalidSetting
 from ..model.topology.names import check_group, check_topic
 from ..units import duration_ms
-from .planning import Place
+from .planning import TopicPartition
 
 __all__ = [
     "CONNECTION",
@@ -104,7 +104,7 @@ class Topics:
 
     names: tuple[str, ...] = ()
     pattern: str = ""
-    partitions: frozenset[Place] = frozenset()
+    partitions: frozenset[TopicPartition] = frozenset()
 
     def takes(self, topic: str) -> bool:
         return topic in self.names or bool(self.pattern and re.fullmatch(self.pattern, topic))
@@ -120,7 +120,7 @@ class Position:
     option: str
     kind: Literal["earliest", "latest", "offsets", "time", "times"]
     time_ms: int = 0
-    at: Mapping[Place, int] = field(default_factory=dict, hash=False)
+    at: Mapping[TopicPartition, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,9 @@ __all__ = [
     "VERSION",
     "Offsets",
     "Partition",
-    "Place",
     "Snapshot",
     "Span",
+    "TopicPartition",
     "Turn",
     "advance",
     "backlog",
@@ -65,7 +65,7 @@ __all__ = [
 
 T = TypeVar("T")
 
-Place: TypeAlias = tuple[str, int]
+TopicPartition: TypeAlias = tuple[str, int]
 """A partition: topic and number."""
 
 Turn: TypeAlias = tuple[int, int]
@@ -76,13 +76,13 @@ VERSION = 2
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    at: Mapping[Place, int] = field(default_factory=dict, hash=False)
-    sealed: frozenset[Place] = frozenset()
+    at: Mapping[TopicPartition, int] = field(default_factory=dict, hash=False)
+    sealed: frozenset[TopicPartition] = frozenset()
     ids: Mapping[str, int] = field(default_factory=dict, hash=False)
     first: bool = False
     queue: str = ""  # its incarnation; "": not known
-    marks: Mapping[Place, str] = field(default_factory=dict, hash=False)
-    turns: Mapping[Place, Turn] = field(default_factory=dict, hash=False)
+    marks: Mapping[TopicPartition, str] = field(default_factory=dict, hash=False)
+    turns: Mapping[TopicPartition, Turn] = field(default_factory=dict, hash=False)
 
     def encode(self) -> dict[str, Any]:
         """Equal offsets give equal texts: Spark compares those."""
@@ -148,14 +148,14 @@ class Offsets:
         return Offsets(at, sealed, ids, bool(data.get("first", False)), queue, marks, turns)
 
 
-def _nested(at: Mapping[Place, T]) -> dict[str, dict[str, T]]:
+def _nested(at: Mapping[TopicPartition, T]) -> dict[str, dict[str, T]]:
     found: dict[str, dict[str, T]] = {}
     for topic, number in sorted(at):
         found.setdefault(topic, {})[str(number)] = at[topic, number]
     return found
 
 
-def _flat(data: Mapping[str, Mapping[str, Any]]) -> dict[Place, Any]:
+def _flat(data: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, Any]:
     return {(str(topic), int(n)): value for topic, numbers in data.items() for n, value in numbers.items()}
 
 
@@ -182,7 +182,7 @@ class Partition:
 class Snapshot:
     """The partitions as they are now."""
 
-    partitions: Mapping[Place, Partition]
+    partitions: Mapping[TopicPartition, Partition]
     ids: Mapping[str, int] = field(default_factory=dict)  # tells topics of the same name apart
     incarnation: str = ""  # of the queue
 
@@ -212,7 +212,7 @@ class Span:
 
 def advance(start: Offsets, now: Snapshot, limit: int | None = None) -> Offsets:
     """Where a micro-batch that begins at `start` ends. Equal to `start` if there is nothing to read."""
-    ends: dict[Place, int] = {}
+    ends: dict[TopicPartition, int] = {}
     for place, there in now.partitions.items():
         if _open(place, there, start, now):
             ends[place] = max(there.end, start.at.get(place, 0))
@@ -232,7 +232,7 @@ def advance(start: Offsets, now: Snapshot, limit: int | None = None) -> Offsets:
     return start if after.goes_to(start) else after
 
 
-def _open(place: Place, there: Partition, start: Offsets, now: Snapshot) -> bool:
+def _open(place: TopicPartition, there: Partition, start: Offsets, now: Snapshot) -> bool:
     """All that it follows is read to the seal; one that is gone counts as read."""
     for number in there.before:
         old = now.partitions.get((place[0], number))
@@ -241,7 +241,9 @@ def _open(place: Place, there: Partition, start: Offsets, now: Snapshot) -> bool
     return True
 
 
-def _limited(start: Mapping[Place, int], ends: Mapping[Place, int], limit: int) -> dict[Place, int]:
+def _limited(
+    start: Mapping[TopicPartition, int], ends: Mapping[TopicPartition, int], limit: int
+) -> dict[TopicPartition, int]:
     """Not more than `limit` in all: one from each that has any, and the rest by backlog.
 
     If there are more partitions than that, they take turns. Which are next follows from how much was read:
@@ -285,12 +287,12 @@ def backlog(start: Offsets, end: Offsets) -> int:
 # ---- what is lost ----
 
 
-def vanished(start: Offsets, now: Snapshot) -> list[Place]:
+def vanished(start: Offsets, now: Snapshot) -> list[TopicPartition]:
     """Partitions that are gone, and were not seen to be read to their seal."""
     return sorted(p for p in start.at if p not in now.partitions and p not in start.sealed)
 
 
-def read_up(start: Offsets, place: Place, end: int | None, now: Snapshot) -> bool:
+def read_up(start: Offsets, place: TopicPartition, end: int | None, now: Snapshot) -> bool:
     """Whether all messages of a partition that is gone were read; `end` is behind its seal, if it is known.
 
     Whoever has read beyond it has read another log.
@@ -298,7 +300,7 @@ def read_up(start: Offsets, place: Place, end: int | None, now: Snapshot) -> boo
     return end is not None and start.at.get(place, 0) in (end - 1, end) and _same_queue(start, now)
 
 
-def set_back(start: Offsets, now: Snapshot) -> list[Place]:
+def set_back(start: Offsets, now: Snapshot) -> list[TopicPartition]:
     """Partitions whose log is not the one that was read up to `start`, by which the marks were asked for."""
     found = []
     for place, offset in start.at.items():
@@ -316,7 +318,7 @@ def _same_queue(start: Offsets, now: Snapshot) -> bool:
     return not start.queue or start.queue == now.incarnation
 
 
-def renewed(start: Offsets, now: Snapshot, places: Iterable[Place]) -> Offsets:
+def renewed(start: Offsets, now: Snapshot, places: Iterable[TopicPartition]) -> Offsets:
     """These partitions begin again, each at the oldest message that is kept."""
     again = {p: (start.turns.get(p, (0, 0))[0] + 1, now.partitions[p].start) for p in places}
     return replace(
@@ -358,7 +360,7 @@ def spans(start: Offsets, end: Offsets, now: Snapshot) -> list[Span]:
     return found
 
 
-def first_offset(start: Offsets, end: Offsets, place: Place) -> int:
+def first_offset(start: Offsets, end: Offsets, place: TopicPartition) -> int:
     """Where a micro-batch begins in a partition."""
     turn = end.turns.get(place)
     return start.at.get(place, 0) if turn is None or turn == start.turns.get(place) else turn[1]

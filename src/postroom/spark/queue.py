@@ -28,7 +28,7 @@ from ..model.topology.route import Route
 from ..sync.portal import LoopThread
 from ..units import format_duration
 from .options import EARLIEST, LATEST, Position, Reach, ReadOptions, Topics, bad_option
-from .planning import Offsets, Partition, Place, Snapshot, Span
+from .planning import Offsets, Partition, Snapshot, Span, TopicPartition
 
 __all__ = ["AHEAD", "Queue", "ends", "look", "patiently", "starts"]
 
@@ -125,12 +125,14 @@ class Queue:
         return min(piece.partition_id for piece in history[0].ranges)
 
     def snapshot(
-        self, wanted: Topics, identity: Callable[[str], int], at: Mapping[Place, int] | None = None
+        self, wanted: Topics, identity: Callable[[str], int], at: Mapping[TopicPartition, int] | None = None
     ) -> Snapshot:
         """`at`: offsets; each partition has the mark of the batch before that."""
         return self._settled(lambda: self._snapshot(wanted, identity, at or {}))
 
-    def _snapshot(self, wanted: Topics, identity: Callable[[str], int], at: Mapping[Place, int]) -> Snapshot:
+    def _snapshot(
+        self, wanted: Topics, identity: Callable[[str], int], at: Mapping[TopicPartition, int]
+    ) -> Snapshot:
         found, incarnation = {}, ""
         routes = self.routes(wanted)
         for route in routes:  # the route first: the end of what it shows as sealed is final
@@ -161,7 +163,7 @@ class Queue:
             found = replace(found, partitions={**found.partitions, **marked})
         return found
 
-    def marks(self, at: Mapping[Place, int], now: Snapshot) -> dict[Place, str]:
+    def marks(self, at: Mapping[TopicPartition, int], now: Snapshot) -> dict[TopicPartition, str]:
         """Of the batches before these offsets, as far as they are kept."""
         found = {}
         for topic in sorted({topic for topic, _ in at}):
@@ -171,7 +173,7 @@ class Queue:
             found.update({ids[id]: kept[id].mark for id in ids if id in kept and kept[id].mark})
         return found
 
-    def final_ends(self, places: Iterable[Place]) -> dict[Place, int]:
+    def final_ends(self, places: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """Where partitions ended that were sealed, and that retention has dropped; others are missing."""
         found, wanted = {}, set(places)
         for topic in sorted({topic for topic, _ in wanted}):
@@ -284,7 +286,7 @@ def ends(queue: Queue, options: ReadOptions, now: Snapshot) -> Offsets:
     return Offsets(_offsets(queue, options.end, now, LATEST), ids=dict(now.ids))
 
 
-def _offsets(queue: Queue, position: Position, now: Snapshot, otherwise: int) -> dict[Place, int]:
+def _offsets(queue: Queue, position: Position, now: Snapshot, otherwise: int) -> dict[TopicPartition, int]:
     for place in position.at:
         _there(position.option, place, now)
     if position.kind in ("earliest", "latest"):
@@ -305,11 +307,11 @@ def _offsets(queue: Queue, position: Position, now: Snapshot, otherwise: int) ->
     }
 
 
-def _given(moments: Iterable[tuple[Place, int | None]]) -> list[tuple[Place, int]]:
+def _given(moments: Iterable[tuple[TopicPartition, int | None]]) -> list[tuple[TopicPartition, int]]:
     return [(place, ms) for place, ms in moments if ms is not None]
 
 
-def _at(position: Position, place: Place, value: int, there: Partition) -> int:
+def _at(position: Position, place: TopicPartition, value: int, there: Partition) -> int:
     if value in (EARLIEST, LATEST):
         return there.start if value == EARLIEST else there.end
     if value > there.end:
@@ -320,7 +322,7 @@ def _at(position: Position, place: Place, value: int, there: Partition) -> int:
     return value
 
 
-def _there(option: str, place: Place, now: Snapshot) -> None:
+def _there(option: str, place: TopicPartition, now: Snapshot) -> None:
     if place not in now.partitions:
         known = ", ".join(str(n) for t, n in sorted(now.partitions) if t == place[0]) or "none that is read"
         raise UnknownPartition(

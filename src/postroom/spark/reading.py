@@ -23,7 +23,7 @@ from ..errors import CorruptBatch, DataLoss, UnknownPartition
 from ..store.contract import StoredBatch
 from .columns import Columns
 from .options import Reach
-from .planning import Offsets, Place, Snapshot, Span
+from .planning import Offsets, Snapshot, Span, TopicPartition
 from .queue import AHEAD, Queue
 
 __all__ = ["Losses", "read_spans", "set_apart", "shown", "uncollected"]
@@ -87,7 +87,7 @@ class Losses:
             )
         log.warning("%s; reading goes on without it, as failOnDataLoss=false says", what)
 
-    def meet_set_back(self, at: Offsets, now: Snapshot, places: Sequence[Place]) -> None:
+    def meet_set_back(self, at: Offsets, now: Snapshot, places: Sequence[TopicPartition]) -> None:
         """The log is not the one that was read."""
         listed = "; ".join(
             f"topic {topic!r} partition {number}: offsets up to {at.at[topic, number] - 1} were read, and "

@@ -20,9 +20,9 @@ from . import queue as positions
 from .options import LATEST, ReadOptions, bad_option
 from .planning import (
     Offsets,
-    Place,
     Snapshot,
     Span,
+    TopicPartition,
     advance,
     backlog,
     below_start,
@@ -60,7 +60,7 @@ class Stream:
         self._clock = clock
         self._queue: Queue | None = None
         self._ids: dict[str, int] = {}
-        self._seen: dict[Place, int] = {}  # the ids of partitions
+        self._seen: dict[TopicPartition, int] = {}  # the ids of partitions
         self._initial: Offsets | None = None
         self._pinned = False  # where the stream begins is in the checkpoint, or on its way there
         self._target: Snapshot | None = None
@@ -147,7 +147,7 @@ class Stream:
             self._queue = self._open()
         return self._queue
 
-    def _now(self, at: Mapping[Place, int] | None = None) -> Snapshot:
+    def _now(self, at: Mapping[TopicPartition, int] | None = None) -> Snapshot:
         now = self.queue.snapshot(self._options.topics, self._identity, at)
         anew = {p[0] for p, there in now.partitions.items() if self._seen.setdefault(p, there.id) != there.id}
         if anew:  # deleted and made again, under the stream's feet

@@ -34,7 +34,7 @@ from .contract import (
 from .contract.values import AtOnce
 from .dialects.sqlite import SqliteDialect
 from .dialects.sqlite_clock import keep_steady
-from .sharded.store import Member, open_sharded
+from .sharded.store import ShardSource, open_sharded
 from .sharded.table import SqlShards
 from .sql.access import SqlAccess
 from .sql.brokers import SqlBrokers, SqlDuties
@@ -49,7 +49,7 @@ from .sql.progress.usage import SqlUsage
 from .sql.rates import SqlRates
 from .sql.schedule import SqlSchedule
 from .sql.schema import check_schema, migrate
-from .sql.session import Dialect, Lane, Session
+from .sql.session import Area, Dialect, Session
 from .sql.slow_lanes import SqlLanes
 from .sql.staging import SqlStaging
 
@@ -179,11 +179,11 @@ def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> 
         try:
             _make_ready(session)
         except StoreCorrupt as error:
-            if error.details.get("lane") is not Lane.VOLATILE:
+            if error.details.get("lane") is not Area.VOLATILE:
                 raise
             _log.warning("the messages of volatile topics are lost: %s", error)
-            session.forget(Lane.VOLATILE)
-            dialect.discard(Lane.VOLATILE)
+            session.forget(Area.VOLATILE)
+            dialect.discard(Area.VOLATILE)
             _make_ready(session)
         if path is not None and isinstance(clock, SteadyClock):
             keep_steady(session, clock)
@@ -240,8 +240,8 @@ def open_store(
             return SqlStore(_open(address.path, clock, limits), limits, **how)
         return SqlStore(_connect(address, clock, limits, make_tables), limits, **how)
 
-    def member(one: Address) -> Member:
-        return Member(one.kind, partial(opening, one))
+    def member(one: Address) -> ShardSource:
+        return ShardSource(one.kind, partial(opening, one))
 
     if shards or (growing and address.kind in ("postgresql", "mysql")):
         members = {name: member(one) for name, one in (shards or {}).items()}

@@ -31,7 +31,7 @@ from .shared import (
     Departure,
     Fresh,
     Handed,
-    Look,
+    PollBudget,
     has_due,
     has_new,
     is_of_a_shard,
@@ -47,7 +47,7 @@ _STRANGER = "\0"  # whoever holds a partition under the asker's name, but with a
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _PartitionView:
     """A partition, as a poll sees it."""
 
     topic: Topic
@@ -128,7 +128,7 @@ class OrderedDeliveries:
                     raise  # and else what was granted before is handed over
         return handed
 
-    def _places(self, source: Source) -> list[_Place]:
+    def _places(self, source: Source) -> list[_PartitionView]:
         """Those that are open to the group, and not read to their sealed end (I10)."""
         topic, group = source
         unread = self._deliveries.unread
@@ -138,17 +138,17 @@ class OrderedDeliveries:
         peeks = self._store.progress.peek(group, ids)
         wanted = unread.look(topic.route, group, bounds, peeks)
         return [
-            _Place(topic, group, piece, bounds[piece.partition_id], peeks.get(piece.partition_id))
+            _PartitionView(topic, group, piece, bounds[piece.partition_id], peeks.get(piece.partition_id))
             for piece in pieces
             if piece.partition_id in wanted
         ]
 
     def _hand_out(
-        self, request: PollRequest, places: Sequence[_Place], decided: Plan, handed: Handed, now: int
+        self, request: PollRequest, places: Sequence[_PartitionView], decided: Plan, handed: Handed, now: int
     ) -> None:
         """What is free first, as the plan allows: a backlog must not keep it free. Then what is held."""
         dead = self._catalog.dead_letters(request.topic, request.group)
-        look = Look(request, dead, request.messages, request.bytes, request.empty_handed)
+        look = PollBudget(request, dead, request.messages, request.bytes, request.empty_handed)
         positions = dict(request.positions)
         by_id = {place.id: place for place in places}
         room = decided.room
@@ -161,7 +161,7 @@ class OrderedDeliveries:
                 granted = self._poll_partition(place, look, None if position < 0 else position)
                 self._hand(place, look, granted, handed, position)
 
-    def _claim(self, place: _Place, look: Look, handed: Handed) -> bool:
+    def _claim(self, place: _PartitionView, look: PollBudget, handed: Handed) -> bool:
         try:
             granted = self._poll_partition(place, look, None)
         except GateClosed:  # what it follows is not drained after all
@@ -176,12 +176,12 @@ class OrderedDeliveries:
         self._hand(place, look, granted, handed, None)
         return True
 
-    def _in_turn(self, places: list[_Place]) -> list[_Place]:
+    def _in_turn(self, places: list[_PartitionView]) -> list[_PartitionView]:
         self._turn += 1
         at = self._turn % max(1, len(places))
         return places[at:] + places[:at]
 
-    def _poll_partition(self, place: _Place, look: Look, expects: int | None) -> Granted:
+    def _poll_partition(self, place: _PartitionView, look: PollBudget, expects: int | None) -> Granted:
         peek = place.peek or self._deliveries.first_peek(place.group, place.id, {place.id: place.bounds})
         start = place.bounds.start
         cursor = start if peek is None else max(peek.cursor, start)
@@ -200,7 +200,7 @@ class OrderedDeliveries:
                 return granted  # the exhausted ones leave with the next poll
 
     def _hand(
-        self, place: _Place, look: Look, granted: Granted, handed: Handed, position: int | None
+        self, place: _PartitionView, look: PollBudget, granted: Granted, handed: Handed, position: int | None
     ) -> None:
         """Put a grant into the answer. `position` is what the asker expected; None: the partition is new."""
         if granted.holder is not None:
@@ -224,7 +224,7 @@ class OrderedDeliveries:
             look.spend(leases, fits.batches)
         look.full = look.full or bool(fits.left)  # its holder has not received them: they come again (I6)
 
-    def _read_so_far(self, place: _Place, granted: Granted) -> int:
+    def _read_so_far(self, place: _PartitionView, granted: Granted) -> int:
         """Where a holder stands that was handed nothing: at the cursor, unless something keeps it back."""
         if granted.draining or granted.unplaced or granted.recall or place.peek is None:
             return -1
@@ -232,7 +232,7 @@ class OrderedDeliveries:
 
     # ---- members ----
 
-    def _plan(self, request: PollRequest, group: Group, places: Sequence[_Place], now: int) -> Plan:
+    def _plan(self, request: PollRequest, group: Group, places: Sequence[_PartitionView], now: int) -> Plan:
         """Whoever let a lease pass, or has not been heard of for a lease, is not counted on any more."""
         silent_ms = (DEFAULTS.member_ttl_factor - 1) * group.settings.lease_ms
         passed = {
@@ -294,7 +294,7 @@ class OrderedDeliveries:
         return self.joined(topic, group)
 
 
-def _ask(look: Look, cursor: int, expects: int | None, *, again: bool) -> OrderedAsk:
+def _ask(look: PollBudget, cursor: int, expects: int | None, *, again: bool) -> OrderedAsk:
     return OrderedAsk(
         member=look.request.member,
         token=look.request.token,
@@ -307,14 +307,14 @@ def _ask(look: Look, cursor: int, expects: int | None, *, again: bool) -> Ordere
     )
 
 
-def _worth_polling(place: _Place, position: int, now: int) -> bool:
+def _worth_polling(place: _PartitionView, position: int, now: int) -> bool:
     """Something is new, was not received yet, or is due to leave or to come again."""
     if place.peek is None:
         return True
     return position != place.peek.cursor or has_new(place.peek, place.bounds) or has_due(place.peek, now)
 
 
-def _look_again(places: Sequence[_Place], request: PollRequest, now: int) -> int:
+def _look_again(places: Sequence[_PartitionView], request: PollRequest, now: int) -> int:
     """When a poll that waits looks again: a holder's lease may have passed then, or somebody joined."""
     leases = [
         place.peek.holder.until

@@ -26,7 +26,7 @@ from ..topology.catalog_cache import CatalogCache, Source
 from ..waiters import Key, Waiters, wait
 from ..workers import Workers
 from .ordered import OrderedDeliveries
-from .poll_queue import Crowds, Turn
+from .poll_queue import Crowds, Permit
 from .shared import Deliveries, Departure, Handed
 from .slow_lanes import Lanes
 
@@ -138,11 +138,11 @@ class Polling:
                     await wait(allowed, deadline - self._loop.time())
                     allowed.clear()
 
-    def _look_in_turn(self, turn: Turn, request: PollRequest) -> Coroutine[Any, Any, Handed]:
+    def _look_in_turn(self, turn: Permit, request: PollRequest) -> Coroutine[Any, Any, Handed]:
         turn.begin()  # now: whatever becomes of the poll, what it finds counts
         return self._looking(turn, request)
 
-    async def _looking(self, turn: Turn, request: PollRequest) -> Handed:
+    async def _looking(self, turn: Permit, request: PollRequest) -> Handed:
         try:
             handed = await self._look(self._deliveries, request)
         except BaseException as error:

@@ -22,7 +22,7 @@ from ...errors import StoreError
 from ..topology.catalog_cache import Source
 from ..waiters import Key, Waiters
 
-__all__ = ["Crowd", "Crowds", "Turn"]
+__all__ = ["Crowds", "Permit", "PollQueue"]
 
 _AFTER_FAILURE_S = 1.0  # the store failed somebody: the next in line tries after so long
 _PACE_S = 0.003  # looks that bring what there is come no closer to each other than this on average,
@@ -32,7 +32,7 @@ _KEPT_S = 60.0  # a crowd that nobody has been in for so long is forgotten
 _Seen = tuple[int, int]
 
 
-class Crowd:
+class PollQueue:
     """`most`: looks at once, while each brings as much as was asked for; else one after the other."""
 
     def __init__(self, waiters: Waiters, most: int) -> None:
@@ -115,7 +115,7 @@ class Crowd:
     def _seen(self) -> _Seen:
         return self._news, self._waiters.lulls
 
-    async def turn(self, deadline: float) -> Turn | None:
+    async def turn(self, deadline: float) -> Permit | None:
         """Wait until it makes sense to look. None: nothing came until the deadline."""
         resting = self._loop.time() < self._rests_until
         if self._barren or resting or self._line or self._looking >= self._most:
@@ -126,12 +126,12 @@ class Crowd:
                 return None if self._barren else self.begin()
         else:
             self._looking += 1
-        return Turn(self)
+        return Permit(self)
 
-    def begin(self) -> Turn:
+    def begin(self) -> Permit:
         """Look in any case."""
         self._looking += 1
-        return Turn(self)
+        return Permit(self)
 
     async def _called(self, place: asyncio.Future[bool], deadline: float) -> bool:
         try:
@@ -200,17 +200,17 @@ class Crowd:
         self.pass_on()
 
 
-class Turn:
+class Permit:
     """A poll's turn; passed on at its end if it did not look."""
 
     __slots__ = ("_crowd", "_seen", "looked")
 
-    def __init__(self, crowd: Crowd) -> None:
+    def __init__(self, crowd: PollQueue) -> None:
         self._crowd = crowd
         self._seen: _Seen = (-1, -1)
         self.looked = False
 
-    def __enter__(self) -> Turn:
+    def __enter__(self) -> Permit:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -237,17 +237,17 @@ class Crowds:
     def __init__(self, waiters: Waiters, most: int) -> None:
         self._waiters, self._most = waiters, most
         self._loop = asyncio.get_running_loop()
-        self._known: dict[tuple[str, ...], Crowd] = {}
-        self._by_group: dict[int, set[Crowd]] = {}  # two: those who take of the slow lane, and the others
+        self._known: dict[tuple[str, ...], PollQueue] = {}
+        self._by_group: dict[int, set[PollQueue]] = {}  # two: those who take of the slow lane, and the others
         self._sweep_at = 0.0
 
     def of(
         self, name: tuple[str, ...], sources: Sequence[Source], keys: Callable[[], list[Key]], fresh_s: float
-    ) -> Crowd:
+    ) -> PollQueue:
         crowd = self._known.get(name)
         if crowd is None:
             self._sweep()
-            crowd = self._known[name] = Crowd(self._waiters, self._most)
+            crowd = self._known[name] = PollQueue(self._waiters, self._most)
         if crowd.sources is not sources:
             crowd.reads(sources, keys(), fresh_s)
             for _, group in sources:

@@ -41,8 +41,8 @@ __all__ = [
     "Departure",
     "Fresh",
     "Handed",
-    "Look",
     "Outcome",
+    "PollBudget",
     "earlier",
     "has_due",
     "has_new",
@@ -150,7 +150,7 @@ class Deliveries:
         if sources[0][1].paused:
             return handed
         dead = self._catalog.dead_letters(request.topic, request.group)
-        look = Look(request, dead, request.messages, request.bytes, request.empty_handed)
+        look = PollBudget(request, dead, request.messages, request.bytes, request.empty_handed)
         self._turn += 1
         lane = slow_topic(request.topic, request.group)
         for source in reversed(sources):  # what was redriven first: it has waited longest; the lane before it
@@ -165,7 +165,7 @@ class Deliveries:
                 break
         return handed
 
-    def _poll_source(self, source: Source, look: Look, handed: Handed) -> None:
+    def _poll_source(self, source: Source, look: PollBudget, handed: Handed) -> None:
         topic, group = source
         pieces = self.unread.partitions(topic.route, group)
         ids = self._store.present(piece.partition_id for piece in pieces)
@@ -217,7 +217,7 @@ class Deliveries:
         return self._store.progress.peek(group, [partition_id]).get(partition_id)
 
     def _poll_partition(
-        self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: Look
+        self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: PollBudget
     ) -> Granted:
         start = bounds.start
         cursor = max(peek.cursor, start)
@@ -233,7 +233,7 @@ class Deliveries:
                 return granted  # the exhausted ones leave with the next poll
 
     def _hand(
-        self, handed: Handed, look: Look, topic: Topic, group: Group, piece: Range, granted: Granted
+        self, handed: Handed, look: PollBudget, topic: Topic, group: Group, piece: Range, granted: Granted
     ) -> None:
         handed.next_due = earlier(handed.next_due, granted.next_due)
         handed.draining = look.full = look.alone = granted.draining  # nothing more is looked at then
@@ -367,7 +367,7 @@ class Deliveries:
 
 
 @dataclass(slots=True)
-class Look:
+class PollBudget:
     """The budget of one poll, shared by the partitions it visits."""
 
     request: PollRequest

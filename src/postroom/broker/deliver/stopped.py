@@ -37,7 +37,7 @@ Spot = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _StoppedAt:
     topic: Topic
     group: Group  # the one that reads it
     piece: Range
@@ -72,7 +72,7 @@ class StoppedMessages:
                 break
         return found
 
-    def _listed(self, place: _Place, after: int, limit: int, room: int) -> list[StoppedMessage]:
+    def _listed(self, place: _StoppedAt, after: int, limit: int, room: int) -> list[StoppedMessage]:
         found: list[StoppedMessage] = []
         for delivery in self._store.progress.stopped(place.group, place.id, limit=limit, after=after):
             first = max(delivery.first, after + 1)
@@ -83,7 +83,7 @@ class StoppedMessages:
                     return found
         return found
 
-    def _opened(self, place: _Place, stopped: Delivery) -> Iterator[StoppedMessage]:
+    def _opened(self, place: _StoppedAt, stopped: Delivery) -> Iterator[StoppedMessage]:
         for batch in self._deliveries.walk_span(place.id, stopped.first, stopped.last):
             first, last = max(stopped.first, batch.base_offset), min(stopped.last, batch.last_offset)
             for alone, reason in _each(batch, first, last, stopped.reason):
@@ -94,7 +94,7 @@ class StoppedMessages:
 
     # ---- what waits behind ----
 
-    def _counted(self, place: _Place, stopped: Sequence[StoppedMessage]) -> list[StoppedMessage]:
+    def _counted(self, place: _StoppedAt, stopped: Sequence[StoppedMessage]) -> list[StoppedMessage]:
         """Each with how many messages of its key come after it, as far as they can be counted cheaply."""
         if not stopped:
             return []
@@ -108,7 +108,7 @@ class StoppedMessages:
         return [replace(one, behind=count, more_behind=cut) for one, count in pairs]
 
     def _behind(
-        self, place: _Place, stopped: Sequence[tuple[bytes | None, int]], end: int
+        self, place: _StoppedAt, stopped: Sequence[tuple[bytes | None, int]], end: int
     ) -> tuple[list[int], bool]:
         """What is parked behind each (I27), and what one look through the log finds after that.
 
@@ -148,7 +148,7 @@ class StoppedMessages:
     def skip(self, topic: str, group: str, spots: Sequence[Spot] | None) -> tuple[int, list[Departure]]:
         """Stamp them for the dead letters; the mover does the rest (I12)."""
 
-        def stamp(place: _Place, spans: Sequence[Span] | None) -> Departure:
+        def stamp(place: _StoppedAt, spans: Sequence[Span] | None) -> Departure:
             dead = self._catalog.dead_letters(topic, group) or self._catalog.make_dead_letters(topic, group)
             to = new_stamp(dead)
             assert to is not None, "there is a topic"
@@ -163,7 +163,7 @@ class StoppedMessages:
         topic: str,
         group: str,
         spots: Sequence[Spot] | None,
-        verb: Callable[[_Place, Sequence[Span] | None], T],
+        verb: Callable[[_StoppedAt, Sequence[Span] | None], T],
     ) -> Iterator[T]:
         """The verb's answer for each partition in which something stopped, as far as it is asked for."""
         for place in self._places(topic, group):
@@ -179,10 +179,10 @@ class StoppedMessages:
             except (GateClosed, GenerationChanged, UnknownPartition):
                 self._catalog.forget()  # it was reset, or is gone: nothing has stopped there any more
 
-    def _places(self, topic: str, group: str) -> list[_Place]:
+    def _places(self, topic: str, group: str) -> list[_StoppedAt]:
         """All partitions that the group reads in order, by id; a broadcast group's members read in none."""
         places = [
-            _Place(source, reader, piece)
+            _StoppedAt(source, reader, piece)
             for own in self._catalog.readers(topic, group)
             for source, reader in self._catalog.sources(topic, own.name)
             if reader.settings.mode == "ordered"

@@ -38,7 +38,7 @@ from ...errors import (
 from ...model.messages.batch import read_header, verify, with_base_offset
 from ...model.messages.sequence import next_sequence
 from ...model.moves import schedule
-from ...model.moves.schedule import DUTY, Opening, Planned, Waiting
+from ...model.moves.schedule import DUTY, DelayedRow, Opening, Planned
 from ...store.contract import Append, Appended, Finished, Move, Store, StoredBatch, Topic
 
 __all__ = ["LOOK_MS", "ScheduleMover", "ScheduleThread"]
@@ -202,7 +202,7 @@ class ScheduleMover:
         self._clean, self._last = True, None
 
     def _hold_up(
-        self, error: StoreUnavailable, planned: Sequence[Planned], rows: Mapping[int, Waiting]
+        self, error: StoreUnavailable, planned: Sequence[Planned], rows: Mapping[int, DelayedRow]
     ) -> None:
         """A target is on another shard, which is away: the move stays open, the others go on."""
         if error.details.get("shard", self._shard) == self._shard:
@@ -213,7 +213,7 @@ class ScheduleMover:
         self._stall((rows[part.row] for one in waiting for part in one.parts), _AWAY_MS)
         self._new_identity()  # it may or may not have been stored: its sequences are not to be used again
 
-    def _stall(self, rows: Iterable[Waiting], pause_ms: int) -> None:
+    def _stall(self, rows: Iterable[DelayedRow], pause_ms: int) -> None:
         until = self._store.now_ms() + pause_ms
         self._stalled.update((row.partition_id, until) for row in rows)
 
@@ -260,7 +260,7 @@ class ScheduleMover:
             self._store.schedule.finish(self._holder, last)
             self._clean = True
 
-    def _sound(self, rows: Iterable[Waiting], opening: Opening) -> list[Waiting]:
+    def _sound(self, rows: Iterable[DelayedRow], opening: Opening) -> list[DelayedRow]:
         """Those that are not damaged, as far as there is room for them open.
 
         Damaged ones are kept, and said aloud from time to time.
@@ -276,7 +276,7 @@ class ScheduleMover:
                 self._store.schedule.finish(self._holder, Finished(None, changed=(later,)))
         return found
 
-    def _of_topics(self, rows: Sequence[Waiting]) -> list[Waiting]:
+    def _of_topics(self, rows: Sequence[DelayedRow]) -> list[DelayedRow]:
         """Those whose topic is there; a deleted one takes its delayed messages with it."""
         self._know_topics(rows)
         gone = frozenset(row.id for row in rows if row.topic_id not in self._topics)
@@ -284,7 +284,7 @@ class ScheduleMover:
             self._store.schedule.finish(self._holder, Finished(None, gone))
         return [row for row in rows if row.topic_id in self._topics]
 
-    def _know_topics(self, rows: Iterable[Waiting]) -> None:
+    def _know_topics(self, rows: Iterable[DelayedRow]) -> None:
         missing = any(row.topic_id not in self._topics for row in rows)
         if not missing and not self._routes_are_old:
             return
@@ -295,7 +295,7 @@ class ScheduleMover:
             if missing:
                 raise  # and else the last route is good enough
 
-    def _carry_out(self, move: Move, rows: Mapping[int, Waiting], opening: Opening) -> Finished:
+    def _carry_out(self, move: Move, rows: Mapping[int, DelayedRow], opening: Opening) -> Finished:
         """The second step; returns what the third one is to do."""
         appends = [
             Append(p.partition_id, schedule.build(p, rows, move.producer_id, opening), ids=self._ids(p, rows))
@@ -313,13 +313,13 @@ class ScheduleMover:
         messages = schedule.leaving(rows, whole, partly)
         return Finished(move.id, frozenset(whole), tuple(left), messages)
 
-    def _ids(self, planned: Planned, rows: Mapping[int, Waiting]) -> bytes:
+    def _ids(self, planned: Planned, rows: Mapping[int, DelayedRow]) -> bytes:
         """For topics that look at ids. The due append itself does not look at them again (I13)."""
         topic = self._topics.get(rows[planned.parts[0].row].topic_id)
         return schedule.ids_of(planned, rows) if topic is not None and topic.settings.dedup_ms else b""
 
     def _learn(
-        self, move: Move, rows: Mapping[int, Waiting], results: Sequence[Appended | PostroomError]
+        self, move: Move, rows: Mapping[int, DelayedRow], results: Sequence[Appended | PostroomError]
     ) -> None:
         """Count our sequences, and leave partitions alone that refused."""
         for planned, result in zip(move.planned, results, strict=True):

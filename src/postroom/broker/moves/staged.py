@@ -43,13 +43,13 @@ from ...errors import (
 )
 from ...model.messages.batch import read_header, verify, with_base_offset
 from ...model.moves import schedule, staging
-from ...model.moves.schedule import Opening, Planned, Waiting
+from ...model.moves.schedule import DelayedRow, Opening, Planned
 from ...model.moves.staging import (
     Decision,
-    Known,
     OpenMove,
-    Place,
     Progress,
+    PublishedSpan,
+    StagedQuery,
     Wish,
     check_name,
     owner_after,
@@ -152,7 +152,7 @@ class _Turn:
         self._store, self._moved, self._more, self._messages = store, moved, more, messages
         self._topics = _topics(store)
         self._opening = Opening()
-        self._rows: dict[int, Waiting] = {}  # of the move that is under way
+        self._rows: dict[int, DelayedRow] = {}  # of the move that is under way
 
     def go_on(self, decision: Decision, help: Callable[[str], object]) -> bool:
         """False: a partition takes nothing just now. In any case look at the decision again."""
@@ -199,7 +199,7 @@ class _Turn:
 
     # ---- planning ----
 
-    def _look(self, at: Decision, gone: Collection[int]) -> tuple[list[Waiting], list[Waiting]]:
+    def _look(self, at: Decision, gone: Collection[int]) -> tuple[list[DelayedRow], list[DelayedRow]]:
         """What comes next; and rows whose topic was deleted."""
         found = self._store.staging.next_rows(at, messages=self._messages, max_bytes=_BYTES, skip=gone)
         if any(row.topic_id not in self._topics for row in found):
@@ -207,7 +207,7 @@ class _Turn:
         here = [row for row in found if row.topic_id in self._topics]
         return here, [row for row in found if row.topic_id not in self._topics]
 
-    def _plan(self, rows: Sequence[Waiting], progress: Progress) -> OpenMove:
+    def _plan(self, rows: Sequence[DelayedRow], progress: Progress) -> OpenMove:
         self._opening, self._rows = Opening(), {row.id: row for row in rows}
         routes = {row.topic_id: self._topics[row.topic_id].route for row in rows}
         return OpenMove(tuple(schedule.plan(rows, routes, progress.sequences, self._opening)))
@@ -371,7 +371,7 @@ class StagingWork:
             f"that is not a partition of topic {topic!r}: fetch the route again", topic=topic
         )
 
-    def known(self, query: str, owner: str) -> Known:
+    def known(self, query: str, owner: str) -> StagedQuery:
         """How far the query is; PermissionDenied if it is another's."""
         known = self._store.staging.known(query)
         owner_after(query, known.owner, owner)
@@ -414,7 +414,7 @@ class StagingWork:
         if missing:
             raise PermissionDenied(f"the batch has messages for topic {missing[0]!r} too: name it as well")
 
-    def _shown(self, places: Iterable[Place]) -> tuple[PublishedPlace, ...]:
+    def _shown(self, places: Iterable[PublishedSpan]) -> tuple[PublishedPlace, ...]:
         topics = {topic.id: topic for topic in self._store.catalog.topics()}
         found = []
         for place in places:

@@ -29,7 +29,7 @@ from ..deliver.shared import Handed
 from ..topology.catalog_cache import CatalogCache
 from ..waiters import wait
 
-__all__ = ["Gate", "Passed", "Place", "Quotas", "Share"]
+__all__ = ["Claim", "Passed", "Quotas", "RateGate", "Share"]
 
 
 # ---- gate ----
@@ -50,7 +50,7 @@ _IDLE_S = 1.0  # what was reserved and not used for so long is given back
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class Claim:
     """Somebody who wants to pass: with all of it, or (not `whole`) with as much as there is."""
 
     messages: int
@@ -68,7 +68,7 @@ class Share:
     bytes: int
 
 
-class Gate:
+class RateGate:
     def __init__(self, rate: Rate, store: Store, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self.rate: Rate | None = rate  # None: there is no limit any more
         self._store, self._in_thread = store, in_thread
@@ -76,7 +76,7 @@ class Gate:
         self._messages = self._bytes = 0  # in hand; less than 0: used and not taken
         self._coming: tuple[int, Share] | None = None  # reserved, and from when on it is in hand
         self._alone = NOTHING  # spent while the store could not be asked
-        self._queue: deque[Place] = deque()
+        self._queue: deque[Claim] = deque()
         self.reserving: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._used_at = self._loop.time()
@@ -86,7 +86,7 @@ class Gate:
 
     async def pass_through(self, messages: int, size: int) -> Share:
         """Wait for as long as it takes. One that is cancelled meanwhile was never stored, and says so."""
-        place = Place(messages, size)
+        place = Claim(messages, size)
         try:
             while (share := self.take(place)) is None:
                 await place.news.wait()
@@ -98,7 +98,7 @@ class Gate:
         finally:
             self.leave(place)
 
-    def take(self, place: Place) -> Share | None:
+    def take(self, place: Claim) -> Share | None:
         """Pass, if it is its turn; else it has a place in the queue from now on."""
         if self._closed:
             raise ClosedError("this connection is closed; call postroom.connect again")
@@ -115,7 +115,7 @@ class Gate:
         self.leave(place)
         return share
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Claim) -> None:
         if place in self._queue:
             self._queue.remove(place)
             self._advance()
@@ -167,14 +167,14 @@ class Gate:
         self._messages += messages if self.rate and self.rate.messages_per_s else 0
         self._bytes += size if self.rate and self.rate.bytes_per_s else 0
 
-    def _share(self, place: Place) -> Share:
+    def _share(self, place: Claim) -> Share:
         rate, messages, size = self.rate, place.messages, place.bytes
         if rate is not None and not place.whole:
             messages = min(messages, self._messages) if rate.messages_per_s else messages
             size = min(size, self._bytes) if rate.bytes_per_s else size
         return Share(rate, messages, size)
 
-    def _lack(self, place: Place) -> tuple[int, int]:
+    def _lack(self, place: Claim) -> tuple[int, int]:
         """What has to be reserved before this one can pass."""
         rate = self.rate
         if rate is None:
@@ -251,7 +251,7 @@ def _lack(wanted: int, there: int, slice: int) -> int:
 _KEY = ("rates",)
 _LOOK_S = 1.0  # who waits sees a change of its limit after so long, if nobody tells it before
 
-Passed = list[tuple[Gate, Share]]
+Passed = list[tuple[RateGate, Share]]
 """The gates that an append has passed."""
 
 
@@ -260,8 +260,8 @@ class Quotas:
 
     def __init__(self, store: Store, catalog: CatalogCache, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self._store, self._catalog, self._in_thread = store, catalog, in_thread
-        self._gates: dict[str, Gate] = {}  # of limits in use
-        self._places: dict[int, tuple[Gate, Place]] = {}  # of polls, by request
+        self._gates: dict[str, RateGate] = {}  # of limits in use
+        self._places: dict[int, tuple[RateGate, Claim]] = {}  # of polls, by request
         self._keeping: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
         self._looking: asyncio.Future[Mapping[str, Rate]] | None = None
@@ -313,13 +313,13 @@ class Quotas:
     def _read(self) -> dict[str, Rate]:
         return {rate.name: rate for rate in self._store.rates.all()}
 
-    def _gate(self, name: str, rates: Mapping[str, Rate]) -> Gate | None:
+    def _gate(self, name: str, rates: Mapping[str, Rate]) -> RateGate | None:
         rate = _rate_of(name, rates)
         gate = self._gates.get(name)
         if gate is not None:
             gate.change(rate)
         elif rate is not None:
-            gate = self._gates[name] = Gate(rate, self._store, self._in_thread)
+            gate = self._gates[name] = RateGate(rate, self._store, self._in_thread)
             if self._keeping is None or self._keeping.done():
                 self._keeping = asyncio.get_running_loop().create_task(self._keep())
         return gate
@@ -406,10 +406,10 @@ class Quotas:
             gate.put_back(share, *used)
         return handed
 
-    async def _taken(self, gate: Gate, request: PollRequest, news: asyncio.Event) -> Share | None:
+    async def _taken(self, gate: RateGate, request: PollRequest, news: asyncio.Event) -> Share | None:
         known, place = self._places.get(id(request), (None, None))
         if place is None or known is not gate:
-            place = Place(request.messages, request.bytes, whole=False)
+            place = Claim(request.messages, request.bytes, whole=False)
             self._places[id(request)] = (gate, place)
         place.news = news
         share = gate.take(place)

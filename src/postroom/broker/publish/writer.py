@@ -25,7 +25,7 @@ from queue import SimpleQueue
 from ...config import Limits
 from ...errors import ClosedError, PostroomError, StoreBusy, StoreError, StoreUnavailable
 from ...model.messages.batch import read_header, with_base_offset
-from ...model.policy.fair_queue import TURN_BYTES, Turns
+from ...model.policy.fair_queue import TURN_BYTES, FairQueue
 from ...store.contract import Append, Appended, Log, StoredBatch
 from ..deliver.readable import TailCache
 
@@ -40,18 +40,18 @@ LineKey = tuple[int, int]
 
 
 @dataclass(slots=True, eq=False)
-class _Line:
+class _ProducerLine:
     """Used in the event loop only, but for its key."""
 
     key: LineKey
     bytes: int = 0  # in the queue, or being stored
-    callers: deque[_Waiting] = field(default_factory=deque)  # not in the queue yet
+    callers: deque[_PendingAppend] = field(default_factory=deque)  # not in the queue yet
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _PendingAppend:
     append: Append
-    line: _Line
+    line: _ProducerLine
     done: asyncio.Future[Appended]
 
 
@@ -71,12 +71,14 @@ class Writer:
         self.scheduled: Callable[[int], None] = lambda due_at: None
         self.committed: Callable[[int, int, float], None] = lambda batches, size, seconds: None  # likewise
         self._loop = asyncio.get_running_loop()
-        self._queue: SimpleQueue[_Waiting | None] = SimpleQueue()
-        self._lines: dict[LineKey, _Line] = {}
-        self._crowded: dict[LineKey, _Line] = {}  # those with callers that are not let in
+        self._queue: SimpleQueue[_PendingAppend | None] = SimpleQueue()
+        self._lines: dict[LineKey, _ProducerLine] = {}
+        self._crowded: dict[LineKey, _ProducerLine] = {}  # those with callers that are not let in
         self._pending_bytes = 0
         self._closed = False
-        self._turns: Turns[_Waiting] = Turns()  # the writer's thread: what did not fit into a commit
+        self._turns: FairQueue[_PendingAppend] = (
+            FairQueue()
+        )  # the writer's thread: what did not fit into a commit
         self._small_until = 0.0  # commits are smaller, by the monotonic clock
         self._ended = False
         self._thread = threading.Thread(target=self._run, name="postroom-writer", daemon=True)
@@ -89,8 +91,8 @@ class Writer:
         key = line or (-append.partition_id, 0)
         mine = self._lines.get(key)
         if mine is None:
-            mine = self._lines[key] = _Line(key)
-        waiting = _Waiting(append, mine, self._loop.create_future())
+            mine = self._lines[key] = _ProducerLine(key)
+        waiting = _PendingAppend(append, mine, self._loop.create_future())
         if mine.callers or self._is_full(mine):
             mine.callers.append(waiting)
             self._crowded[key] = mine
@@ -102,13 +104,13 @@ class Writer:
     def queued_bytes(self) -> int:
         return self._pending_bytes
 
-    def _is_full(self, line: _Line) -> bool:
+    def _is_full(self, line: _ProducerLine) -> bool:
         if not line.bytes:
             return False
         limits = self._limits
         return line.bytes > limits.writer_line_bytes or self._pending_bytes > limits.writer_queue_bytes
 
-    def _let_in(self, waiting: _Waiting) -> None:
+    def _let_in(self, waiting: _PendingAppend) -> None:
         size = len(waiting.append.batch)
         waiting.line.bytes += size
         self._pending_bytes += size
@@ -138,9 +140,9 @@ class Writer:
                 stored = self._remember(group, results)
                 self._loop.call_soon_threadsafe(self._answer, group, results, stored)
 
-    def _gather(self) -> list[_Waiting]:
+    def _gather(self) -> list[_PendingAppend]:
         """Wait for one, then take what is there already; in turn, if that is more than one commit."""
-        arrived: list[_Waiting] = []
+        arrived: list[_PendingAppend] = []
         size, limits = 0, self._limits
         while not self._ended and not (self._queue.empty() and (arrived or self._turns)):
             waiting = self._queue.get()
@@ -180,7 +182,9 @@ class Writer:
             results.append(result)
         return results
 
-    def _remember(self, group: list[_Waiting], results: list[Appended | PostroomError]) -> dict[int, int]:
+    def _remember(
+        self, group: list[_PendingAppend], results: list[Appended | PostroomError]
+    ) -> dict[int, int]:
         ends: dict[int, int] = {}
         for waiting, result in zip(group, results, strict=True):
             if isinstance(result, Appended) and waiting.append.due_at:
@@ -198,7 +202,7 @@ class Writer:
     # ---- in the event loop ----
 
     def _answer(
-        self, group: list[_Waiting], results: list[Appended | PostroomError], stored: dict[int, int]
+        self, group: list[_PendingAppend], results: list[Appended | PostroomError], stored: dict[int, int]
     ) -> None:
         for waiting, result in zip(group, results, strict=True):
             size, line = len(waiting.append.batch), waiting.line

@@ -55,7 +55,7 @@ _Who = tuple[int, str]
 
 
 @dataclass(slots=True)
-class _Known:
+class _CachedGroup:
     group: Group
     heard: int = _NEVER
     renewed: int = _NEVER
@@ -76,7 +76,7 @@ class Members:
     def __init__(self, store: Store, limits: Limits, used: Callable[[Group], None]) -> None:
         self._store, self._limits, self._used = store, limits, used
         self._lock = threading.Lock()
-        self._known: dict[_Who, _Known] = {}
+        self._known: dict[_Who, _CachedGroup] = {}
         self._crowded = _FEW  # so many are known: time to forget those that are silent
 
     def enter(self, group: Group, member: str, client: str) -> None:
@@ -87,7 +87,7 @@ class Members:
             if len(self._known) >= self._crowded:  # members that died here, and nobody beats any more
                 self._forget_silent(now)
                 self._crowded = max(_FEW, 2 * len(self._known))
-            self._known[group.id, member] = _Known(group, now, now)
+            self._known[group.id, member] = _CachedGroup(group, now, now)
         self._used(group)
 
     def leave(self, group: Group, member: str) -> None:

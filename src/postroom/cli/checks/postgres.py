@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
-from ...store.sql.session import Lane
+from ...store.sql.session import Area
 from ...units import format_duration
 from .finding import Checks, Finding
 from .server import Examination, check_room, per_process
@@ -118,7 +118,7 @@ _CONNECTIONS = """
 
 def check_pooler(exam: Examination) -> Iterator[Finding]:
     """A pooler tells clients a process id of its own; the server that answers has another."""
-    with closing(exam.session.dialect.connect(Lane.LOG)) as connection:
+    with closing(exam.session.dialect.connect(Area.LOG)) as connection:
         told, real = connection.info.backend_pid, connection.execute("SELECT pg_backend_pid()").fetchone()[0]
     pooled, asked = told != real, exam.address.pgbouncer
     if pooled and not asked:

@@ -20,7 +20,7 @@ from ...errors import PostroomError, SchemaMismatch, how_to_update
 from ...store import open_session
 from ...store.sql.brokers import SqlDuties
 from ...store.sql.schema import VERSION, check_schema
-from ...store.sql.session import Lane, Row, Session
+from ...store.sql.session import Area, Row, Session
 from .finding import Checks, Finding, made
 
 __all__ = ["Examination", "check_room", "examine_server", "per_process"]
@@ -43,23 +43,23 @@ class Examination:
     limits: Limits = DEFAULTS
 
     def row(self, sql: str, *args: Any) -> Row:
-        with self.session.read(Lane.LOG) as tx:
+        with self.session.read(Area.LOG) as tx:
             return tx.one(sql, *args) or ()
 
     def rows(self, sql: str, *args: Any) -> list[Row]:
-        with self.session.read(Lane.LOG) as tx:
+        with self.session.read(Area.LOG) as tx:
             return tx.all(sql, *args)
 
     def value(self, sql: str, *args: Any) -> Any:
         return (self.row(sql, *args) or (None,))[0]
 
     def migrated(self) -> bool:
-        with self.session.read(Lane.LOG) as tx:
+        with self.session.read(Area.LOG) as tx:
             return self.session.dialect.has_table(tx, "postroom_duties")
 
     def inside(self, sql: str) -> Any:
         """Asked inside a transaction of the log, as the store begins one."""
-        with self.session.write(Lane.LOG) as tx:
+        with self.session.write(Area.LOG) as tx:
             return (tx.one(sql) or (None,))[0]
 
 
@@ -112,7 +112,7 @@ def check_tables(exam: Examination) -> Iterator[Finding]:
 
 def check_clock(exam: Examination) -> Iterator[Finding]:
     before = time.time()
-    with exam.session.read(Lane.LOG) as tx:
+    with exam.session.read(Area.LOG) as tx:
         server_ms = tx.now_ms()
     ours_ms = (before + time.time()) * 500
     apart_ms = abs(server_ms - ours_ms)
@@ -129,7 +129,7 @@ def check_clock(exam: Examination) -> Iterator[Finding]:
 
 def check_trip(exam: Examination) -> Iterator[Finding]:
     times = []
-    with exam.session.read(Lane.LOG) as tx:
+    with exam.session.read(Area.LOG) as tx:
         for _ in range(_TRIPS):
             before = time.perf_counter()
             tx.one("SELECT 1")

@@ -22,7 +22,7 @@ from ...errors import SchemaMismatch, StoreCorrupt, how_to_update
 from ...store.dialects.sqlite import SqliteDialect
 from ...store.dialects.sqlite_clock import read_pace
 from ...store.sql.schema import VERSION, refuse_former
-from ...store.sql.session import Lane, Row
+from ...store.sql.session import Area, Row
 from ...units import format_bytes
 from .finding import Checks, Finding, made
 
@@ -83,7 +83,7 @@ _FUTURE_MS = 60_000
 _WRITING_S = 0.2
 _LARGE_WAL = 256 * _MB
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
-_WANTED = {Lane.LOG: 2, Lane.PROGRESS: 1, Lane.VOLATILE: 0}
+_WANTED = {Area.LOG: 2, Area.PROGRESS: 1, Area.VOLATILE: 0}
 
 
 def examine_file(path: Path, begin: Callable[[str, int], None]) -> list[Finding]:
@@ -107,18 +107,18 @@ class Examination:
     def __post_init__(self) -> None:
         self.dialect = SqliteDialect(self.path, SystemClock())
 
-    def files(self) -> Iterator[tuple[Lane, Path]]:
+    def files(self) -> Iterator[tuple[Area, Path]]:
         """One made by an earlier version has no file for volatile topics yet."""
-        for lane in Lane:
+        for lane in Area:
             file = self.dialect.file(lane)
-            if file is not None and (lane is not Lane.VOLATILE or file.exists()):
+            if file is not None and (lane is not Area.VOLATILE or file.exists()):
                 yield lane, file
 
-    def one(self, lane: Lane, sql: str) -> int:
+    def one(self, lane: Area, sql: str) -> int:
         """A number from the lane's file, read-only."""
         return int(self.rows(lane, sql)[0][0] or 0)
 
-    def rows(self, lane: Lane, sql: str) -> list[Row]:
+    def rows(self, lane: Area, sql: str) -> list[Row]:
         file = self.dialect.file(lane)
         try:
             with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
@@ -126,7 +126,7 @@ class Examination:
         except sqlite3.Error as error:
             raise StoreCorrupt(f"{file}: {error}") from error
 
-    def refuse_former(self, lane: Lane) -> None:
+    def refuse_former(self, lane: Area) -> None:
         """SchemaMismatch if the lane's file has a queue under the project's former name, and none of ours."""
         tables = {name for (name,) in self.rows(lane, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "postroom_schema" not in tables:
@@ -170,7 +170,7 @@ def check_wal_end(exam: Examination) -> Iterator[Finding]:
     """First of all: SQLite leaves a damaged end out as soon as somebody writes."""
     for lane, file in exam.files():
         ahead = file.with_name(f"{file.name}-wal")
-        if lane is Lane.VOLATILE or not ahead.exists() or not damaged_end(ahead):
+        if lane is Area.VOLATILE or not ahead.exists() or not damaged_end(ahead):
             continue
         time.sleep(_WRITING_S)  # somebody may be writing it just now
         if ahead.exists() and damaged_end(ahead):
@@ -275,7 +275,7 @@ def check_write_ahead(exam: Examination) -> Iterator[Finding]:
 def check_clock(exam: Examination) -> Iterator[Finding]:
     """The queue's time against this machine's, and what was stored in a time that is still to come."""
     clock = SteadyClock()
-    rows = exam.rows(Lane.LOG, "SELECT value FROM postroom_settings WHERE name = 'clock'")
+    rows = exam.rows(Area.LOG, "SELECT value FROM postroom_settings WHERE name = 'clock'")
     pace = read_pace(str(rows[0][0])) if rows else None
     behind_ms = 0 if pace is None else clock.wall() - pace.at(clock.steady())
     where = "behind" if behind_ms > 0 else "ahead of"
@@ -289,7 +289,7 @@ def check_clock(exam: Examination) -> Iterator[Finding]:
             "schedules and retention go by the queue's time until then. Set the clock by NTP"
         )
         yield Finding("clock", "warn", said, advice)
-    newest = exam.one(Lane.LOG, "SELECT MAX(appended_at) FROM postroom_partitions")
+    newest = exam.one(Area.LOG, "SELECT MAX(appended_at) FROM postroom_partitions")
     ahead_ms = newest - clock.wall() - max(0, -behind_ms)
     if ahead_ms > _FUTURE_MS:
         said = f"messages were stored {ahead_ms / 1000:,.0f} s in the future"
@@ -298,7 +298,7 @@ def check_clock(exam: Examination) -> Iterator[Finding]:
 
 
 def check_dropped(exam: Examination) -> Iterator[Finding]:
-    left = exam.one(Lane.LOG, "SELECT COUNT(*) FROM postroom_partitions WHERE state = 'dropped'")
+    left = exam.one(Area.LOG, "SELECT COUNT(*) FROM postroom_partitions WHERE state = 'dropped'")
     if left:
         advice = "they are removed while any program is connected for a while"
         yield Finding("dropped logs", "warn", f"{left} logs of deleted topics still take space", advice)

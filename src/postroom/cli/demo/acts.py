@@ -18,7 +18,7 @@ import postroom
 
 from ...errors import PostroomError
 from .cast import Actor, Cast
-from .ledger import Place, audit, out_of_order, write_journals
+from .ledger import LedgerAt, audit, out_of_order, write_journals
 from .member import DIED, POISON
 from .scene import LOOK_S, PATIENCE_S, Scene, until
 
@@ -133,7 +133,7 @@ async def keep_order(scene: Scene, mq: postroom.Connection, cast: Cast) -> None:
     )
 
 
-async def _send(scene: Scene, mq: postroom.Connection) -> dict[Place, tuple[str, int]]:
+async def _send(scene: Scene, mq: postroom.Connection) -> dict[LedgerAt, tuple[str, int]]:
     """Bookings of all accounts, mixed; where each one is, and which of its account it is."""
     topic, scale = scene.topic("bookings"), scene.scale
     await mq.create_topic(topic, partitions=4)
@@ -244,7 +244,7 @@ class _Sending:
     def __init__(self, mq: postroom.Connection, topic: str, keys: list[str]) -> None:
         self._mq, self._topic, self._keys = mq, topic, keys
         self._stopped = False
-        self.numbers: dict[Place, tuple[str, int]] = {}
+        self.numbers: dict[LedgerAt, tuple[str, int]] = {}
         self.longest_s = 0.0
 
     @asynccontextmanager
@@ -293,7 +293,7 @@ class _Play:
         self.scene, self.scale = scene, scene.scale
         self.stage, self.figures = scene.stage, scene.figures
         self.orders, self.payments = scene.topic("orders"), scene.topic("payments")
-        self.sent: set[Place] = set()
+        self.sent: set[LedgerAt] = set()
 
     # ---- 1 ----
 

@@ -22,7 +22,7 @@ __all__ = [
     "SENT",
     "Audit",
     "Ledger",
-    "Place",
+    "LedgerAt",
     "audit",
     "holds",
     "in_order",
@@ -31,7 +31,7 @@ __all__ = [
 ]
 
 
-Place: TypeAlias = tuple[int, int]
+LedgerAt: TypeAlias = tuple[int, int]
 """Partition and offset: a message of the topic."""
 
 
@@ -70,10 +70,10 @@ class Audit:
         return {name: getattr(self, name) for name in ("sent", "handled", "lost", "twice", "again")}
 
 
-def audit(sent: set[Place], ledgers: Iterable[Path]) -> Audit:
+def audit(sent: set[LedgerAt], ledgers: Iterable[Path]) -> Audit:
     """Hold what was handled against what was sent."""
-    times: Counter[Place] = Counter()
-    again: set[Place] = set()
+    times: Counter[LedgerAt] = Counter()
+    again: set[LedgerAt] = set()
     for path in ledgers:
         for partition, offset, attempt, _ in _entries(path):
             times[partition, offset] += 1
@@ -88,7 +88,7 @@ def audit(sent: set[Place], ledgers: Iterable[Path]) -> Audit:
     )
 
 
-def out_of_order(numbers: Mapping[Place, tuple[str, int]], ledgers: Iterable[Path]) -> int:
+def out_of_order(numbers: Mapping[LedgerAt, tuple[str, int]], ledgers: Iterable[Path]) -> int:
     """How many messages were handled before an earlier one of their key.
 
     `numbers` has the key at each place, and which of its key it is, from 0. Handling one again is no
@@ -104,7 +104,7 @@ def out_of_order(numbers: Mapping[Place, tuple[str, int]], ledgers: Iterable[Pat
     return wrong
 
 
-def in_order(ledgers: Iterable[Path]) -> list[Place]:
+def in_order(ledgers: Iterable[Path]) -> list[LedgerAt]:
     """What was handled, by whomever, in the order in which it was: once for each time."""
     entries = sorted((entry for path in ledgers for entry in _entries(path)), key=lambda entry: entry[3])
     return [(partition, offset) for partition, offset, _, _ in entries]
@@ -128,7 +128,7 @@ def _entries(path: Path) -> Iterator[tuple[int, int, int, int]]:
 SENT, HANDLED = "trades-sent.csv", "trades-handled.csv"
 
 
-def write_journals(folder: Path, sent: Iterable[Place], ledgers: Iterable[Path]) -> None:
+def write_journals(folder: Path, sent: Iterable[LedgerAt], ledgers: Iterable[Path]) -> None:
     """`sent` has the messages of a key in the order in which they were sent."""
     for name, places in ((SENT, sent), (HANDLED, in_order(ledgers))):
         lines = (f"{partition}:{offset},{at}\n" for at, (partition, offset) in enumerate(places))

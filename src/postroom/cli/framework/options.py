@@ -25,9 +25,9 @@ __all__ = [
     "MaxHold",
     "Mode",
     "Order",
-    "Place",
     "SlowLane",
     "Start",
+    "StartAt",
     "Topic",
     "duration",
     "headers",
@@ -39,7 +39,7 @@ __all__ = [
 ]
 
 
-Place: TypeAlias = str | datetime | dict[int, int]
+StartAt: TypeAlias = str | datetime | dict[int, int]
 """Where to start, stop or go: "earliest", "latest", a moment, or offsets by partition."""
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
@@ -48,7 +48,7 @@ Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_d
 _OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")
 
 
-def place(text: str, *, name: str, partition: int | None = None) -> Place:
+def place(text: str, *, name: str, partition: int | None = None) -> StartAt:
     """earliest, latest, 2026-01-31T08:00:00Z, 0=12,1=40, or an offset of the partition that was named."""
     text = text.strip()
     if text in ("earliest", "latest"):
@@ -203,7 +203,7 @@ def wished(
     **others: Any,
 ) -> dict[str, Any]:
     """Settings as the SDK takes them; only those that were asked for."""
-    where: Place | None = None if start is None else place(start, name="--start")
+    where: StartAt | None = None if start is None else place(start, name="--start")
     asked = {
         "start": where,
         "lease": duration(lease, name="--lease"),

@@ -21,7 +21,7 @@ from ..framework import exits, show
 from ..framework.command import Run, command
 
 if TYPE_CHECKING:
-    from ...store.sql.session import Lane, Session
+    from ...store.sql.session import Area, Session
 
 __all__ = ["register", "register_restored"]
 
@@ -138,7 +138,7 @@ def _state(session: Session) -> tuple[int, list[str]]:
     return min(have.values()), _changes(due)
 
 
-def _version(session: Session, lane: Lane) -> int:
+def _version(session: Session, lane: Area) -> int:
     """0 for a file that is not there: looking must not make it."""
     from ...store.dialects.sqlite import SqliteDialect
     from ...store.sql.schema import version_of

@@ -34,10 +34,10 @@ __all__ = [
     "LOST",
     "OPEN",
     "PARKING",
+    "GrantedPartition",
     "Hands",
     "HeldDelivery",
     "Leased",
-    "Place",
     "Window",
 ]
 
@@ -59,7 +59,7 @@ class Window:
     bytes: int = DEFAULTS.window_bytes
 
 
-class Place(Protocol):
+class GrantedPartition(Protocol):
     """A partition, as a grant names it."""
 
     @property
@@ -88,7 +88,9 @@ class HeldDelivery:
         "token", "topic", "until",
     )  # fmt: skip
 
-    def __init__(self, settler: Settler, place: Place, lease: Lease, token: int, until: float) -> None:
+    def __init__(
+        self, settler: Settler, place: GrantedPartition, lease: Lease, token: int, until: float
+    ) -> None:
         self.settler = settler
         self.topic, self.partition, self.partition_id = place.topic, place.partition, place.partition_id
         self.first, self.last, self.attempt, self.alone = lease.first, lease.last, lease.attempt, lease.alone

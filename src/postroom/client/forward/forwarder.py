@@ -33,7 +33,17 @@ from ...errors import (
     UnknownProducer,
 )
 from ...model.messages.sequence import next_sequence
-from ...model.moves.forwarding import Batch, Line, Row, Stamp, build, ids_of, pack_headers, plan, resumed
+from ...model.moves.forwarding import (
+    Batch,
+    ForwardRow,
+    Line,
+    Stamp,
+    build,
+    ids_of,
+    pack_headers,
+    plan,
+    resumed,
+)
 from ...model.topology.route import Route
 from ...tasks import end
 from ..codec import Packed
@@ -71,7 +81,7 @@ class Source(Protocol):
     LeaseLost, with nothing changed. What it raises ends `Forwarder.run`.
     """
 
-    def take(self, messages: int, size: int, without: Collection[str]) -> list[Row]:
+    def take(self, messages: int, size: int, without: Collection[str]) -> list[ForwardRow]:
         """Rows of all topics but these: if any are stamped, those, all of them; else the oldest, by id.
 
         Of those not stamped at most so many messages, and bytes (but one at least).
@@ -87,17 +97,19 @@ class Source(Protocol):
         """Show people why a topic's messages wait; None: they do not any more. It need not be durable."""
 
 
-def as_rows(topic: str, packed: Packed, slot: int | None, now_ms: int) -> list[Row]:
+def as_rows(topic: str, packed: Packed, slot: int | None, now_ms: int) -> list[ForwardRow]:
     """Messages as a source writes them down: all but their row ids, which are 0."""
     if packed.ids is None and packed.timestamps is None:
         return [
-            Row(0, topic, key, value, pack_headers(headers), None, now_ms, 0, slot)
+            ForwardRow(0, topic, key, value, pack_headers(headers), None, now_ms, 0, slot)
             for key, value, headers in packed.entries
         ]
     none: list[None] = [None] * len(packed.entries)
     rest = zip(packed.ids or none, packed.timestamps or none, packed.dues or none, strict=True)
     return [
-        Row(0, topic, key, value, pack_headers(headers), id, now_ms if at is None else at, due or 0, slot)
+        ForwardRow(
+            0, topic, key, value, pack_headers(headers), id, now_ms if at is None else at, due or 0, slot
+        )
         for (key, value, headers), (id, at, due) in zip(packed.entries, rest, strict=True)
     ]
 
@@ -172,7 +184,7 @@ class Forwarder:
 
     # ---- stamping ----
 
-    async def _stamp(self, rows: Sequence[Row]) -> list[Batch]:
+    async def _stamp(self, rows: Sequence[ForwardRow]) -> list[Batch]:
         routes: dict[str, Route] = {}
         for topic in dict.fromkeys(row.topic for row in rows):
             try:
@@ -383,7 +395,7 @@ def _reason(error: Exception) -> str:
     return f"{error.code}: {error}" if isinstance(error, PostroomError) else repr(error)
 
 
-def _check(rows: Iterable[Row]) -> None:
+def _check(rows: Iterable[ForwardRow]) -> None:
     """Rows are checked when they are written; these may have been written by somebody else."""
     for row in rows:
         size = len(row.value) + len(row.key or b"")

@@ -18,7 +18,7 @@ import msgspec
 
 from ...clock import Clock, SystemClock
 from ...errors import InvalidSetting, UsageError
-from ...model.policy.guards import Turn, take_turn
+from ...model.policy.guards import SequenceStep, take_turn
 from ...units import Duration, duration_ms
 from ..app.handler import RetryLater
 from ..databases import Theirs
@@ -119,7 +119,7 @@ class InSequence:
     def shown(self, ready: Sequence[Any]) -> Ready:
         return Ready(ready)
 
-    def _save(self, theirs: Theirs, reached: Reached, before: int, turn: Turn) -> None:
+    def _save(self, theirs: Theirs, reached: Reached, before: int, turn: SequenceStep) -> None:
         if turn.waits or turn.following != before:
             left = reached.waiting + turn.waits - len(turn.released)
             save_version(theirs, reached.id, turn.following, left)

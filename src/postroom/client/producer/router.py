@@ -29,7 +29,7 @@ from .accumulator import Accumulator
 from .appending import last_error, pause
 from .parcel import NOT_SENT, Parcel
 
-__all__ = ["Held", "Router", "Turns"]
+__all__ = ["HeldParcels", "PartitionCycle", "Router"]
 
 
 # ---- turns ----
@@ -46,7 +46,7 @@ _SILENT_S = 6.0  # the same for one that does not answer: a broker needs about f
 _LOOK_S = 0.5  # between two looks whether it is back
 
 
-class Turns:
+class PartitionCycle:
     __slots__ = ("_all", "_at", "_away", "_looked_at", "_repeating")
 
     def __init__(self) -> None:
@@ -158,7 +158,7 @@ class Turns:
 # never let one out before its turn: what a partition gives back was sent before whatever is held (I4).
 
 
-class Held:
+class HeldParcels:
     __slots__ = ("_expires_at", "_parcels", "_timer", "_too_late")
 
     def __init__(self, too_late: Callable[[], PostroomError]) -> None:
@@ -240,10 +240,10 @@ class Router:
         self._accumulators: dict[tuple[int, int], Accumulator] = {}  # by partition id and `_strand`
         self._ranges: tuple[Range, ...] = ()  # of the route as last read
         self._by_slot: list[Accumulator] = []
-        self._turns = Turns()
+        self._turns = PartitionCycle()
         self._gone: set[int] = set()  # partitions of this route that take no more
         self._behind: dict[Accumulator, int] = {}  # unresolved, of partitions not in this route: its strand
-        self._held = Held(self.too_late)
+        self._held = HeldParcels(self.too_late)
         self._loading: asyncio.Task[None] | None = None
         self._waiters = 0  # senders who wait for the first route
         self._looks = 0  # at the route, since a partition was found to take no more

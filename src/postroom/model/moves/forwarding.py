@@ -27,8 +27,8 @@ from ..topology.route import Range, Route
 __all__ = [
     "LINE_BATCHES",
     "Batch",
+    "ForwardRow",
     "Line",
-    "Row",
     "Stamp",
     "build",
     "ids_of",
@@ -59,7 +59,7 @@ class Stamp(NamedTuple):
     sequence: int  # of the batch's first message
 
 
-class Row(NamedTuple):
+class ForwardRow(NamedTuple):
     """A message that waits. Its content was checked when it was written (`codec.pack`)."""
 
     id: int  # in the order of writing
@@ -83,7 +83,7 @@ class Batch(NamedTuple):
 
     topic: str
     stamp: Stamp
-    rows: list[Row]
+    rows: list[ForwardRow]
 
     @property
     def due_at(self) -> int:
@@ -94,7 +94,7 @@ def pack_headers(headers: Headers) -> bytes:
     return _encode(headers) if headers else b""
 
 
-def resumed(rows: Iterable[Row]) -> list[Batch]:
+def resumed(rows: Iterable[ForwardRow]) -> list[Batch]:
     """The batches of rows that are stamped, oldest first."""
     found: dict[Stamp, Batch] = {}
     for row in sorted(rows, key=lambda row: row.id):
@@ -110,15 +110,15 @@ def resumed(rows: Iterable[Row]) -> list[Batch]:
 
 
 def plan(
-    rows: Sequence[Row], routes: Mapping[str, Route], turns: Mapping[str, int]
-) -> list[tuple[str, Line, list[Row]]]:
+    rows: Sequence[ForwardRow], routes: Mapping[str, Route], turns: Mapping[str, int]
+) -> list[tuple[str, Line, list[ForwardRow]]]:
     """Which rows are the next batches; topic, line and rows, those of one line in their order.
 
     `routes` are by topic. Messages without a key or slot go to the partition whose turn it is, of those that
     are not away. Rows that
     come when `LINE_BATCHES` of their line are full are left for later, and all that come after them there.
     """
-    planned: list[tuple[str, Line, list[Row]]] = []
+    planned: list[tuple[str, Line, list[ForwardRow]]] = []
     filling: dict[Line, _Filling] = {}
     for row in rows:
         route = routes[row.topic]
@@ -144,11 +144,11 @@ class _Filling:
     __slots__ = ("batches", "closed", "rows", "size")
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows: list[ForwardRow] = []
         self.size = self.batches = 0
         self.closed = False
 
-    def full(self, row: Row) -> bool:
+    def full(self, row: ForwardRow) -> bool:
         if self.closed or not self.batches or len(self.rows) >= DEFAULTS.batch_messages:
             return True
         return self.size + row.size > DEFAULTS.batch_bytes or self.rows[0].due_at != row.due_at
@@ -156,12 +156,12 @@ class _Filling:
     def begin(self) -> None:
         self.rows, self.size, self.batches = [], 0, self.batches + 1
 
-    def add(self, row: Row) -> None:
+    def add(self, row: ForwardRow) -> None:
         self.rows.append(row)
         self.size += row.size
 
 
-def _place(row: Row, route: Route, turn: int) -> Range:
+def _place(row: ForwardRow, route: Route, turn: int) -> Range:
     if row.slot is not None:
         return route.of_slot(row.slot)
     if row.key is not None:

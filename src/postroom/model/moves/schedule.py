@@ -38,11 +38,11 @@ __all__ = [
     "DUTY",
     "EPOCH",
     "SLOT_HEADER",
+    "DelayedRow",
     "Home",
     "Opening",
     "Part",
     "Planned",
-    "Waiting",
     "build",
     "decode",
     "encode",
@@ -74,7 +74,7 @@ Home = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class DelayedRow:
     """A row of the schedule: messages that were sent together and are due at one moment."""
 
     id: int
@@ -125,7 +125,7 @@ class Opening:
         self._known: dict[int, list[Record]] = {}
         self._room = max_bytes
 
-    def __call__(self, row: Waiting) -> list[Record]:
+    def __call__(self, row: DelayedRow) -> list[Record]:
         found = self._known.get(row.id)
         if found is None:
             found, size = measured_records(row.batch)
@@ -133,17 +133,17 @@ class Opening:
             self._room -= size
         return found
 
-    def takes(self, row: Waiting) -> bool:
+    def takes(self, row: DelayedRow) -> bool:
         return self._room > 0 or row.id in self._known
 
 
-def is_large(row: Waiting) -> bool:
+def is_large(row: DelayedRow) -> bool:
     """Whether a row is a batch of its own, as it is."""
     return row.records >= _LARGE_RECORDS or len(row.batch) >= _LARGE_BYTES
 
 
 def plan(
-    rows: Sequence[Waiting],
+    rows: Sequence[DelayedRow],
     routes: Mapping[int, Route],
     sequences: Mapping[int, int],
     open_row: Opening | None = None,
@@ -167,7 +167,7 @@ def plan(
     return draft.planned()
 
 
-def _targets(row: Waiting, route: Route, open_row: Opening) -> dict[int, tuple[int, ...]]:
+def _targets(row: DelayedRow, route: Route, open_row: Opening) -> dict[int, tuple[int, ...]]:
     """Which messages go to which partition, where it is no longer the one they were sent to."""
     places: dict[int, list[int]] = {}
     for place, record in enumerate(open_row(row)):
@@ -244,7 +244,7 @@ class _Draft:
         self._open_row = open_row
         self._filling: dict[int, _Filling] = {}
 
-    def take(self, row: Waiting, targets: Mapping[int, tuple[int, ...]]) -> None:
+    def take(self, row: DelayedRow, targets: Mapping[int, tuple[int, ...]]) -> None:
         """Add a row to the batches of its partitions: to all of them, or to none."""
         found = []
         for target, places in targets.items():
@@ -259,7 +259,7 @@ class _Draft:
             else:
                 filling.closed = True
 
-    def _piece(self, row: Waiting, places: tuple[int, ...]) -> _Piece:
+    def _piece(self, row: DelayedRow, places: tuple[int, ...]) -> _Piece:
         part = Part(row.id, places)
         if not places and is_large(row):
             return _Piece(part, row.records, len(row.batch), True)
@@ -291,7 +291,7 @@ def _size(record: Record) -> int:
 
 
 def build(
-    planned: Planned, rows: Mapping[int, Waiting], producer_id: int, open_row: Opening | None = None
+    planned: Planned, rows: Mapping[int, DelayedRow], producer_id: int, open_row: Opening | None = None
 ) -> bytes:
     """The batch as it is stored. Its rows are sound: a new checksum would hide that they are not."""
     first = rows[planned.parts[0].row]
@@ -305,7 +305,7 @@ def build(
     return builder.build(producer_id, EPOCH, planned.sequence)
 
 
-def ids_of(planned: Planned, rows: Mapping[int, Waiting]) -> bytes:
+def ids_of(planned: Planned, rows: Mapping[int, DelayedRow]) -> bytes:
     """The ids of the batch's messages, as the log keeps them; zeros where one has none."""
     found = []
     for part in planned.parts:
@@ -348,7 +348,7 @@ def moved_rows(planned: Sequence[Planned], stored: Sequence[bool]) -> tuple[set[
 
 
 def leaving(
-    rows: Mapping[int, Waiting], whole: Iterable[int], partly: Mapping[int, Collection[int]]
+    rows: Mapping[int, DelayedRow], whole: Iterable[int], partly: Mapping[int, Collection[int]]
 ) -> dict[Home, int]:
     """How many messages are no longer in the schedule once these rows are moved, wholly or in part."""
     found: dict[Home, int] = {}
@@ -361,12 +361,12 @@ def leaving(
     return found
 
 
-def left_of(row: Waiting, moved: Iterable[int]) -> Waiting:
+def left_of(row: DelayedRow, moved: Iterable[int]) -> DelayedRow:
     """The row without the messages at these places."""
     gone = set(moved)
     kept = (place for place in range(row.records) if place not in gone)
     ids = b"".join(row.ids[DIGEST_SIZE * place : DIGEST_SIZE * (place + 1)] for place in kept)
-    return Waiting(
+    return DelayedRow(
         row.id,
         row.topic_id,
         row.partition_id,

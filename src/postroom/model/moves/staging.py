@@ -39,12 +39,12 @@ __all__ = [
     "NAME_CHARS",
     "Content",
     "Decision",
-    "Known",
     "OpenMove",
-    "Place",
     "Progress",
+    "PublishedSpan",
     "Segment",
     "Span",
+    "StagedQuery",
     "Wish",
     "advanced",
     "check_name",
@@ -140,7 +140,7 @@ class Wish:
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class StagedQuery:
     """What is known of a query."""
 
     batch: int  # the newest that was decided; -1: none
@@ -149,7 +149,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class PublishedSpan:
     """Where messages of a batch are: between these offsets, maybe with others among them."""
 
     topic_id: int
@@ -163,7 +163,7 @@ class Place:
 class Progress:
     """How far the publishing of a decision is."""
 
-    places: Mapping[int, Place] = field(default_factory=dict)  # by partition
+    places: Mapping[int, PublishedSpan] = field(default_factory=dict)  # by partition
     sequences: Mapping[int, int] = field(default_factory=dict)  # by partition: the producer's next one
     dropped: int = 0  # messages of topics that were deleted meanwhile
 
@@ -215,7 +215,7 @@ def owner_after(query: str, owner: str | None, principal: str) -> str:
     )
 
 
-def revision_for(known: Known, recorded: Decision | None, batch: int, wish: Wish) -> int | None:
+def revision_for(known: StagedQuery, recorded: Decision | None, batch: int, wish: Wish) -> int | None:
     """The revision of the decision that is to be written; None: the recorded one is what counts.
 
     StagingConflict if the wish is for other rows than were decided, and it cannot be told which.
@@ -242,7 +242,7 @@ def _same(recorded: Decision, wish: Wish) -> bool:
     return recorded.rows == wish.rows and not differ(recorded.content, wish.content)
 
 
-def _check_marks(known: Known, batch: int, wish: Wish) -> None:
+def _check_marks(known: StagedQuery, batch: int, wish: Wish) -> None:
     """What was left out is what was decided before; else somebody else has decided meanwhile."""
     for partition in wish.source:
         if known.marks.get(partition, -1) > wish.marks.get(partition, -1):
@@ -254,7 +254,7 @@ def _check_marks(known: Known, batch: int, wish: Wish) -> None:
             )
 
 
-def _check_brought(known: Known, batch: int, wish: Wish) -> None:
+def _check_brought(known: StagedQuery, batch: int, wish: Wish) -> None:
     """Rows that were seen are staged, or were decided before: else they would be lost without a word.
 
     Source offsets may have holes, so that it cannot be told how many rows a span has; but its last one is
@@ -277,7 +277,7 @@ def _check_brought(known: Known, batch: int, wish: Wish) -> None:
         )
 
 
-def _other_rows(known: Known, recorded: Decision | None, batch: int, wish: Wish) -> str:
+def _other_rows(known: StagedQuery, recorded: Decision | None, batch: int, wish: Wish) -> str:
     if recorded is not None and recorded.rows == wish.rows:
         return (
             f"batch {batch} was published with {wish.rows} rows, and comes again with as many of other "
@@ -296,7 +296,7 @@ def _other_rows(known: Known, recorded: Decision | None, batch: int, wish: Wish)
     )
 
 
-def marks_after(known: Known, wish: Wish) -> dict[str, int]:
+def marks_after(known: StagedQuery, wish: Wish) -> dict[str, int]:
     """The query's marks once this is decided; they never go back. `revision_for` has let it through."""
     marks = dict(known.marks)
     for partition, (_, last) in wish.source.items():
@@ -313,7 +313,7 @@ def advanced(progress: Progress, stored: Sequence[tuple[Planned, int, int]], dro
         first = offset if before is None else min(before.first, offset)
         last = last if before is None else max(before.last, last)
         messages = one.records + (0 if before is None else before.messages)
-        places[one.partition_id] = Place(topic_id, one.partition_id, first, last, messages)
+        places[one.partition_id] = PublishedSpan(topic_id, one.partition_id, first, last, messages)
     return Progress(places, sequences, progress.dropped + dropped)
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-__all__ = ["EACH_BYTES", "TURN_BYTES", "Turns"]
+__all__ = ["EACH_BYTES", "TURN_BYTES", "FairQueue"]
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ class _Round(Generic[T]):
         return thing
 
 
-class Turns(Generic[T]):
+class FairQueue(Generic[T]):
     """Not for several threads at once."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import InvalidSetting
 
-__all__ = ["Fit", "Machine", "Turn", "digest_of", "fit", "is_newer", "take_turn"]
+__all__ = ["Fit", "Machine", "SequenceStep", "digest_of", "fit", "is_newer", "take_turn"]
 
 
 def digest_of(*parts: str | bytes) -> str:
@@ -36,7 +36,7 @@ def is_newer(stored: int | None, version: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SequenceStep:
     """What becomes of a message that has a place in a sequence.
 
     `handled`: it is its turn. `waits`: it is to be kept until then. `full`: it should be kept, and there is
@@ -51,7 +51,7 @@ class Turn:
     released: tuple[int, ...] = ()
 
 
-def take_turn(following: int, version: int, waiting: Collection[int], room: int) -> Turn:
+def take_turn(following: int, version: int, waiting: Collection[int], room: int) -> SequenceStep:
     """`following` is the version that is to come next, `waiting` are those that came early.
 
         next 3, waiting 4, 5, 7; comes 3: handled, then 4 and 5; next is 6, and 7 waits on
@@ -60,14 +60,14 @@ def take_turn(following: int, version: int, waiting: Collection[int], room: int)
     """
     early = version > following
     if early and version not in waiting and len(waiting) >= room:
-        return Turn(following, full=True)
+        return SequenceStep(following, full=True)
     handled = version == following
     reached = following + handled
     released = []
     while reached in waiting:
         released.append(reached)
         reached += 1
-    return Turn(reached, handled, early and version not in waiting, released=tuple(released))
+    return SequenceStep(reached, handled, early and version not in waiting, released=tuple(released))
 
 
 # ---- states ----

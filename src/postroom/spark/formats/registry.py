@@ -74,14 +74,14 @@ class Registry:
             raise Unreadable(known.found)
         return known.found
 
-    def _look_up(self, number: int) -> _Known:
+    def _look_up(self, number: int) -> _CachedSchema:
         try:
             found = self._ask(f"/schemas/ids/{number}")
             if found is None:
                 raise Unreadable(f"the registry has no schema {number}")
-            return _Known(self._registered(found, f"schema {number}"), inf)
+            return _CachedSchema(self._registered(found, f"schema {number}"), inf)
         except Unreadable as error:  # it may come yet; and messages with the same id are many
-            return _Known(str(error), monotonic() + _ASK_AGAIN_S)
+            return _CachedSchema(str(error), monotonic() + _ASK_AGAIN_S)
 
     # ---- answers ----
 
@@ -171,12 +171,12 @@ def _text(found: Mapping[str, Any], what: str) -> str:
     return text
 
 
-class _Known(NamedTuple):
+class _CachedSchema(NamedTuple):
     found: Registered | str  # or why there is none
     until: float
 
 
-_known: dict[tuple[Registry, int], _Known] = {}
+_known: dict[tuple[Registry, int], _CachedSchema] = {}
 
 
 def header(value: bytes) -> int:

@@ -24,9 +24,9 @@ from ...model.topology.names import HEADER_PREFIX, check_topic
 from .failures import connected, explained
 from .lake import Format, Lake, open_lake
 
-__all__ = ["ORIGIN", "Place", "ReplayOptions", "Replayed", "check", "replay"]
+__all__ = ["ORIGIN", "Bound", "ReplayOptions", "Replayed", "check", "replay"]
 
-Place: TypeAlias = datetime | Mapping[int, int] | None
+Bound: TypeAlias = datetime | Mapping[int, int] | None
 """A moment, offsets by partition, or None: all of it. What ends a range is not in it."""
 
 ORIGIN = "replayed-"
@@ -41,8 +41,8 @@ class ReplayOptions:
     folder: str | None = None  # of the archive; None: read from the topic
     format: Format = "delta"  # of the archive
     catalog: str = ""
-    start: Place = None
-    end: Place = None
+    start: Bound = None
+    end: Bound = None
     partitions: tuple[int, ...] = ()  # only these; none: all
 
     def lake(self) -> Lake | None:
@@ -133,7 +133,7 @@ def _by_partition(topic: str, offsets: Mapping[int, int]) -> str:
     return json.dumps({topic: {str(number): offset for number, offset in offsets.items()}})
 
 
-def _day(place: Place) -> str | None:
+def _day(place: Bound) -> str | None:
     return place.astimezone(UTC).date().isoformat() if isinstance(place, datetime) else None
 
 

@@ -15,7 +15,7 @@ from typing import Protocol
 from ...address import Address
 from ...errors import PostroomError
 from ...model.delivery.delivery import Ask, Delivery, Line, OrderedAsk, Settlement, Span, Stamp
-from ...model.moves.schedule import Waiting
+from ...model.moves.schedule import DelayedRow
 from ...model.policy.settings import GroupSettings, Start, TopicSettings
 from ...model.topology.route import Change, Draft, Route
 from .background import Duties, Schedule, Staged, Staging
@@ -43,10 +43,40 @@ from .values import (
 )
 
 __all__ = [
-    "Access", "Append", "Appended", "Backlog", "Bounds", "Brokers", "Catalog", "Duties", "Finished",
-    "Granted", "Group", "Lanes", "Log", "Member", "Move", "News", "Origin", "Peek", "Process", "Progress",
-    "Rates", "Routes", "Schedule", "ServedBroker", "Settled", "ShardState", "Staged", "Staging", "Store",
-    "StoredBatch", "Topic", "Usage", "Waiting", "Watcher",
+    "Access",
+    "Append",
+    "Appended",
+    "Backlog",
+    "Bounds",
+    "Brokers",
+    "Catalog",
+    "DelayedRow",
+    "Duties",
+    "Finished",
+    "Granted",
+    "Group",
+    "Lanes",
+    "Log",
+    "Member",
+    "Move",
+    "News",
+    "Origin",
+    "Peek",
+    "Process",
+    "Progress",
+    "Rates",
+    "Routes",
+    "Schedule",
+    "ServedBroker",
+    "Settled",
+    "ShardState",
+    "Staged",
+    "Staging",
+    "Store",
+    "StoredBatch",
+    "Topic",
+    "Usage",
+    "Watcher",
 ]  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ...model.moves.schedule import Waiting
-from ...model.moves.staging import Decision, Known, OpenMove, Progress, Wish
+from ...model.moves.schedule import DelayedRow
+from ...model.moves.staging import Decision, OpenMove, Progress, StagedQuery, Wish
 from .values import Finished, Move
 
 __all__ = ["Duties", "Schedule", "Staged", "Staging"]
@@ -35,20 +35,20 @@ class Schedule(Protocol):
         since: int = 0,
         without: Collection[int] = (),
         skip: Collection[int] = (),
-    ) -> list[Waiting]:
+    ) -> list[DelayedRow]:
         """Rows that are due now by the store's clock, up to these limits, but one at least.
 
         The longest due first, those of one moment in the order they came. `skip`: rows to leave out.
         """
 
-    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
+    def rows(self, ids: Iterable[int]) -> dict[int, DelayedRow]:
         """Those of these rows that are still there."""
 
     def stamp(
         self,
         holder: str,
         move: Move,
-        rows: Iterable[Waiting],
+        rows: Iterable[DelayedRow],
         before: Finished | None = None,
     ) -> bool:
         """Write down what is going to be stored where; flushed. The move's id is the caller's choice.
@@ -120,7 +120,7 @@ class Staging(Protocol):
         the rows are published.
         """
 
-    def known(self, query: str) -> Known:
+    def known(self, query: str) -> StagedQuery:
         """How far the query is, and whose."""
 
     def give(self, query: str, owner: str) -> bool:
@@ -150,10 +150,10 @@ class Staging(Protocol):
 
     def next_rows(
         self, decision: Decision, *, messages: int, max_bytes: int, skip: Collection[int] = ()
-    ) -> list[Waiting]:
+    ) -> list[DelayedRow]:
         """What is to be published next, up to these limits, but one row at least; each segment in order."""
 
-    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
+    def rows(self, ids: Iterable[int]) -> dict[int, DelayedRow]:
         """Those of these rows that are still there."""
 
     def stamp(self, decision: Decision, move: OpenMove) -> Decision | None:

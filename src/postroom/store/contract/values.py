@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ...errors import StoreError
 from ...model.delivery.delivery import Delivery, Holder, Line, Span, Terms
-from ...model.moves.schedule import Home, Planned, Waiting
+from ...model.moves.schedule import DelayedRow, Home, Planned
 from ...model.policy.settings import GroupSettings, TopicSettings
 from ...model.topology.route import Route
 
@@ -161,7 +161,7 @@ class Finished:
 
     move_id: int | None
     gone: frozenset[int] = frozenset()  # rows that are in their logs, or nowhere
-    changed: tuple[Waiting, ...] = ()  # to be put in the place of the rows with their ids
+    changed: tuple[DelayedRow, ...] = ()  # to be put in the place of the rows with their ids
     messages: Mapping[Home, int] = field(default_factory=dict)  # how many fewer wait by that
 
 

@@ -23,7 +23,7 @@ from ...clock import Clock
 from ...config import DEFAULTS, Limits
 from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from ..contract import Watcher
-from ..sql.session import Lane, Row, Session, Transaction
+from ..sql.session import Area, Row, Session, Transaction
 from .server import LookingWatcher, ServerDialect
 
 __all__ = ["ImpatientConnection", "Listener", "Notifier", "PostgresDialect"]
@@ -76,13 +76,13 @@ class Notifier:
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
-        self._pending: set[Lane] = set()
+        self._pending: set[Area] = set()
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def notify(self, lane: Lane) -> None:
+    def notify(self, lane: Area) -> None:
         with self._lock:
             self._pending.add(lane)
             if self._thread is None and not self._closed:
@@ -112,7 +112,7 @@ class Notifier:
         if connection is not None:
             connection.close()
 
-    def _send(self, connection: Any, lanes: set[Lane]) -> Any:
+    def _send(self, connection: Any, lanes: set[Area]) -> Any:
         """The connection it went through; None: it did not, and the others look by themselves before long."""
         try:
             connection = connection or self._connect()
@@ -147,7 +147,7 @@ class Listener:
             return self._yes(True, True)
         if not told and time.monotonic() - self._yes_at > _ANYWAY_S:
             return self._yes(True, True)
-        return self._yes(Lane.LOG.value in told, Lane.PROGRESS.value in told)
+        return self._yes(Area.LOG.value in told, Area.PROGRESS.value in told)
 
     def _yes(self, log: bool, progress: bool) -> tuple[bool, bool]:
         if log or progress:
@@ -214,7 +214,7 @@ class PostgresDialect(ServerDialect):
 
     # ---- connections ----
 
-    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
+    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
         connection = self._plain()
         connection.postroom_migrating = False
         if self._bouncer:
@@ -222,7 +222,7 @@ class PostgresDialect(ServerDialect):
         else:
             connection.prepare_threshold = 2
             connection.prepared_max = 500
-            commit = "off" if lane is Lane.PROGRESS else "on"
+            commit = "off" if lane is Area.PROGRESS else "on"
             connection.execute(f"SET synchronous_commit = {commit}; {self._timeouts('SET')}")
         return connection
 
@@ -267,9 +267,9 @@ class PostgresDialect(ServerDialect):
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
-        lazily = lane is Lane.VOLATILE or (lane is Lane.PROGRESS and not flush)
-        usual = lane is Lane.PROGRESS  # what the connection is set to
+    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+        lazily = lane is Area.VOLATILE or (lane is Area.PROGRESS and not flush)
+        usual = lane is Area.PROGRESS  # what the connection is set to
         start = _BEGIN
         if self._bouncer or lazily is not usual:
             start += f"; SET LOCAL synchronous_commit = {'off' if lazily else 'on'}"
@@ -288,7 +288,7 @@ class PostgresDialect(ServerDialect):
                 self._leave_pipeline(connection, commit=False)
                 raise
 
-    def end(self, connection: Any, lane: Lane, *, commit: bool) -> None:
+    def end(self, connection: Any, lane: Area, *, commit: bool) -> None:
         failed = self._leave_pipeline(connection, commit)
         self._roll_back(connection)
         if failed is not None and commit:  # else it is being raised already
@@ -426,7 +426,7 @@ class PostgresDialect(ServerDialect):
 
     # ---- wake-ups ----
 
-    def announce(self, lane: Lane) -> None:
+    def announce(self, lane: Area) -> None:
         self._notifier.notify(lane)
 
     def watch(self, session: Session) -> Watcher:
@@ -448,7 +448,7 @@ class PostgresDialect(ServerDialect):
             return isinstance(error, psycopg.OperationalError) and not never
         return str(state).startswith(_UNDONE)
 
-    def error(self, error: Exception, lane: Lane) -> StoreError | None:
+    def error(self, error: Exception, lane: Area) -> StoreError | None:
         if not isinstance(error, psycopg.Error):
             return None
         state = getattr(error, "sqlstate", None) or ""

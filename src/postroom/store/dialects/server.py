@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 from ...clock import STEP_MS, Clock, steady_s
 from ...config import Limits
 from ...errors import AccessDenied, StoreFull, StoreUnavailable
-from ..sql.session import Lane, Row, Session
+from ..sql.session import Area, Row, Session
 
 __all__ = ["LookingWatcher", "ServerDialect", "ShardClock"]
 
@@ -95,7 +95,7 @@ _SILENT = ("no answer", "timed out", "timeout expired")
 class ServerDialect(ABC):
     offset = "BIGINT"
     for_update = " FOR UPDATE"
-    places: tuple[Lane, ...] = (Lane.LOG,)
+    places: tuple[Area, ...] = (Area.LOG,)
     pooled = True
     shows_flushed = True
     quick = False
@@ -112,7 +112,7 @@ class ServerDialect(ABC):
         self._limits = limits
         self._time = ShardClock(set_by=self._was_set)
 
-    def reading(self, lane: Lane) -> AbstractContextManager[None]:
+    def reading(self, lane: Area) -> AbstractContextManager[None]:
         return nullcontext()
 
     def admit(self) -> None:
@@ -251,7 +251,7 @@ class LookingWatcher:
 
     def changed(self) -> tuple[bool, bool]:
         time.sleep(self._pause_ms / 1000)
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             now = (tx.one(_LOG), tx.one(_PROGRESS))
         before, self._seen = self._seen, now
         log, progress = (before is None or old != new for old, new in zip(before or now, now, strict=True))

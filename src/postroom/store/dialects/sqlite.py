@@ -24,10 +24,10 @@ from ...config import DEFAULTS, Limits
 from ...errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from ...files import make_private, open_private
 from ..contract import Watcher
-from ..sql.session import Lane, Row, Session, Transaction, by_key
+from ..sql.session import Area, Row, Session, Transaction, by_key
 from .ballast import Ballast
 
-__all__ = ["SqliteDialect", "Turn"]
+__all__ = ["FileLock", "SqliteDialect"]
 
 
 # ---- turn ----
@@ -47,7 +47,7 @@ except ImportError:  # pragma: no cover - not on Windows
 _PAUSE_S = 0.0005
 
 
-class Turn:
+class FileLock:
     def __init__(self, path: Path | None, limits: Limits, beside: Path | None = None) -> None:
         """`beside`: whoever may read that file may have the lock."""
         self._lock = threading.RLock()
@@ -121,7 +121,7 @@ class SqliteDialect:
     kind = "sqlite"
     blob = hash = "BLOB"
     table = ""
-    places = tuple(Lane)
+    places = tuple(Area)
     pooled = False
     shows_flushed = True
     quick = True
@@ -134,28 +134,28 @@ class SqliteDialect:
         self.path = path  # None: in memory
         self._clock = clock
         self._limits = limits
-        self._turns = {lane: Turn(self._lock_file(lane), limits, path) for lane in Lane}
-        self._memory: dict[Lane, _Connection] = {}
+        self._turns = {lane: FileLock(self._lock_file(lane), limits, path) for lane in Area}
+        self._memory: dict[Area, _Connection] = {}
         self._ballast = None if path is None else Ballast(path)
-        self._commits = dict.fromkeys(Lane, 0)  # in memory; a file has its own count
+        self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
 
-    def file(self, lane: Lane) -> Path | None:
-        if self.path is None or lane is Lane.LOG:
+    def file(self, lane: Area) -> Path | None:
+        if self.path is None or lane is Area.LOG:
             return self.path
         return self.path.with_name(f"{self.path.name}.{lane.value}")
 
-    def _lock_file(self, lane: Lane) -> Path | None:
+    def _lock_file(self, lane: Area) -> Path | None:
         file = self.file(lane)
         return None if file is None else file.with_name(f"{file.name}.lock")
 
     # ---- connections ----
 
-    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
+    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
         file = self.file(lane)
         if file is None:
             return self._shared_memory(lane)
         connection = None
-        make_private(file, like=None if lane is Lane.LOG else self.path)  # SQLite's own beside it are like it
+        make_private(file, like=None if lane is Area.LOG else self.path)  # SQLite's own beside it are like it
         try:
             connection = self._open(str(file))
             self._prepare(connection, lane)
@@ -178,21 +178,21 @@ class SqliteDialect:
             factory=_Connection,
         )
 
-    def _shared_memory(self, lane: Lane) -> _Connection:
+    def _shared_memory(self, lane: Area) -> _Connection:
         with self._turn(lane):
             if lane not in self._memory:
                 self._memory[lane] = self._open(":memory:")
             return self._memory[lane]
 
-    def _prepare(self, connection: _Connection, lane: Lane) -> None:
-        if lane is not Lane.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
+    def _prepare(self, connection: _Connection, lane: Area) -> None:
+        if lane is not Area.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
             connection.execute(f"PRAGMA page_size={_LOG_PAGE_BYTES}")
         self._use_wal(connection)
         connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_BYTES}")
         _set_flush(connection, lane, flush=True)
 
-    def discard(self, lane: Lane) -> None:
+    def discard(self, lane: Area) -> None:
         """Remove a lane's file."""
         file = self.file(lane)
         if file is not None:
@@ -219,23 +219,23 @@ class SqliteDialect:
 
     # ---- transactions ----
 
-    def reading(self, lane: Lane) -> AbstractContextManager[None]:
+    def reading(self, lane: Area) -> AbstractContextManager[None]:
         """In memory all threads share a connection, so a reader must not see a transaction under way."""
         return self._turn(lane) if self.path is None else nullcontext()
 
     @contextmanager
-    def _turn(self, lane: Lane) -> Iterator[None]:
+    def _turn(self, lane: Area) -> Iterator[None]:
         self._take_turn(lane)
         try:
             yield
         finally:
             self._turns[lane].release()
 
-    def _take_turn(self, lane: Lane, *, at_once: bool = False) -> None:
+    def _take_turn(self, lane: Area, *, at_once: bool = False) -> None:
         if not self._turns[lane].acquire(at_once=at_once):
             raise self._busy(lane)
 
-    def begin(self, connection: _Connection, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+    def begin(self, connection: _Connection, lane: Area, *, flush: bool, at_once: bool = False) -> None:
         self._take_turn(lane, at_once=at_once)
         try:
             if self.path is not None:
@@ -247,7 +247,7 @@ class SqliteDialect:
             self._turns[lane].release()
             raise
 
-    def end(self, connection: _Connection, lane: Lane, *, commit: bool) -> None:
+    def end(self, connection: _Connection, lane: Area, *, commit: bool) -> None:
         try:
             if commit:
                 connection.execute("COMMIT")
@@ -357,7 +357,7 @@ class SqliteDialect:
 
     # ---- wake-ups ----
 
-    def announce(self, lane: Lane) -> None:
+    def announce(self, lane: Area) -> None:
         pass  # whoever watches looks at the file
 
     def watch(self, session: Session) -> Watcher:
@@ -371,7 +371,7 @@ class SqliteDialect:
 
     # ---- errors ----
 
-    def error(self, error: Exception, lane: Lane) -> StoreError | None:
+    def error(self, error: Exception, lane: Area) -> StoreError | None:
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
             return StoreUnavailable("the connection was closed while in use; call postroom.connect again")
         if not isinstance(error, sqlite3.DatabaseError):
@@ -396,7 +396,7 @@ class SqliteDialect:
         changed = isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_SCHEMA
         return changed or isinstance(error, sqlite3.IntegrityError)
 
-    def _busy(self, lane: Lane) -> StoreBusy:
+    def _busy(self, lane: Area) -> StoreBusy:
         return StoreBusy(
             f"{self.file(lane) or 'the store in memory'} was locked by others for more than "
             f"{self._limits.busy_timeout_ms / 1000:g} s; find who holds a transaction open, then try again"
@@ -411,7 +411,7 @@ class SqliteDialect:
             return False
         return space.f_bavail * space.f_frsize < 1024 * 1024
 
-    def _cannot_open(self, file: Path, error: sqlite3.Error, lane: Lane) -> StoreError:
+    def _cannot_open(self, file: Path, error: sqlite3.Error, lane: Area) -> StoreError:
         if not file.parent.exists():
             return StoreUnavailable(
                 f"the folder {file.parent} does not exist; create it, or correct the path in the URL"
@@ -425,9 +425,9 @@ class SqliteDialect:
 
 
 _CURES = {
-    Lane.LOG: "restore it, and the progress file beside it, from a backup",
-    Lane.PROGRESS: "restore it from the same backup as the log, or remove it: groups then start again",
-    Lane.VOLATILE: "remove it: the messages of volatile topics are lost, nothing else",
+    Area.LOG: "restore it, and the progress file beside it, from a backup",
+    Area.PROGRESS: "restore it from the same backup as the log, or remove it: groups then start again",
+    Area.VOLATILE: "remove it: the messages of volatile topics are lost, nothing else",
 }
 
 
@@ -436,14 +436,14 @@ class _FileWatcher:
 
     def __init__(self, dialect: SqliteDialect) -> None:
         self._dialect = dialect
-        self._connections = {lane: dialect.connect(lane) for lane in Lane}
-        self._seen: dict[Lane, int] = {}
+        self._connections = {lane: dialect.connect(lane) for lane in Area}
+        self._seen: dict[Area, int] = {}
 
     def changed(self) -> tuple[bool, bool]:
-        log, volatile = self._moved(Lane.LOG), self._moved(Lane.VOLATILE)
-        return log or volatile, self._moved(Lane.PROGRESS)
+        log, volatile = self._moved(Area.LOG), self._moved(Area.VOLATILE)
+        return log or volatile, self._moved(Area.PROGRESS)
 
-    def _moved(self, lane: Lane) -> bool:
+    def _moved(self, lane: Area) -> bool:
         try:
             version = self._connections[lane].execute("PRAGMA data_version").fetchone()[0]
         except sqlite3.Error as error:
@@ -457,14 +457,14 @@ class _FileWatcher:
 
 
 class _MemoryWatcher:
-    def __init__(self, commits: dict[Lane, int]) -> None:
+    def __init__(self, commits: dict[Area, int]) -> None:
         self._commits = commits
-        self._seen: dict[Lane, int] = {}
+        self._seen: dict[Area, int] = {}
 
     def changed(self) -> tuple[bool, bool]:
         before, self._seen = self._seen, dict(self._commits)
-        moved = {lane: self._seen[lane] != before.get(lane) for lane in Lane}
-        return moved[Lane.LOG] or moved[Lane.VOLATILE], moved[Lane.PROGRESS]
+        moved = {lane: self._seen[lane] != before.get(lane) for lane in Area}
+        return moved[Area.LOG] or moved[Area.VOLATILE], moved[Area.PROGRESS]
 
     def close(self) -> None:
         pass
@@ -474,9 +474,9 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _set_flush(connection: _Connection, lane: Lane, *, flush: bool) -> None:
-    wanted = "FULL" if flush or lane is Lane.LOG else "NORMAL"
-    if lane is Lane.VOLATILE:
+def _set_flush(connection: _Connection, lane: Area, *, flush: bool) -> None:
+    wanted = "FULL" if flush or lane is Area.LOG else "NORMAL"
+    if lane is Area.VOLATILE:
         wanted = "OFF"
     if connection.synchronous != wanted:
         connection.execute(f"PRAGMA synchronous={wanted}")

@@ -18,7 +18,7 @@ import threading
 from ...clock import FURTHEST_MS, Pace, SteadyClock
 from ...errors import PostroomError
 from ..sql.log.volatile import boot_id
-from ..sql.session import Lane, Session, Transaction
+from ..sql.session import Area, Session, Transaction
 
 __all__ = ["keep_steady", "read_pace"]
 
@@ -35,7 +35,7 @@ def keep_steady(session: Session, clock: SteadyClock) -> None:
     if not machine:
         return
     follower = _Follower(session, clock, machine)
-    with session.read(Lane.LOG) as tx:
+    with session.read(Area.LOG) as tx:
         pace = _read(tx, machine)
     if pace is None or clock.step_ms(pace):
         follower.agree()
@@ -65,7 +65,7 @@ class _Follower:
     def agree(self) -> None:
         """Take the pace that somebody wrote down since, or write one."""
         clock = self._clock
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             kept = _read(tx, self._machine)
             if kept is not None and not clock.step_ms(kept):
                 pace = kept

@@ -47,7 +47,7 @@ from ..contract import (
 )
 from ..sql.log.id_window import Windows
 from ..sql.log.log import SqlLog
-from ..sql.session import Lane
+from ..sql.session import Area
 from .table import SqlPlaces, SqlShards
 
 if TYPE_CHECKING:
@@ -312,7 +312,7 @@ class Shard:
     def _look(self) -> None:
         if self._opened is not None:
             self._opened.session.knock()
-            with self._opened.session.read(Lane.LOG) as tx:
+            with self._opened.session.read(Area.LOG) as tx:
                 tx.one("SELECT value FROM postroom_settings WHERE name = 'uuid'")
             return
         store = self._opening()

@@ -48,12 +48,12 @@ from .verbs import ShardedLog, ShardedProgress, ShardedSchedule, ShardedUsage
 if TYPE_CHECKING:
     from .. import SqlStore
 
-__all__ = ["Member", "ShardedStore", "open_sharded"]
+__all__ = ["ShardSource", "ShardedStore", "open_sharded"]
 
 _log = logging.getLogger("postroom.store")
 
 
-class Member(NamedTuple):
+class ShardSource(NamedTuple):
     """A database that is to be a shard: `opening` opens it with what it is given for `SqlStore`."""
 
     kind: str
@@ -80,7 +80,7 @@ class ShardedStore:
         self.lanes: Lanes = first.lanes
         self.staging: Staging = first.staging
         self.at_once: AtOnce | None = None  # a thread waits for each shard
-        self.member: Callable[[Address], Member]  # what an address names; set by whoever opens addresses
+        self.member: Callable[[Address], ShardSource]  # what an address names; set by whoever opens addresses
         self._watchdog = Watchdog(shards.values())
         self._returned: Callable[[], None] = lambda: None
 
@@ -144,7 +144,7 @@ class ShardedStore:
         self._shards.add(shard)
         self._watchdog.add(shard)
 
-    def open_shard(self, name: str, member: Member) -> SqlStore:
+    def open_shard(self, name: str, member: ShardSource) -> SqlStore:
         """Open a database as the shard of that name, if it is that one; StoreUnavailable: it is away."""
         first = self._shards.first
         store = member.opening(home=first.catalog)
@@ -247,7 +247,7 @@ class _Watchers:
             watcher.close()
 
 
-def open_sharded(first: Member, others: Mapping[str, Member]) -> ShardedStore:
+def open_sharded(first: ShardSource, others: Mapping[str, ShardSource]) -> ShardedStore:
     """Open the first shard, and the others as far as they answer; those that do not join later.
 
     InvalidSetting if a database is not what its name says: then nothing was changed.
@@ -278,7 +278,7 @@ def open_sharded(first: Member, others: Mapping[str, Member]) -> ShardedStore:
 
 def _put_together(
     home: Shard,
-    others: Mapping[str, Member],
+    others: Mapping[str, ShardSource],
     opened: Mapping[str, SqlStore],
     away: Mapping[str, StoreUnavailable],
 ) -> ShardedStore:

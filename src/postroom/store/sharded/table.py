@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from ...model.topology.route import Range
 from ..sql.log.volatile import place_log
 from ..sql.schema import create_log, log_table
-from ..sql.session import Lane, Session, verbs
+from ..sql.session import Area, Session, verbs
 
 __all__ = ["SqlPlaces", "SqlShards"]
 
@@ -34,13 +34,13 @@ class SqlShards:
 
     def known(self) -> dict[str, tuple[str, str]]:
         """By name: UUID and state."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all("SELECT name, uuid, state FROM postroom_shards ORDER BY name")
         return {name: (uuid, state) for name, uuid, state in rows}
 
     def add(self, name: str, uuid: str) -> None:
         """Two at once: one meets the other's row, and looks again."""
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             row = tx.one("SELECT uuid FROM postroom_shards WHERE name = ?", name)
             if row is None:
                 tx.do(
@@ -51,17 +51,17 @@ class SqlShards:
                 )
 
     def set_state(self, name: str, state: str) -> None:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             tx.do("UPDATE postroom_shards SET state = ? WHERE name = ?", state, name)
 
     def shard_of(self, partition_id: int) -> str | None:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one("SELECT shard FROM postroom_partitions WHERE id = ?", partition_id)
         return None if row is None else str(row[0])
 
     def counts(self) -> dict[str, dict[str, int]]:
         """By shard and state, how many partitions have a log there."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all(_COUNTS)
         found: dict[str, dict[str, int]] = {}
         for shard, state, count in rows:
@@ -70,7 +70,7 @@ class SqlShards:
 
     def ever_used(self) -> set[str]:
         """Shards that have, or had, a partition."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return {str(row[0]) for row in tx.all("SELECT DISTINCT shard FROM postroom_partitions")}
 
 
@@ -83,7 +83,7 @@ class SqlPlaces:
 
     def place(self, piece: Range, topic_id: int, volatile: bool) -> None:
         """A partition's row and log, as far as they are missing."""
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             if tx.one("SELECT 1 FROM postroom_partitions WHERE id = ?", piece.partition_id) is None:
                 row = (piece.partition_id, topic_id, piece.partition, int(volatile))
                 tx.do(_PLACE, *row, piece.first_slot, piece.last_slot)
@@ -98,7 +98,7 @@ class SqlPlaces:
     def here(self, partition_ids: Sequence[int]) -> set[int]:
         """Those of these that were ever made."""
         marks = ", ".join("?" * len(partition_ids))
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all(f"SELECT id FROM postroom_partitions WHERE id IN ({marks})", *partition_ids)
         return {int(row[0]) for row in rows}
 
@@ -106,7 +106,7 @@ class SqlPlaces:
         """It was deleted: its logs are to be dropped, and its delayed messages are gone."""
         for place in self._places():
             with self._session.write(place) as tx:
-                if place is Lane.LOG:
+                if place is Area.LOG:
                     ids = [
                         r[0]
                         for r in tx.all("SELECT id FROM postroom_partitions WHERE topic_id = ?", topic_id)
@@ -117,10 +117,10 @@ class SqlPlaces:
 
     def note_sealed(self, partition_id: int) -> None:
         """Of a volatile partition, where it outlives its log: it is not made anew then, and takes nothing."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             if tx.one("SELECT 1 FROM postroom_partitions WHERE id = ? AND state = 'sealed'", partition_id):
                 return
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             tx.do("UPDATE postroom_partitions SET state = 'sealed' WHERE id = ?", partition_id)
 
     def remove(self, partition_id: int) -> None:
@@ -141,14 +141,14 @@ class SqlPlaces:
 
     def delayed(self) -> int:
         """How many messages wait here."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one("SELECT SUM(messages) FROM postroom_delayed")
             moves = tx.one("SELECT COUNT(*) FROM postroom_moves")
         return max(int(row[0] or 0) if row else 0, int(moves[0]) if moves else 0)
 
-    def _places(self) -> Iterable[Lane]:
+    def _places(self) -> Iterable[Area]:
         """Where partitions have rows; the catalog's first."""
-        return [lane for lane in (Lane.LOG, Lane.VOLATILE) if lane in self._session.dialect.places]
+        return [lane for lane in (Area.LOG, Area.VOLATILE) if lane in self._session.dialect.places]
 
     def _drop_table(self, partition_id: int) -> None:
         for place in self._places():

@@ -16,7 +16,7 @@ from typing import cast
 
 from ...errors import PostroomError, StoreError, StoreUnavailable, UsageError
 from ...model.delivery.delivery import Ask, Delivery, Line, OrderedAsk, Settlement, Span, Stamp
-from ...model.moves.schedule import Waiting
+from ...model.moves.schedule import DelayedRow
 from ...model.policy.bounds import make_room
 from ..contract import (
     Append,
@@ -166,13 +166,15 @@ class ShardedSchedule:
         since: int = 0,
         without: Collection[int] = (),
         skip: Collection[int] = (),
-    ) -> list[Waiting]:
+    ) -> list[DelayedRow]:
         raise _ask_parts()
 
-    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
+    def rows(self, ids: Iterable[int]) -> dict[int, DelayedRow]:
         raise _ask_parts()
 
-    def stamp(self, holder: str, move: Move, rows: Iterable[Waiting], before: Finished | None = None) -> bool:
+    def stamp(
+        self, holder: str, move: Move, rows: Iterable[DelayedRow], before: Finished | None = None
+    ) -> bool:
         raise _ask_parts()
 
     def moves(self) -> list[Move]:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from ...errors import PrincipalExists, UnknownPrincipal
 from ...model.access import KEY_BYTES, Permission, Principal, parse_permissions
-from .session import Lane, Row, Session, verbs
+from .session import Area, Row, Session, verbs
 
 __all__ = ["SqlAccess"]
 
@@ -32,7 +32,7 @@ class SqlAccess:
 
     def add(self, principal: Principal, secret_hash: str) -> Principal:
         name = principal.name
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             if tx.one(f"{_SELECT} WHERE name = ?", name) is not None:
                 raise PrincipalExists(
                     f"there is a principal {name!r} already: `postroom access grant {name} …` adds "
@@ -45,7 +45,7 @@ class SqlAccess:
 
     def put(self, principal: Principal, secret_hash: str | None) -> None:
         name, permissions = principal.name, _text(principal.permissions)
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             row = tx.locked(f"{_SELECT} WHERE name = ?", name)
             if row is not None:
                 tx.do(_CHANGE, permissions, row[3] if secret_hash is None else secret_hash, name)
@@ -55,7 +55,7 @@ class SqlAccess:
                 tx.do(_INSERT, name, secret_hash, permissions, tx.now_ms())
 
     def permit(self, name: str, grant: Sequence[Permission], revoke: Sequence[Permission]) -> Principal:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             row = tx.locked(f"{_SELECT} WHERE name = ?", name)
             if row is None:
                 raise _unknown(name)
@@ -66,35 +66,35 @@ class SqlAccess:
         return Principal(name, permissions, before.created_at, before.secret_hash)
 
     def remove(self, name: str) -> bool:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             return tx.run("DELETE FROM postroom_principals WHERE name = ?", name) > 0
 
     def by_secret(self, secret_hash: str) -> Principal | None:
         if not secret_hash:  # that of principals without a secret
             return None
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one(f"{_SELECT} WHERE secret_hash = ?", secret_hash)
         if row is None or not hmac.compare_digest(str(row[3]), secret_hash):
             return None
         return _principal(row)
 
     def by_name(self, name: str) -> Principal | None:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one(f"{_SELECT} WHERE name = ?", name)
         return None if row is None else _principal(row)
 
     def principals(self) -> list[Principal]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all(_SELECT)
         return sorted(map(_principal, rows), key=lambda principal: principal.name)
 
     def key(self) -> bytes:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one(_SETTING, _KEY)
         return self._make_key() if row is None else bytes.fromhex(row[0])
 
     def _make_key(self) -> bytes:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             tx.locked(_SETTING, "catalog_version")  # of two who make it at once, one does (I1)
             row = tx.one(_SETTING, _KEY)
             if row is not None:

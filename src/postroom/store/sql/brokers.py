@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 
 from ..contract.values import Process, ServedBroker
-from .session import Lane, Session, Transaction, verbs
+from .session import Area, Session, Transaction, verbs
 
 __all__ = ["SqlBrokers", "SqlDuties", "holds"]
 
@@ -27,17 +27,17 @@ class SqlBrokers:
         self._announce = session.dialect.upsert("postroom_processes", ("id",), ("name", "shards", "until_ms"))
 
     def enter(self, id: str, address: str, zone: str, started_at: int, ttl_ms: int) -> None:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             now = tx.now_ms()
             tx.do(self._enter, id, address, zone, started_at, now + ttl_ms)
             tx.do("DELETE FROM postroom_brokers WHERE until_ms < ?", now - _FORGET_MS)
 
     def leave(self, id: str) -> None:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             tx.do("DELETE FROM postroom_brokers WHERE id = ?", id)
 
     def live(self) -> list[ServedBroker]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             rows = tx.all(
                 "SELECT id, address, zone, started_at FROM postroom_brokers WHERE until_ms > ? "
                 "ORDER BY started_at, id",
@@ -46,7 +46,7 @@ class SqlBrokers:
         return [ServedBroker(*row) for row in rows]
 
     def queue(self) -> str:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             row = tx.one("SELECT uuid FROM postroom_owner")
         assert row is not None, "it was written down when the store was opened"
         return str(row[0])
@@ -54,18 +54,18 @@ class SqlBrokers:
     # ---- processes ----
 
     def announce(self, process: Process, ttl_ms: int) -> None:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             now = tx.now_ms()
             shards = json.dumps(sorted(process.shards))
             tx.do(self._announce, process.id, process.name, shards, now + ttl_ms)
             tx.do("DELETE FROM postroom_processes WHERE until_ms < ?", now - _FORGET_MS)
 
     def withdraw(self, id: str) -> None:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             tx.do("DELETE FROM postroom_processes WHERE id = ?", id)
 
     def announced(self) -> list[Process]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             rows = tx.all(
                 "SELECT id, name, shards FROM postroom_processes WHERE until_ms > ? ORDER BY name, id",
                 tx.now_ms(),
@@ -88,11 +88,11 @@ class SqlDuties:
 
     def acquire(self, duty: str, holder: str, lease_ms: int) -> bool:
         """Take or renew the lease. A look without a lock first: most who ask are refused."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one(_LOOK, duty)
             if row is not None and row[0] != holder and _is_held(row[1], tx.now_ms(), lease_ms):
                 return False
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             row = tx.locked(_LOOK, duty)
             until = tx.now_ms() + lease_ms
             if row is None:  # two at once: one meets the other's row, and looks again
@@ -109,7 +109,7 @@ class SqlDuties:
             return True
 
     def release(self, duty: str, holder: str) -> None:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             tx.do("DELETE FROM postroom_duties WHERE name = ? AND holder = ?", duty, holder)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from ...errors import InvalidSetting, StoreCorrupt, StoreError
 from ..sharded.table import SqlShards
-from .session import Lane, Session, Transaction, verbs
+from .session import Area, Session, Transaction, verbs
 
 __all__ = ["check", "check_alone", "check_pair", "join", "uuid_of"]
 
@@ -25,7 +25,7 @@ def uuid_of(session: Session) -> str:
 
 
 def _setting(session: Session, name: str) -> str:
-    with session.read(Lane.LOG) as tx:
+    with session.read(Area.LOG) as tx:
         row = tx.one(_SETTING, name)
     return str(row[0]) if row else ""
 
@@ -78,7 +78,7 @@ def check(first: Session, others: Mapping[str, Session]) -> None:
                 f"shard {name!r} is the same database as shard {names[mine]!r}: give each name a database of "
                 "its own"
             )
-        with session.read(Lane.LOG) as tx:
+        with session.read(Area.LOG) as tx:
             _refuse_foreign(tx, queue, name, listed=name in known)
 
 
@@ -116,7 +116,7 @@ class _Claim:
 
     def claim(self, queue: str, name: str, *, listed: bool) -> None:
         """Write down whose the database is: once, since others may want it at the same moment (I1)."""
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             tx.locked(_SETTING, "catalog_version")
             _refuse_foreign(tx, queue, name, listed=listed)
             upsert = self._session.dialect.upsert("postroom_settings", ("name",), ("value",))
@@ -139,14 +139,14 @@ _CURE = (
 
 def check_pair(session: Session) -> None:
     """Claim new progress for this log; StoreCorrupt if it belongs to another, or is ahead of this one."""
-    with session.read(Lane.LOG) as tx:
+    with session.read(Area.LOG) as tx:
         mine = str((tx.one("SELECT value FROM postroom_settings WHERE name = 'uuid'") or ("",))[0])
     owner = _owner(session) or _claim(session, mine)
     if owner != mine:
         raise StoreCorrupt(f"the progress kept here belongs to another log; {_CURE}", owner=owner, log=mine)
-    with session.read(Lane.PROGRESS) as tx:  # before the ends, which only grow
+    with session.read(Area.PROGRESS) as tx:  # before the ends, which only grow
         cursors = tx.all("SELECT partition_id, MAX(next_new) FROM postroom_progress GROUP BY partition_id")
-    with session.read(Lane.LOG) as tx:
+    with session.read(Area.LOG) as tx:
         ends: dict[int, int] = dict(tx.all(_ENDS))
     for partition_id, cursor in cursors:
         if cursor > ends.get(partition_id, cursor):
@@ -158,14 +158,14 @@ def check_pair(session: Session) -> None:
 
 
 def _owner(session: Session) -> str | None:
-    with session.read(Lane.PROGRESS) as tx:
+    with session.read(Area.PROGRESS) as tx:
         row = tx.one("SELECT uuid FROM postroom_owner")
     return str(row[0]) if row else None
 
 
 def _claim(session: Session, mine: str) -> str:
     try:
-        with session.write(Lane.PROGRESS) as tx:
+        with session.write(Area.PROGRESS) as tx:
             row = tx.one("SELECT uuid FROM postroom_owner")
             if row is None:
                 tx.do("INSERT INTO postroom_owner (uuid) VALUES (?)", mine)

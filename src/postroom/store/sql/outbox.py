@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ...errors import LeaseLost
 from ..contract.values import Append, Drawn
-from .session import Lane, Session, Transaction, verbs
+from .session import Area, Session, Transaction, verbs
 
 __all__ = ["OUTBOX", "Drawing", "OutboxLook", "SqlOutboxes"]
 
@@ -40,7 +40,7 @@ class SqlOutboxes:
 
     def leads(self, table: str, holder: str) -> bool:
         """Whether the outbox is in this database, and that relay leads it."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             if not tx.dialect.has_table(tx, f"{table}_relay"):
                 return False
             row = tx.one(_HOLDER.format(table=table))
@@ -48,7 +48,7 @@ class SqlOutboxes:
 
     def look(self, table: str) -> OutboxLook | None:
         """What waits there; None: there is no such outbox in this database."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             if not tx.dialect.has_table(tx, f"{table}_relay"):
                 return None
             row = tx.one(_LOOK.format(table=table))

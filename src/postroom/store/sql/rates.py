@@ -9,7 +9,7 @@ from __future__ import annotations
 from ...errors import UnknownGroup
 from ...model.policy.rate import NOTHING, Rate, Spent, debt_us, give_back, spend
 from .catalog.catalog import SqlCatalog, topic_of
-from .session import Lane, Session, Transaction, verbs
+from .session import Area, Session, Transaction, verbs
 
 __all__ = ["SqlRates"]
 
@@ -45,11 +45,11 @@ class SqlRates:
                 tx.do("DELETE FROM postroom_rates WHERE name = ?", rate.name)
             else:
                 tx.do(self._put, rate.name, rate.messages_per_s, rate.bytes_per_s)
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             tx.do("DELETE FROM postroom_spent WHERE name = ?", rate.name)
 
     def all(self) -> list[Rate]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all(_ALL)
         return sorted(
             (Rate(name, float(messages), int(size)) for name, messages, size in rows), key=lambda r: r.name
@@ -58,7 +58,7 @@ class SqlRates:
     def spend(
         self, rate: Rate, messages: int, bytes: int, *, owed_messages: int = 0, owed_bytes: int = 0
     ) -> int:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             spent, now_us, new = self._locked(tx, rate)
             if owed_messages or owed_bytes:
                 spent, _ = spend(spent, rate, now_us, owed_messages, owed_bytes)
@@ -67,14 +67,14 @@ class SqlRates:
         return -(-usable_us // 1000)
 
     def give_back(self, rate: Rate, messages: int, bytes: int) -> None:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             spent, now_us, new = self._locked(tx, rate)
             if not new:
                 self._write(tx, rate, give_back(spent, rate, messages, bytes), now_us, new)
 
     def debts(self) -> dict[str, int]:
         rates = {rate.name: rate for rate in self.all()}
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             rows = tx.all("SELECT name, messages_at, bytes_at FROM postroom_spent")
             now_us = tx.now_ms() * 1000
         found: dict[str, int] = {}

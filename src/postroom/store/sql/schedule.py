@@ -16,10 +16,10 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from ...errors import LeaseLost
 from ...model.messages.ids import DIGEST_SIZE
 from ...model.moves import schedule
-from ...model.moves.schedule import DUTY, Home, Waiting
+from ...model.moves.schedule import DUTY, DelayedRow, Home
 from ..contract import Append, Finished, Move
 from .brokers import holds
-from .session import Lane, Row, Session, Transaction, empties, verbs
+from .session import Area, Row, Session, Transaction, empties, verbs
 
 __all__ = ["Delayed", "SqlSchedule"]
 
@@ -78,7 +78,7 @@ class SqlSchedule:
     # ---- for the mover ----
 
     def next_due(self, *, since: int = 0, without: Collection[int] = ()) -> int | None:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one(_NEXT.format(others=_others(without)), since)
         return None if row is None else int(row[0])
 
@@ -90,9 +90,9 @@ class SqlSchedule:
         since: int = 0,
         without: Collection[int] = (),
         skip: Collection[int] = (),
-    ) -> list[Waiting]:
+    ) -> list[DelayedRow]:
         sql = _DUE.format(others=_others(without))
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             now = tx.now_ms()
             for limit in (_FEW, _HEADS):
                 heads = tx.all(sql, since, now, limit + len(skip))
@@ -102,19 +102,19 @@ class SqlSchedule:
             found = _read(tx, chosen)
         return [found[row_id] for row_id in chosen if row_id in found]
 
-    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
-        with self._session.read(Lane.LOG) as tx:
+    def rows(self, ids: Iterable[int]) -> dict[int, DelayedRow]:
+        with self._session.read(Area.LOG) as tx:
             return _read(tx, sorted(set(ids)))
 
     def stamp(
         self,
         holder: str,
         move: Move,
-        rows: Iterable[Waiting],
+        rows: Iterable[DelayedRow],
         before: Finished | None = None,
     ) -> bool:
         expected = {row.id: row.records for row in rows}
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             _check_lease(tx, holder)
             found = self._lock(tx, expected)
             if before is not None:
@@ -130,12 +130,12 @@ class SqlSchedule:
             return True
 
     def moves(self) -> list[Move]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all("SELECT id, producer_id, plan FROM postroom_moves ORDER BY id")
         return [Move(row[0], row[1], tuple(schedule.decode(row[2]))) for row in rows]
 
     def finish(self, holder: str, finished: Finished) -> None:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             _check_lease(tx, holder)
             _finish(tx, finished)
 
@@ -155,7 +155,7 @@ class SqlSchedule:
 
     def _find(self, topic_id: int, digest: bytes) -> list[int]:
         """Rows with that id. Those of many messages are not indexed: their ids are read, page by page."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             found = [int(row[0]) for row in tx.all(_BY_HASH, topic_id, digest)]
             after = 0
             while page := tx.all(_MANY, topic_id, after, _PAGE):
@@ -164,7 +164,7 @@ class SqlSchedule:
         return sorted(found)
 
     def _cancel(self, row_id: int, digest: bytes) -> int:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             if not self._lock(tx, [row_id]) or row_id in _stamped(tx):
                 return 0
             row = _read(tx, [row_id])[row_id]
@@ -180,7 +180,7 @@ class SqlSchedule:
     def purge(self, topic_id: int) -> int:
         dropped = 0
         while True:
-            with self._session.read(Lane.LOG) as tx:
+            with self._session.read(Area.LOG) as tx:
                 limit = _PURGED + len(_stamped(tx))
                 page = tx.all("SELECT id FROM postroom_schedule WHERE topic_id = ? LIMIT ?", topic_id, limit)
             count = self._drop([int(row[0]) for row in page])
@@ -189,7 +189,7 @@ class SqlSchedule:
                 return dropped
 
     def _drop(self, ids: Sequence[int]) -> int:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             locked = self._lock(tx, ids)
             gone = sorted(locked.keys() - _stamped(tx))
             counts = _counted(tx, gone)
@@ -198,7 +198,7 @@ class SqlSchedule:
             return counts.total()
 
     def delayed(self) -> dict[int, int]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all("SELECT topic_id, SUM(messages) FROM postroom_delayed GROUP BY topic_id")
         return {int(topic_id): int(messages) for topic_id, messages in rows}
 
@@ -236,19 +236,19 @@ def _within(heads: Sequence[Row], messages: int, max_bytes: int) -> list[int]:
     return chosen
 
 
-def _read(tx: Transaction, ids: Sequence[int]) -> dict[int, Waiting]:
+def _read(tx: Transaction, ids: Sequence[int]) -> dict[int, DelayedRow]:
     found = {}
     for marks, some in _slices(ids):
         for row_id, topic_id, partition_id, due_at, records, batch, known in tx.all(
             _ROWS.format(marks=marks), *some
         ):
-            found[row_id] = Waiting(
+            found[row_id] = DelayedRow(
                 row_id, topic_id, partition_id, due_at, records, bytes(batch), bytes(known or b"")
             )
     return found
 
 
-def _change(tx: Transaction, row: Waiting) -> None:
+def _change(tx: Transaction, row: DelayedRow) -> None:
     known = _ids(row.ids, row.records)
     tx.do(_CHANGE, row.due_at, row.records, len(row.batch), *known, row.batch, row.id)
 

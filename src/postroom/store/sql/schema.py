@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Collection
 
 from ...errors import SchemaMismatch, how_to_update
-from .session import Dialect, Lane, Session, Transaction
+from .session import Area, Dialect, Session, Transaction
 
 __all__ = [
     "MIGRATIONS",
@@ -356,15 +356,15 @@ _2_VOLATILE: Statements = (
     ),
 )
 
-MIGRATIONS: dict[int, dict[Lane, Statements]] = {
-    1: {Lane.LOG: _1_LOG, Lane.PROGRESS: _1_PROGRESS},
-    2: {Lane.LOG: _2_LOG, Lane.PROGRESS: _2_PROGRESS, Lane.VOLATILE: _2_VOLATILE},
-    3: {Lane.LOG: _3_LOG, Lane.PROGRESS: _3_PROGRESS},
-    4: {Lane.LOG: _4_LOG, Lane.PROGRESS: _4_PROGRESS},
-    5: {Lane.LOG: _5_LOG},
-    6: {Lane.PROGRESS: _6_PROGRESS},
-    7: {Lane.LOG: _7_LOG, Lane.PROGRESS: _7_PROGRESS},
-    8: {Lane.LOG: _8_LOG},
+MIGRATIONS: dict[int, dict[Area, Statements]] = {
+    1: {Area.LOG: _1_LOG, Area.PROGRESS: _1_PROGRESS},
+    2: {Area.LOG: _2_LOG, Area.PROGRESS: _2_PROGRESS, Area.VOLATILE: _2_VOLATILE},
+    3: {Area.LOG: _3_LOG, Area.PROGRESS: _3_PROGRESS},
+    4: {Area.LOG: _4_LOG, Area.PROGRESS: _4_PROGRESS},
+    5: {Area.LOG: _5_LOG},
+    6: {Area.PROGRESS: _6_PROGRESS},
+    7: {Area.LOG: _7_LOG, Area.PROGRESS: _7_PROGRESS},
+    8: {Area.LOG: _8_LOG},
 }
 VERSION = max(MIGRATIONS)
 
@@ -389,18 +389,18 @@ def migrate(session: Session) -> None:
             for number in range(have + 1, VERSION + 1):
                 for statement in statements(number, lane, places):
                     session.dialect.change(tx, _typed(statement, session.dialect))
-                if lane is Lane.LOG and number == 1:
+                if lane is Area.LOG and number == 1:
                     upsert = session.dialect.upsert("postroom_settings", ("name",), ("value",))
                     tx.many(upsert, [("uuid", str(uuid.uuid4())), ("catalog_version", "0")])
                 tx.do(_NOTE, number, tx.now_ms())
 
 
-def statements(number: int, lane: Lane, places: tuple[Lane, ...]) -> Statements:
+def statements(number: int, lane: Area, places: tuple[Area, ...]) -> Statements:
     """What a migration runs in one place. Where all lanes are one place, those of every lane."""
     parts = MIGRATIONS[number]
     if len(places) > 1:
         return parts.get(lane, ())
-    return (*parts.get(Lane.LOG, ()), *parts.get(Lane.PROGRESS, ()))
+    return (*parts.get(Area.LOG, ()), *parts.get(Area.PROGRESS, ()))
 
 
 def script(session: Session) -> list[str]:
@@ -412,7 +412,7 @@ def script(session: Session) -> list[str]:
             found.append(_typed(_SCHEMA, session.dialect))
         for number in range(have + 1, VERSION + 1):
             found += [_typed(s, session.dialect) for s in statements(number, lane, session.dialect.places)]
-            if lane is Lane.LOG and number == 1:
+            if lane is Area.LOG and number == 1:
                 settings = f"('uuid', '{uuid.uuid4()}'), ('catalog_version', '0')"
                 found.append(f"INSERT INTO postroom_settings (name, value) VALUES {settings}")
             found.append(
@@ -435,7 +435,7 @@ def check_schema(session: Session) -> None:
             )
 
 
-def version_of(session: Session, lane: Lane) -> int:
+def version_of(session: Session, lane: Area) -> int:
     """The schema's version; 0 for an empty database.
 
     SchemaMismatch if it is newer than this program, or if a queue under the former name is there instead.
@@ -458,7 +458,7 @@ def version_of(session: Session, lane: Lane) -> int:
 _MADE = re.compile(r"CREATE TABLE postroom_(\w+)")
 
 
-def refuse_former(tables: Collection[str], dialect: Dialect, lane: Lane) -> None:
+def refuse_former(tables: Collection[str], dialect: Dialect, lane: Area) -> None:
     """SchemaMismatch if these, the tables of one place, are a queue's under the former name."""
     made = (statements(number, lane, dialect.places) for number in sorted(MIGRATIONS))
     first = next(filter(None, made))  # what the oldest version made in this place
@@ -512,7 +512,7 @@ def log_table(partition_id: int) -> str:
     return f"postroom_log_{partition_id:d}"
 
 
-def create_log(session: Session, partition_id: int, lane: Lane = Lane.LOG) -> None:
+def create_log(session: Session, partition_id: int, lane: Area = Area.LOG) -> None:
     """The table of a partition: a batch is a row. A step of its own, since DDL commits on MySQL (I19)."""
     statement = f"""CREATE TABLE IF NOT EXISTS {log_table(partition_id)} (
         base_offset {{offset}} PRIMARY KEY,
@@ -526,4 +526,4 @@ def create_log(session: Session, partition_id: int, lane: Lane = Lane.LOG) -> No
         batch {{blob}} NOT NULL)"""
     with session.write(lane) as tx:
         text = _typed(statement, session.dialect)
-        session.dialect.create_log(tx, text, log_table(partition_id), volatile=lane is Lane.VOLATILE)
+        session.dialect.create_log(tx, text, log_table(partition_id), volatile=lane is Area.VOLATILE)

@@ -28,7 +28,7 @@ from ...errors import ClosedError, StoreBusy, StoreError, StoreFull, StoreUnavai
 from ..contract import Watcher
 from ..contract.values import WouldWaitError
 
-__all__ = ["Dialect", "Lane", "Row", "Session", "Transaction", "by_key", "empties", "verbs"]
+__all__ = ["Area", "Dialect", "Row", "Session", "Transaction", "by_key", "empties", "verbs"]
 
 Row = tuple[Any, ...]
 C = TypeVar("C", bound=type)
@@ -39,7 +39,7 @@ _PAUSE_S = 0.002  # before the second one; doubled for each further one
 _IDLE_S = 10.0  # a connection that was not used for longer is replaced
 
 
-class Lane(Enum):
+class Area(Enum):
     LOG = "log"
     PROGRESS = "progress"
     VOLATILE = "volatile"
@@ -56,12 +56,12 @@ class Dialect(Protocol):
     table: str  # what follows the closing bracket of CREATE TABLE
     indexes_by_table: bool  # an index is named together with its table
     for_update: str  # suffix that locks the rows a SELECT returns
-    places: tuple[Lane, ...]  # lanes that have tables of their own
+    places: tuple[Area, ...]  # lanes that have tables of their own
     pooled: bool  # connections go stale when they are not used
     shows_flushed: bool  # nobody sees a commit that a crash could take back
     quick: bool  # without a server: a verb may be run `at_once`
 
-    def connect(self, lane: Lane, *, at_once: bool = False) -> Any:
+    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
         """`at_once`: one that waits for nobody, and leaves to others what takes its time."""
 
     def cut(self, connection: Any) -> None:
@@ -70,13 +70,13 @@ class Dialect(Protocol):
     def usable(self, connection: Any) -> bool:
         """Whether a connection may be used again after an error, or by the next who asks."""
 
-    def reading(self, lane: Lane) -> AbstractContextManager[None]:
+    def reading(self, lane: Area) -> AbstractContextManager[None]:
         """Held around statements that only read."""
 
-    def begin(self, connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
         """Start a write transaction; durable at commit if `flush`."""
 
-    def end(self, connection: Any, lane: Lane, *, commit: bool) -> None: ...
+    def end(self, connection: Any, lane: Area, *, commit: bool) -> None: ...
 
     def end_stuck(self) -> None:
         """A lock was not had in time: end transactions that stand still, where no limit does (I15)."""
@@ -143,13 +143,13 @@ class Dialect(Protocol):
 
     def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None: ...
 
-    def announce(self, lane: Lane) -> None:
+    def announce(self, lane: Area) -> None:
         """Something was committed that others may wait for."""
 
     def watch(self, session: Session) -> Watcher:
         """A way to learn of commits by others."""
 
-    def error(self, error: Exception, lane: Lane) -> StoreError | None:
+    def error(self, error: Exception, lane: Area) -> StoreError | None:
         """The error of our tree for a driver's error; None if it is not the driver's."""
 
     def undone(self, error: Exception) -> bool:
@@ -170,7 +170,7 @@ class Transaction:
         self._connection = connection
         self._dialect = dialect
         self._now: int | None = None
-        self.announced: set[Lane] = set()
+        self.announced: set[Area] = set()
 
     @property
     def dialect(self) -> Dialect:
@@ -214,7 +214,7 @@ class Transaction:
     def started_ms(self) -> int:
         return self._dialect.started_ms(self._connection)
 
-    def announce(self, lane: Lane) -> None:
+    def announce(self, lane: Area) -> None:
         """Tell those who wait, once this is committed."""
         self.announced.add(lane)
 
@@ -228,30 +228,30 @@ class Transaction:
 class Session:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self._idle: dict[tuple[Lane, bool], list[tuple[Any, float]]] = {
-            (lane, at_once): [] for lane in Lane for at_once in (False, True)
+        self._idle: dict[tuple[Area, bool], list[tuple[Any, float]]] = {
+            (lane, at_once): [] for lane in Area for at_once in (False, True)
         }
         self._mood = threading.local()
         self._used: set[Any] = set()  # connections that somebody has now
         self._refusing: StoreUnavailable | None = None  # it hangs: nobody is to wait for it
         self._guard = threading.Lock()
         self._closed = False
-        self.lanes: dict[int, Lane] = {}  # of partitions, as far as somebody asked: `lookups.lane_of`
+        self.lanes: dict[int, Area] = {}  # of partitions, as far as somebody asked: `lookups.lane_of`
         self.counted: set[tuple[int, int]] = set()  # topics and partitions whose delayed messages are counted
 
     def now_ms(self) -> int:
         known = self.dialect.time_ms()
         if known is not None:
             return known
-        with self.read(Lane.LOG) as tx:
+        with self.read(Area.LOG) as tx:
             return tx.now_ms()
 
-    def log_lane(self, volatile: bool) -> Lane:
-        return Lane.VOLATILE if volatile else Lane.LOG
+    def log_lane(self, volatile: bool) -> Area:
+        return Area.VOLATILE if volatile else Area.LOG
 
-    def place_of(self, lane: Lane) -> Lane:
+    def place_of(self, lane: Area) -> Area:
         """The lane whose tables know a log's partition: its own where it has a place of its own."""
-        return lane if lane in self.dialect.places else Lane.LOG
+        return lane if lane in self.dialect.places else Area.LOG
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -281,13 +281,13 @@ class Session:
             raise WouldWaitError("it takes its time: leave it to a thread")
 
     @contextmanager
-    def read(self, lane: Lane) -> Iterator[Transaction]:
+    def read(self, lane: Area) -> Iterator[Transaction]:
         """Statements that change nothing; each sees what was committed when it started."""
         with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.reading(lane):
             yield Transaction(connection, self.dialect)
 
     @contextmanager
-    def write(self, lane: Lane, *, flush: bool = True) -> Iterator[Transaction]:
+    def write(self, lane: Area, *, flush: bool = True) -> Iterator[Transaction]:
         """One transaction: committed at the end, rolled back if the block raises."""
         if flush:
             self.takes_time()
@@ -304,7 +304,7 @@ class Session:
             self.dialect.announce(announced)
 
     @contextmanager
-    def migrating(self, lane: Lane) -> Iterator[Transaction]:
+    def migrating(self, lane: Area) -> Iterator[Transaction]:
         """Make tables: one process at a time, and in one transaction where the database can."""
         with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.migrating(connection):
             self.dialect.begin(connection, lane, flush=True)
@@ -315,7 +315,7 @@ class Session:
                 raise
             self._commit(connection, lane)
 
-    def _commit(self, connection: Any, lane: Lane) -> None:
+    def _commit(self, connection: Any, lane: Area) -> None:
         try:
             self.dialect.end(connection, lane, commit=True)
         except Exception as error:
@@ -325,7 +325,7 @@ class Session:
             raise
 
     @contextmanager
-    def _mapped(self, lane: Lane) -> Iterator[None]:
+    def _mapped(self, lane: Area) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -349,7 +349,7 @@ class Session:
             raise mapped from error
 
     @contextmanager
-    def _borrowed(self, lane: Lane) -> Iterator[Any]:
+    def _borrowed(self, lane: Area) -> Iterator[Any]:
         connection = self._take(lane)
         self._used.add(connection)
         try:
@@ -370,17 +370,17 @@ class Session:
         self._refusing = why
         for connection in tuple(self._used):
             self.dialect.cut(connection)
-        for lane in Lane:
+        for lane in Area:
             self.forget(lane)
 
     def knock(self) -> None:
         """See whether the database takes connections (again)."""
-        with self._mapped(Lane.LOG):
-            connection = self._connect(Lane.LOG)
+        with self._mapped(Area.LOG):
+            connection = self._connect(Area.LOG)
             self._refusing = None
-            self._give(Lane.LOG, connection)
+            self._give(Area.LOG, connection)
 
-    def _take(self, lane: Lane) -> Any:
+    def _take(self, lane: Area) -> Any:
         while True:
             with self._guard:
                 if self._closed:
@@ -396,21 +396,21 @@ class Session:
                 return connection
             connection.close()
 
-    def _connect(self, lane: Lane) -> Any:
+    def _connect(self, lane: Area) -> Any:
         try:
             return self.dialect.connect(lane, at_once=self._at_once)
         except Exception as error:
             error.run_once = True  # type: ignore[attr-defined]  # each try may take the whole time-out
             raise
 
-    def _give(self, lane: Lane, connection: Any) -> None:
+    def _give(self, lane: Area, connection: Any) -> None:
         with self._guard:
             if not self._closed:
                 self._idle[lane, self._at_once].append((connection, time.monotonic()))
                 return
         connection.close()
 
-    def forget(self, lane: Lane) -> None:
+    def forget(self, lane: Area) -> None:
         """Throw away the lane's connections: one was lost, and the others of its time likely too."""
         with self._guard:
             stale = [*self._idle[lane, False], *self._idle[lane, True]]

@@ -21,7 +21,7 @@ from ...model.policy.slow_lane import (
     window_start,
 )
 from ..contract import Group
-from .session import Lane, Session, Transaction, verbs
+from .session import Area, Session, Transaction, verbs
 
 __all__ = ["SqlLanes"]
 
@@ -54,14 +54,14 @@ class SqlLanes:
         )
 
     def state(self, group: Group) -> LaneState:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             since = window_start(group.settings.slow_lane, tx.now_ms())
             watched = frozenset(row[0] for row in tx.all(_WATCHED, group.id, since))
             return LaneState(_slow(tx, group.id), watched)
 
     def count(self, group: Group, counts: Sequence[tuple[int, Seen]]) -> LaneState:
         policy = group.settings.slow_lane
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             self._lock(tx, group.id, policy)
             now = tx.now_ms()
             since = window_start(policy, now)

@@ -18,10 +18,19 @@ import msgspec
 from ...errors import StagingConflict
 from ...model.messages.batch import read_header
 from ...model.moves import schedule, staging
-from ...model.moves.schedule import Waiting
-from ...model.moves.staging import Decision, Known, OpenMove, Place, Progress, Segment, Span, Wish
+from ...model.moves.schedule import DelayedRow
+from ...model.moves.staging import (
+    Decision,
+    OpenMove,
+    Progress,
+    PublishedSpan,
+    Segment,
+    Span,
+    StagedQuery,
+    Wish,
+)
 from ..contract import Finished, Staged
-from .session import Lane, Row, Session, Transaction, verbs
+from .session import Area, Row, Session, Transaction, verbs
 
 __all__ = ["SqlStaging"]
 
@@ -97,7 +106,7 @@ class SqlStaging:
     def put(
         self, query: str, batch: int, segment: str, number: int, rows: Sequence[Staged], owner: str = ""
     ) -> None:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             _claim(tx, query, owner)
             there = {int(row[0]) for row in tx.all(_STAGED, query, batch, segment, number)}
             now = tx.now_ms()
@@ -118,7 +127,7 @@ class SqlStaging:
         topics: Collection[int] | None = None,
         owner: str | None = None,
     ) -> int:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             _check_owner(query, _known(tx.one(_QUERY, query)), owner)
             found = {(str(row[0]), int(row[1])) for row in tx.all(_SEGMENTS, query, batch)}
         dropped = 0
@@ -129,7 +138,7 @@ class SqlStaging:
         return dropped
 
     def _drop_some(self, query: str, batch: int, segment: str, topic_id: int, owner: str | None) -> int:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             _lock_query(tx, query, owner)
             if segment in _decided(tx, query, batch):
                 return 0
@@ -139,21 +148,21 @@ class SqlStaging:
 
     # ---- deciding ----
 
-    def known(self, query: str) -> Known:
-        with self._session.read(Lane.LOG) as tx:
+    def known(self, query: str) -> StagedQuery:
+        with self._session.read(Area.LOG) as tx:
             return _known(tx.one(_QUERY, query))
 
     def decision(self, query: str, batch: int) -> Decision | None:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return _newest(tx, query, batch)
 
     def unfinished(self, query: str | None = None) -> list[Decision]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all(_OPEN) if query is None else tx.all(f"{_OPEN} AND query = ?", query)
         return sorted(map(_decision, rows), key=lambda one: (one.decided_at, one.query, one.batch))
 
     def give(self, query: str, owner: str) -> bool:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             if tx.locked(_QUERY, query) is None:
                 return False
             tx.do(_OWN, owner, query)
@@ -168,7 +177,7 @@ class SqlStaging:
         topics: Collection[int] | None = None,
         owner: str = "",
     ) -> Decision:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             known = _lock_query(tx, query, owner)
             recorded = _newest(tx, query, batch)
             revision = staging.revision_for(known, recorded, batch, wish)
@@ -191,9 +200,9 @@ class SqlStaging:
 
     def next_rows(
         self, decision: Decision, *, messages: int, max_bytes: int, skip: Collection[int] = ()
-    ) -> list[Waiting]:
+    ) -> list[DelayedRow]:
         chosen: list[int] = []
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             left = {row[0] for row in tx.all(_LEFT, decision.query, decision.batch)}
             for segment, _ in decision.segments:
                 if segment not in left:
@@ -212,12 +221,12 @@ class SqlStaging:
             found = _read(tx, chosen)
         return [found[row_id] for row_id in chosen if row_id in found]
 
-    def rows(self, ids: Iterable[int]) -> dict[int, Waiting]:
-        with self._session.read(Lane.LOG) as tx:
+    def rows(self, ids: Iterable[int]) -> dict[int, DelayedRow]:
+        with self._session.read(Area.LOG) as tx:
             return _read(tx, sorted(set(ids)))
 
     def stamp(self, decision: Decision, move: OpenMove) -> Decision | None:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             if not _is_last(tx, decision):
                 return None
             tx.do(_STAMP, decision.step + 1, schedule.encode(move.planned), *_key(decision))
@@ -234,7 +243,7 @@ class SqlStaging:
         done: bool = False,
     ) -> Decision | None:
         producer_id = decision.producer_id if producer_id is None else producer_id
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             if not _is_last(tx, decision):
                 return None
             _delete(tx, sorted(finished.gone))
@@ -252,7 +261,7 @@ class SqlStaging:
     # ---- in the long run ----
 
     def age(self, staged_ms: int, decision_ms: int, query_ms: int) -> tuple[int, int]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             now = tx.now_ms()
             oldest = tx.one(_OLDEST)
             is_old = oldest is not None and oldest[0] is not None and oldest[0] < now - staged_ms
@@ -266,19 +275,19 @@ class SqlStaging:
         return dropped, forgotten
 
     def _forget(self, before: int) -> int:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             keys = tx.all(_FORGET, before, _AT_ONCE)
             for key in keys:
                 tx.do(f"DELETE FROM postroom_decisions {_WHERE}", *key)
         return len(keys)
 
     def _forget_queries(self, before: int, single_before: int) -> int:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             queries = [row[0] for row in tx.all(_OLD_QUERIES, before, single_before, _AT_ONCE)]
         return sum(self._forget_query(query, before, single_before) for query in queries)
 
     def _forget_query(self, query: str, before: int, single_before: int) -> int:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             row = tx.locked("SELECT batch, decided_at FROM postroom_queries WHERE query = ?", query)
             if row is None or row[1] >= (single_before if row[0] <= 0 else before):
                 return 0
@@ -303,7 +312,7 @@ def _claim(tx: Transaction, query: str, owner: str) -> None:
         _check_owner(query, known, owner)
 
 
-def _lock_query(tx: Transaction, query: str, owner: str | None) -> Known:
+def _lock_query(tx: Transaction, query: str, owner: str | None) -> StagedQuery:
     """`owner`: whose it is from now on, if it is nobody's; None: that of nobody else, and it stays so."""
     row = tx.locked(_QUERY, query)
     known = _known(row)
@@ -314,14 +323,14 @@ def _lock_query(tx: Transaction, query: str, owner: str | None) -> Known:
     return known
 
 
-def _check_owner(query: str, known: Known, owner: str | None) -> str | None:
+def _check_owner(query: str, known: StagedQuery, owner: str | None) -> str | None:
     return known.owner if owner is None else staging.owner_after(query, known.owner, owner)
 
 
-def _known(row: Row | None) -> Known:
+def _known(row: Row | None) -> StagedQuery:
     if row is None:
-        return Known(-1)
-    return Known(int(row[0]), msgspec.msgpack.decode(row[1], type=dict[str, int]), row[2])
+        return StagedQuery(-1)
+    return StagedQuery(int(row[0]), msgspec.msgpack.decode(row[1], type=dict[str, int]), row[2])
 
 
 def _newest(tx: Transaction, query: str, batch: int) -> Decision | None:
@@ -396,18 +405,20 @@ def _progress(progress: Progress) -> bytes:
 
 def _unpacked(packed: bytes) -> Progress:
     found = msgspec.msgpack.decode(packed, type=_Progress)
-    return Progress({place[1]: Place(*place) for place in found.places}, found.sequences, found.dropped)
+    return Progress(
+        {place[1]: PublishedSpan(*place) for place in found.places}, found.sequences, found.dropped
+    )
 
 
 def _packed(value: Any) -> bytes:
     return msgspec.msgpack.encode(value)
 
 
-def _read(tx: Transaction, ids: Sequence[int]) -> dict[int, Waiting]:
+def _read(tx: Transaction, ids: Sequence[int]) -> dict[int, DelayedRow]:
     found = {}
     for marks, some in _slices(ids):
         for row_id, topic_id, partition_id, records, data in tx.all(_ROWS.format(marks=marks), *some):
-            found[row_id] = Waiting(row_id, topic_id, partition_id, 0, records, bytes(data))
+            found[row_id] = DelayedRow(row_id, topic_id, partition_id, 0, records, bytes(data))
     return found
 
 

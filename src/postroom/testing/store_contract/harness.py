@@ -21,7 +21,7 @@ from ...model.messages.batch import SEAL, BatchBuilder, build_control, records
 from ...model.policy.settings import GroupSettings, TopicSettings
 from ...store import SqlStore
 from ...store.contract import Append, Appended, Granted, Group, Store, StoredBatch, Topic
-from ...store.sql.session import Lane
+from ...store.sql.session import Area
 
 __all__ = [
     "LEASE",
@@ -121,7 +121,7 @@ def _failing_commits(store: SqlStore, meanwhile: Callable[[], object]) -> Iterat
     dialect = store.session.dialect
     original = dialect.end
 
-    def end(connection: Any, lane: Lane, *, commit: bool) -> None:
+    def end(connection: Any, lane: Area, *, commit: bool) -> None:
         if commit:
             meanwhile()
         original(connection, lane, commit=False)

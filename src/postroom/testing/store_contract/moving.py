@@ -21,7 +21,7 @@ from ...model.policy.settings import TopicSettings
 from ...model.topology.route import Route, split
 from ...store import SqlStore
 from ...store.contract import Append, Store, StoredBatch, Topic
-from ...store.sql.session import Lane
+from ...store.sql.session import Area
 from .harness import (
     MovableClock,
     StoreHarness,
@@ -537,7 +537,7 @@ class SealedMoveContract(StoreHarness):
     def _unseal(self, store: Store, partition_id: int) -> None:
         """No partition is ever opened again; here it saves a second split."""
         assert isinstance(store, SqlStore)
-        with store.session.write(Lane.LOG) as tx:
+        with store.session.write(Area.LOG) as tx:
             tx.run("UPDATE postroom_partitions SET state = 'open' WHERE id = ?", partition_id)
 
 

@@ -8,7 +8,7 @@ from ...errors import LeaseLost, PartitionSealed, UnknownProducer
 from ...model.delivery.delivery import Kind, Settlement, Stamp
 from ...model.messages.batch import BatchBuilder, records
 from ...model.messages.ids import digest
-from ...model.moves.schedule import DUTY, Part, Planned, Waiting, leaving
+from ...model.moves.schedule import DUTY, DelayedRow, Part, Planned, leaving
 from ...model.policy.settings import TopicSettings
 from ...store.contract import Append, Appended, Finished, Group, Move, Store, Topic
 from .harness import (
@@ -65,27 +65,27 @@ def due(store: Store, messages: int = MANY, max_bytes: int = MANY) -> list[list[
     return [waiting_values(row) for row in store.schedule.due(messages=messages, max_bytes=max_bytes)]
 
 
-def waiting_values(row: Waiting) -> list[str]:
+def waiting_values(row: DelayedRow) -> list[str]:
     return [(record.value or b"").decode() for record in records(row.batch)]
 
 
-def plan_of(rows: list[Waiting]) -> list[Planned]:
+def plan_of(rows: list[DelayedRow]) -> list[Planned]:
     """Every row a batch of its own; where it goes and under which sequence matters to nobody here."""
     return [Planned(row.partition_id, 0, row.records, (Part(row.id),)) for row in rows]
 
 
-def gone(rows: list[Waiting], move_id: int | None = None) -> Finished:
+def gone(rows: list[DelayedRow], move_id: int | None = None) -> Finished:
     by_id = {row.id: row for row in rows}
     return Finished(move_id, frozenset(by_id), messages=leaving(by_id, by_id, {}))
 
 
 def stamp(
-    store: Store, rows: list[Waiting], holder: str = ANN, move_id: int = 1, before: Finished | None = None
+    store: Store, rows: list[DelayedRow], holder: str = ANN, move_id: int = 1, before: Finished | None = None
 ) -> bool:
     return store.schedule.stamp(holder, Move(move_id, 5, tuple(plan_of(rows))), rows, before)
 
 
-def all_due(store: Store) -> list[Waiting]:
+def all_due(store: Store) -> list[DelayedRow]:
     return store.schedule.due(messages=MANY, max_bytes=MANY)
 
 
@@ -318,7 +318,7 @@ class ScheduleContract(StoreHarness):
         delay(store, place, clock.ms, "a", "b", "c")
         lead(store)
         (row,) = all_due(store)
-        rest = Waiting(row.id, row.topic_id, place, row.due_at, 1, delayed_batch("b"), digest("b"))
+        rest = DelayedRow(row.id, row.topic_id, place, row.due_at, 1, delayed_batch("b"), digest("b"))
         store.schedule.finish(ANN, Finished(None, changed=(rest,), messages={row.home: 2}))
         assert all_due(store) == [rest]
         assert store.schedule.delayed() == {topic.id: 1}
@@ -471,7 +471,7 @@ class CancelContract(StoreHarness):
             delay(store, place, clock.ms, *ids)
             rows = all_due(store)
 
-            def move(rows: list[Waiting] = rows) -> bool:
+            def move(rows: list[DelayedRow] = rows) -> bool:
                 return stamp(store, rows)
 
             def cancel(id: str = ids[-1]) -> bool:

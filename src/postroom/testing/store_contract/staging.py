@@ -8,7 +8,7 @@ from ...errors import PermissionDenied, StagingConflict
 from ...model.messages.batch import BatchBuilder
 from ...model.messages.slot import slot_of
 from ...model.moves.schedule import Part, Planned
-from ...model.moves.staging import Decision, Known, OpenMove, Progress, Span, Wish
+from ...model.moves.staging import Decision, OpenMove, Progress, Span, StagedQuery, Wish
 from ...model.policy.settings import TopicSettings
 from ...store.contract import Finished, Staged, Store, Topic
 from .harness import MovableClock, StoreHarness, append, in_threads, partitions, read_all
@@ -57,7 +57,7 @@ class StagingContract(StoreHarness):
     ) -> None:
         for segment in "ab":
             stage(store, topic, "q", 0, segment, "x", "y")
-        assert (store.staging.known("q"), store.staging.decision("q", 0)) == (Known(-1), None)
+        assert (store.staging.known("q"), store.staging.decision("q", 0)) == (StagedQuery(-1), None)
         assert store.staging.unfinished() == []
         first = store.staging.decide("q", 0, wish({"a": 2}), 7)
         assert (first.segments, first.rows, first.revision, first.topics) == ((("a", 2),), 2, 1, (topic.id,))
@@ -151,7 +151,7 @@ class StagingContract(StoreHarness):
             stage(store, topic, "q", batch, "a", "x", "y")
             segments = {"a": 2} if batch < 2 else {}  # of the last all rows lie below the marks
             self._published(store, store.staging.decide("q", batch, wish(segments, 5, source, marks), 7))
-        assert store.staging.known("q") == Known(2, {"s0": 12, "s1": 6})
+        assert store.staging.known("q") == StagedQuery(2, {"s0": 12, "s1": 6})
         with pytest.raises(StagingConflict, match="one driver alone"):  # what was left out is too little
             store.staging.decide("q", 3, wish({}, 3, {"s0": (12, 14)}, {"s0": 11}), 8)
 
@@ -164,7 +164,7 @@ class StagingContract(StoreHarness):
                 store.staging.decide("q", 0, wish({}, 5, source), 7)
         with pytest.raises(StagingConflict, match="1 messages are staged"):  # one for two sources
             store.staging.decide("q", 0, wish({"a": 1}, 2, {"s": (0, 0), "t": (0, 2**62)}), 7)
-        assert (store.staging.known("q"), store.staging.unfinished()) == (Known(-1), [])
+        assert (store.staging.known("q"), store.staging.unfinished()) == (StagedQuery(-1), [])
 
     # ---- whose it is (I23) ----
 
@@ -243,7 +243,7 @@ class StagingContract(StoreHarness):
         narrower = wish({}, 1, {"s": (0, 0)}, {"s": 2})
         assert store.staging.decide("q", 0, narrower, 9).revision == 2
         assert done.revision == 1
-        assert store.staging.known("q") == Known(0, {"s": 2})
+        assert store.staging.known("q") == StagedQuery(0, {"s": 2})
 
     def test_of_two_who_decide_at_once_both_get_one_decision(
         self, store: Store, topic: Topic, other: Store
@@ -300,11 +300,11 @@ class StagingContract(StoreHarness):
         clock.ms += 30 * DAY + 1
         store.staging.age(DAY, 30 * DAY, 365 * DAY)
         assert [store.staging.decision("q", batch) is None for batch in range(3)] == [True, True, False]
-        assert store.staging.known("q") == Known(2, {"s": 2})
-        assert (store.staging.decision("once", 0), store.staging.known("once")) == (None, Known(-1))
+        assert store.staging.known("q") == StagedQuery(2, {"s": 2})
+        assert (store.staging.decision("once", 0), store.staging.known("once")) == (None, StagedQuery(-1))
         clock.ms += 365 * DAY
         store.staging.age(DAY, 30 * DAY, 365 * DAY)
-        assert (store.staging.decision("q", 2), store.staging.known("q")) == (None, Known(-1))
+        assert (store.staging.decision("q", 2), store.staging.known("q")) == (None, StagedQuery(-1))
 
     def test_the_sequences_of_a_decision_under_way_are_not_forgotten(
         self, store: Store, topic: Topic, place: int, clock: MovableClock

@@ -25,7 +25,7 @@ def no_room() -> BrokerUnavailable:
     )
 
 
-class _Waiting(NamedTuple):
+class _QueuedAnswer(NamedTuple):
     share: Share
     size: int
     granted: asyncio.Future[None]
@@ -41,7 +41,9 @@ class Answers:
         self.held = 0
         self._wait_s = wait_ms / 1000
         self._principals: dict[str, int] = {}  # what each holds
-        self._lines: dict[str, deque[_Waiting]] = {}  # who waits, by principal; the next one's turn first
+        self._lines: dict[
+            str, deque[_QueuedAnswer]
+        ] = {}  # who waits, by principal; the next one's turn first
 
     def share(self, principal: str) -> Share:
         """Of one connection."""
@@ -80,7 +82,7 @@ class Answers:
 
     async def wait(self, share: Share, size: int) -> None:
         """Until there is room, which is held then."""
-        waiting = _Waiting(share, size, asyncio.get_running_loop().create_future())
+        waiting = _QueuedAnswer(share, size, asyncio.get_running_loop().create_future())
         self._lines.setdefault(share.principal, deque()).append(waiting)
         self._let_in()
         try:
@@ -95,7 +97,7 @@ class Answers:
                 raise no_room() from None
             raise
 
-    def _leave(self, waiting: _Waiting) -> None:
+    def _leave(self, waiting: _QueuedAnswer) -> None:
         line = self._lines.get(waiting.share.principal)
         if line is not None and waiting in line:
             line.remove(waiting)

@@ -22,7 +22,7 @@ import msgspec
 from ....endpoint.endpoint import Held, Lease, Settle
 from ....model.delivery.delivery import Span
 from ...message import Received
-from ..in_flight import ACKING, BACK, GIVING, LOST, OPEN, PARKING, Hands, HeldDelivery, Place
+from ..in_flight import ACKING, BACK, GIVING, LOST, OPEN, PARKING, GrantedPartition, Hands, HeldDelivery
 from .key_queue import KeyQueue
 
 if TYPE_CHECKING:
@@ -39,7 +39,9 @@ class OrderedDelivery(HeldDelivery):
 
     __slots__ = ("not_before", "ranges")
 
-    def __init__(self, settler: Settler, place: Place, lease: Lease, token: int, until: float) -> None:
+    def __init__(
+        self, settler: Settler, place: GrantedPartition, lease: Lease, token: int, until: float
+    ) -> None:
         super().__init__(settler, place, lease, token, until)
         self.not_before = lease.not_before
         self.ranges: list[tuple[int, int, int]] = []  # (start, stop, when): handed out then
@@ -80,7 +82,7 @@ class Holding:
         "chunks", "dropped", "give_up_at", "partition", "partition_id", "position", "queue", "topic", "until",
     )  # fmt: skip
 
-    def __init__(self, place: Place, queue: KeyQueue) -> None:
+    def __init__(self, place: GrantedPartition, queue: KeyQueue) -> None:
         self.topic, self.partition, self.partition_id = place.topic, place.partition, place.partition_id
         self.queue = queue
         self.position = -1  # the offset to expect next (I6); -1: from the lowest that is unsettled
@@ -124,7 +126,7 @@ class OrderedHands(Hands):
 
     # ---- partitions ----
 
-    def hold(self, place: Place) -> Holding:
+    def hold(self, place: GrantedPartition) -> Holding:
         holding = self.holdings.get(place.partition_id)
         if holding is None:
             holding = Holding(place, KeyQueue(whole=self._whole, keeps=self._on_delivery))

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from ....errors import LeaseLost
-from ....model.moves.forwarding import Batch, Row, Stamp
+from ....model.moves.forwarding import Batch, ForwardRow, Stamp
 from ... import databases
 from ...databases import Theirs
 from ..forwarder import Trouble
@@ -105,7 +105,7 @@ class OutboxSource:
 
     # ---- what the forwarder asks ----
 
-    def take(self, messages: int, size: int, without: Collection[str]) -> list[Row]:
+    def take(self, messages: int, size: int, without: Collection[str]) -> list[ForwardRow]:
         """Nothing, unless this relay leads, and goes on."""
         self.idle.set()
         if self.stopping or not self._leads():
@@ -115,7 +115,7 @@ class OutboxSource:
             self.idle.clear()
         return found
 
-    def _take(self, messages: int, size: int, without: Collection[str]) -> list[Row]:
+    def _take(self, messages: int, size: int, without: Collection[str]) -> list[ForwardRow]:
         with self._reading() as theirs:
             self._measure()
             holder, stamped = self._relay_row(theirs, "holder, stamped")
@@ -167,9 +167,9 @@ class OutboxSource:
                 known[topic] = {"reason": trouble.reason, "stuck": trouble.stuck, "since": now_ms(theirs)}
             self._write(theirs, "stuck", json.dumps(known).encode() if known else None)
 
-    def _drawn_before(self, theirs: Theirs, without: Collection[str]) -> list[Row]:
+    def _drawn_before(self, theirs: Theirs, without: Collection[str]) -> list[ForwardRow]:
         """Rows of an append of unknown fate: those that are still there were not stored."""
-        found: list[Row] = []
+        found: list[ForwardRow] = []
         open_ = {} if self._way is None else self._way.open
         for stamp, batch in list(open_.items()):
             if batch.topic not in without:
@@ -189,9 +189,9 @@ class OutboxSource:
 
     def _rows_of(
         self, theirs: Theirs, stamped: tuple[str, int, int, int, list[int]], *, gone: bool = False
-    ) -> list[Row]:
+    ) -> list[ForwardRow]:
         """All rows of a stamp. One that somebody took away by hand would make another batch of it."""
-        found: list[Row] = []
+        found: list[ForwardRow] = []
         for some in _chunks(stamped[4]):
             sql = f"SELECT id, {COLUMNS} FROM {self.table.name} WHERE id IN ({_marks(some)}) ORDER BY id"
             found += [row_of(row, Stamp(*stamped[1:4])) for row in theirs.rows(sql, some)]
@@ -202,7 +202,7 @@ class OutboxSource:
             )  # fmt: skip
         return found
 
-    def _oldest(self, theirs: Theirs, messages: int, size: int, without: Collection[str]) -> list[Row]:
+    def _oldest(self, theirs: Theirs, messages: int, size: int, without: Collection[str]) -> list[ForwardRow]:
         held = list(without)
         other = f" WHERE topic NOT IN ({_marks(held)})" if held else ""
         ahead = f"SELECT id, size FROM {self.table.name}{other} ORDER BY id LIMIT {messages}"

@@ -81,12 +81,14 @@ def rows_of(
     return found
 
 
-def row_of(stored: tuple[Any, ...], stamp: Stamp | None = None) -> forwarding.Row:
+def row_of(stored: tuple[Any, ...], stamp: Stamp | None = None) -> forwarding.ForwardRow:
     """What the forwarder takes, from an id and its `COLUMNS`; some drivers have memoryviews for bytes."""
     at, topic, key, value, headers, id, due, slot, sent_at, _ = stored
     message_id = None if id is None else bytes(id).decode()
     key = None if key is None else bytes(key)
-    return forwarding.Row(at, topic, key, bytes(value), bytes(headers), message_id, sent_at, due, slot, stamp)
+    return forwarding.ForwardRow(
+        at, topic, key, bytes(value), bytes(headers), message_id, sent_at, due, slot, stamp
+    )
 
 
 # ---- table ----

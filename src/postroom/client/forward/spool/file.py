@@ -33,7 +33,7 @@ from ....errors import (
     StoreUnavailable,
 )
 from ....files import make_private, open_private
-from ....model.moves.forwarding import Batch, Row, Stamp
+from ....model.moves.forwarding import Batch, ForwardRow, Stamp
 from ..forwarder import Trouble
 
 __all__ = ["Owner", "Ownership", "SpoolFile", "Spooled", "look", "owner_of"]
@@ -238,7 +238,7 @@ class SpoolFile:
 
     # ---- filling ----
 
-    def add(self, rows: Sequence[Row]) -> None:
+    def add(self, rows: Sequence[ForwardRow]) -> None:
         """All of them or none, flushed."""
         size, now_ms = sum([row.size for row in rows]), _now_ms()
         with self._errors(), self._transaction(self._filling) as filling:
@@ -256,33 +256,33 @@ class SpoolFile:
 
     # ---- emptying: the forwarder's source ----
 
-    def take(self, messages: int, size: int, without: Collection[str]) -> list[Row]:
+    def take(self, messages: int, size: int, without: Collection[str]) -> list[ForwardRow]:
         with self._errors():
             return self._stamped(without) or self._oldest(messages, size, frozenset(without))
 
-    def _stamped(self, without: Collection[str]) -> list[Row]:
-        found: list[Row] = []
+    def _stamped(self, without: Collection[str]) -> list[ForwardRow]:
+        found: list[ForwardRow] = []
         for *stamp, topic, ids in self._emptying.execute("SELECT * FROM stamps").fetchall():
             if topic not in without:
                 for first, last in _decode(ids):
                     found += self._rows(first, last, Stamp(*stamp))
         return found
 
-    def _rows(self, first: int, last: int, stamp: Stamp) -> list[Row]:
+    def _rows(self, first: int, last: int, stamp: Stamp) -> list[ForwardRow]:
         sql = f"SELECT {_COLUMNS} FROM messages WHERE id BETWEEN ? AND ? ORDER BY id"
-        return [Row._make((*row, stamp)) for row in self._emptying.execute(sql, (first, last))]
+        return [ForwardRow._make((*row, stamp)) for row in self._emptying.execute(sql, (first, last))]
 
-    def _oldest(self, messages: int, size: int, without: frozenset[str]) -> list[Row]:
+    def _oldest(self, messages: int, size: int, without: frozenset[str]) -> list[ForwardRow]:
         """What is held is not looked through again and again."""
         start = self._first[1] if self._first[0] == without else 0
         newest = self._emptying.execute("SELECT max(seq) FROM sqlite_sequence").fetchone()[0] or 0
         marks = ", ".join("?" * len(without))
         sql = f"""SELECT {_COLUMNS} FROM messages WHERE id >= ? AND topic NOT IN ({marks})
                   ORDER BY id LIMIT ?"""
-        found: list[Row] = []
+        found: list[ForwardRow] = []
         with closing(self._emptying.execute(sql, (start, *without, messages))) as rows:
             for row in rows:
-                found.append(Row(*row))
+                found.append(ForwardRow(*row))
                 size -= found[-1].size
                 if size <= 0:
                     break

@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from ....endpoint.endpoint import Endpoint
 from ....errors import ClosedError, ForkError, PostroomError, StoreFull
-from ....model.moves.forwarding import Row
+from ....model.moves.forwarding import ForwardRow
 from ....tasks import end
 from ....units import format_bytes
 from ...producer.parcel import Room
@@ -31,7 +31,7 @@ __all__ = ["Landing"]
 
 log = logging.getLogger("postroom.spool")
 
-_Waiting: TypeAlias = tuple[Sequence[Row], Callable[[Exception | None], None]]
+_Waiting: TypeAlias = tuple[Sequence[ForwardRow], Callable[[Exception | None], None]]
 
 _COMMIT_ROWS = 10_000
 _AGAIN_S = 1.0  # before a file that could not be emptied is looked at again
@@ -113,7 +113,7 @@ class Landing:
             bytes=depth.bytes,
         )
 
-    def add(self, rows: Sequence[Row], told: Callable[[Exception | None], None]) -> None:
+    def add(self, rows: Sequence[ForwardRow], told: Callable[[Exception | None], None]) -> None:
         """Room was made for them. `told` is called when they are durable, or with what went wrong."""
         self._pending.append((rows, told))
         if self._writing is None:

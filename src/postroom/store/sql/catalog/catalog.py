@@ -27,7 +27,7 @@ from ...contract import Group, Origin, Topic
 from ..log.lookups import first_row, lane_of, parts
 from ..log.volatile import place_log
 from ..schema import create_log, log_table
-from ..session import Lane, Session, Transaction, empties, verbs
+from ..session import Area, Session, Transaction, empties, verbs
 from .reserved import reserve
 
 __all__ = ["SqlCatalog", "encode_settings", "offset_of", "topic_of"]
@@ -84,20 +84,20 @@ class SqlCatalog:
     @contextmanager
     def changing(self) -> Iterator[Transaction]:
         """A change of the catalog: one at a time, locked before anything is looked at (I1)."""
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             row = tx.locked(_VERSION)
             yield tx
             version = int(row[0]) + 1 if row else 1
             tx.do("UPDATE postroom_settings SET value = ? WHERE name = 'catalog_version'", str(version))
-            tx.announce(Lane.LOG)
+            tx.announce(Area.LOG)
 
     def version(self) -> int:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one(_VERSION)
         return int(row[0]) if row else 0
 
     def incarnation(self) -> str:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             found: dict[str, str] = dict(tx.all(_INCARNATION))
         return str(found.get("incarnation") or found.get("uuid", ""))
 
@@ -113,7 +113,7 @@ class SqlCatalog:
     def create_topic(self, name: str, settings: TopicSettings, partitions: int) -> Topic:
         """Three steps, since making a table commits on some databases: reserve ids, make logs, publish."""
         slots = even_ranges(partitions)
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             _refuse_topic(tx, name)
             reserved, shards = self._place(tx, len(slots))
             pieces = [Range(*edges, -1, -1, shard) for edges, shard in zip(slots, shards, strict=True)]
@@ -149,11 +149,11 @@ class SqlCatalog:
             create_log(self._session, piece.partition_id)
 
     def topic(self, name: str) -> Topic:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return topic_of(tx, name)
 
     def topics(self, only: Collection[str] | None = None) -> list[Topic]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             if only is None:
                 return _topics(tx)
             found = [topic for some in parts(sorted(only)) for topic in _topics(tx, some)]
@@ -167,12 +167,12 @@ class SqlCatalog:
             wanted = []  # whoever asks leaves out what it does not want
         where = " OR ".join("SUBSTR(name, 1, ?) = ?" for _ in wanted)
         args = [value for one in wanted for value in (len(one), one)]
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return sorted(row[0] for row in tx.all(f"{_NAMES} WHERE {where}" if where else _NAMES, *args))
 
     def count_topics(self, prefix: str, suffix: str) -> int:
         like = f"{_escaped(prefix)}%{_escaped(suffix)}"
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one("SELECT COUNT(*) FROM postroom_topics WHERE name LIKE ? ESCAPE '!'", like)
         return int(row[0]) if row else 0
 
@@ -198,19 +198,19 @@ class SqlCatalog:
             tx.run("DELETE FROM postroom_delayed WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM postroom_topics WHERE id = ?", topic.id)
             tx.do(_FORGET_RATES, f"topic:{name}", len(f"group:{name}/"), f"group:{name}/")
-        if topic.settings.volatile and Lane.VOLATILE in self._session.dialect.places:
-            with self._session.write(Lane.VOLATILE) as tx:
+        if topic.settings.volatile and Area.VOLATILE in self._session.dialect.places:
+            with self._session.write(Area.VOLATILE) as tx:
                 tx.many("UPDATE postroom_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
         return ids
 
     def dropped(self) -> list[int]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             plans = [msgspec.json.decode(row[0], type=Change) for row in tx.all(_PLANNED)]
             wanted = {piece.partition_id for plan in plans for piece in plan.opens}
             rows = tx.all(_DROPPED, tx.now_ms() - _RESERVED_MS)
         return [row[0] for row in rows if row[0] not in wanted]
 
-    def drop_table(self, partition_id: int) -> Lane:
+    def drop_table(self, partition_id: int) -> Area:
         lane = lane_of(self._session, partition_id)
         with self._session.write(lane) as tx:
             tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
@@ -219,11 +219,11 @@ class SqlCatalog:
     def remove_log(self, partition_id: int) -> None:
         """The log of a sealed partition, and all progress in it; its row stays."""
         lane = lane_of(self._session, partition_id)
-        if lane is not Lane.LOG and lane in self._session.dialect.places:
+        if lane is not Area.LOG and lane in self._session.dialect.places:
             with self._session.write(lane) as tx:  # it has a row beside its log
                 tx.do("UPDATE postroom_partitions SET state = 'removed' WHERE id = ?", partition_id)
         self.drop_table(partition_id)
-        with self._session.write(Lane.PROGRESS) as tx:
+        with self._session.write(Area.PROGRESS) as tx:
             for table in ("progress", "deliveries", "parked"):
                 tx.do(f"DELETE FROM postroom_{table} WHERE partition_id = ?", partition_id)
 
@@ -231,8 +231,8 @@ class SqlCatalog:
     def drop_log(self, partition_id: int) -> None:
         self._forget_partition(partition_id, self.drop_table(partition_id))
 
-    def _forget_partition(self, partition_id: int, lane: Lane = Lane.LOG) -> None:
-        for place in dict.fromkeys((lane, Lane.LOG)):
+    def _forget_partition(self, partition_id: int, lane: Area = Area.LOG) -> None:
+        for place in dict.fromkeys((lane, Area.LOG)):
             with self._session.write(place) as tx:
                 for table, column in (
                     ("sequences", "partition_id"),
@@ -265,17 +265,17 @@ class SqlCatalog:
             return made
 
     def group(self, topic: str, name: str) -> Group:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return _group(tx, topic, name)
 
     def groups(self, topic: str) -> list[Group]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             topic_id = topic_of(tx, topic).id
             return [_make_group(row) for row in tx.all(_GROUP + " WHERE t.id = ? ORDER BY g.name", topic_id)]
 
     def groups_of(self, topic_ids: Collection[int] | None = None) -> list[Group]:
         order = " ORDER BY t.name, g.name"
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             if topic_ids is None:
                 return [_make_group(row) for row in tx.all(_GROUP + order)]
             rows = [
@@ -324,7 +324,7 @@ class SqlCatalog:
         return origin.generation, origin.start
 
     def origin_of(self, group_id: int, partition_id: int) -> Origin:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             row = tx.one(
                 """SELECT g.generation, COALESCE(s.start_offset, 0), COALESCE(s.since, 0)
                    FROM postroom_groups g
@@ -338,13 +338,13 @@ class SqlCatalog:
 
     def starts(self, group_ids: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
         """Where these groups start and since which generation, by group and partition."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all(_STARTS.format(marks=", ".join("?" * len(group_ids))), *group_ids)
         return {(group_id, partition_id): (offset, since) for group_id, partition_id, offset, since in rows}
 
     def groups_at(self, partition_id: int) -> list[tuple[int, str, GroupSettings, int, int]]:
         """The groups of the partition's topic: id, name, settings, start there, and since when it counts."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             rows = tx.all(_GROUPS_AT, partition_id)
         return [
             (group_id, name, group_settings(settings), start, since)
@@ -353,7 +353,7 @@ class SqlCatalog:
 
     def lineage_at(self, partition_id: int) -> list[tuple[int, int]]:
         """In the partition's topic, what follows what: pairs of a partition and one before it."""
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return [(one, before) for one, before in tx.all(_LINEAGE_AT, partition_id)]
 
     def _elsewhere(self, topic: str, start: Start, *, all_of_them: bool = False) -> Mapping[int, int]:
@@ -405,7 +405,7 @@ class SqlCatalog:
     def _logs_of(self, tx: Transaction, partition_id: int) -> Iterator[Transaction]:
         """Where the partition's edges are: in this transaction, unless its place is another."""
         lane = lane_of(self._session, partition_id)
-        if lane is Lane.LOG or lane not in self._session.dialect.places:
+        if lane is Area.LOG or lane not in self._session.dialect.places:
             yield tx
         else:
             with self._session.read(lane) as apart:

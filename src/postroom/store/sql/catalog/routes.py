@@ -17,7 +17,7 @@ import msgspec
 from ....errors import RouteConflict
 from ....model.topology.route import Change, Draft, Range, Route, renew
 from ...contract import Topic
-from ..session import Lane, Session, Transaction, empties, verbs
+from ..session import Area, Session, Transaction, empties, verbs
 from .catalog import SqlCatalog, topic_of
 from .reserved import NEW, forget_reserved, refuse_shard, reserve
 
@@ -47,15 +47,15 @@ class SqlRoutes:
     # ---- looking ----
 
     def changes(self) -> list[Change]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return [_decode(row[0]) for row in tx.all(_CHANGES + " ORDER BY begun_at")]
 
     def change_of(self, topic: str) -> Change | None:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             return _change(tx, topic_of(tx, topic).id)
 
     def history(self, topic: str) -> list[Route]:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             topic_id = topic_of(tx, topic).id
             rows = tx.all(_HISTORY, topic_id)
         versions: dict[int, list[list[Any]]] = {}
@@ -81,7 +81,7 @@ class SqlRoutes:
             return change
 
     def take(self, change: Change, idle_ms: int) -> bool:
-        with self._session.write(Lane.LOG) as tx:
+        with self._session.write(Area.LOG) as tx:
             now = tx.now_ms()
             return tx.run(_TAKE, now, change.topic_id, change.id, now - idle_ms) > 0
 

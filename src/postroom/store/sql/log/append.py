@@ -22,8 +22,8 @@ from ...contract import Append, Appended
 from ..outbox import Drawing
 from ..schedule import Delayed
 from ..schema import log_table
-from ..session import Lane, Session, Transaction
-from .dedup_append import Sifting, check_ids, kept_of
+from ..session import Area, Session, Transaction
+from .dedup_append import DedupPass, check_ids, kept_of
 from .lookups import GONE, padded, unknown_partition
 from .volatile import LIFE_OFFSETS
 
@@ -76,7 +76,7 @@ def seal(tx: Transaction, partition_id: int, batch: bytes) -> int:
         with_base_offset(batch, offset),
     )  # fmt: skip
     tx.do(_SEAL, offset + header.records, size + header.size, appended_at, partition_id)
-    tx.announce(Lane.LOG)
+    tx.announce(Area.LOG)
     return int(offset + header.records)
 
 
@@ -84,10 +84,10 @@ class Appending:
     def __init__(
         self,
         tx: Transaction,
-        lane: Lane,
+        lane: Area,
         session: Session,
         appends: Sequence[Append],
-        ids: Sifting,
+        ids: DedupPass,
         given: Mapping[int, int],
     ) -> None:
         """`given`: how far each partition was when this process last saw it."""
@@ -96,7 +96,7 @@ class Appending:
         self._counted = session.counted
         self._partitions = self._lock({a.partition_id for a in appends})
         self._drawing = Drawing(tx, appends)
-        if lane is Lane.VOLATILE:
+        if lane is Area.VOLATILE:
             self._look_for_a_crash(given)
         self._ids = ids
         ids.begin(
@@ -117,7 +117,7 @@ class Appending:
                 locked[partition_id].removed = row[0] == "removed"
         return locked
 
-    def ends(self, place: Lane) -> dict[tuple[Lane, int], int]:
+    def ends(self, place: Area) -> dict[tuple[Area, int], int]:
         """Where the partitions end, with what was added so far."""
         return {(place, partition_id): part.next_offset for partition_id, part in self._partitions.items()}
 
@@ -247,7 +247,7 @@ class Appending:
             rows.append((*key, sequence.pack(state), self._now))
         if rows:
             self._tx.many(upsert, rows)
-        self._tx.announce(Lane.LOG)
+        self._tx.announce(Area.LOG)
 
 
 def _counts(header: BatchHeader) -> bool:

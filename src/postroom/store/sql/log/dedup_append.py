@@ -17,10 +17,10 @@ from ....errors import CorruptBatch, UnknownPartition
 from ....model.messages.ids import DIGEST_SIZE, NO_FLOOR, NO_ID, places, split, without
 from ...contract import Append
 from ..schema import log_table
-from ..session import Lane, Transaction
+from ..session import Area, Transaction
 from .id_window import Kept, NotPreparedError, StoredIds, Windows, ids_of
 
-__all__ = ["Sifting", "check_ids", "kept_of"]
+__all__ = ["DedupPass", "check_ids", "kept_of"]
 
 Repeats = tuple[tuple[int, int], ...]
 """(place in the batch, offset of the message that has the id): messages that are not stored."""
@@ -49,7 +49,7 @@ def kept_of(append: Append, repeats: Repeats) -> Append | None:
 
 
 @dataclass(slots=True)
-class _Place:
+class _PartitionPass:
     """A partition in one transaction."""
 
     end: int  # what was stored before
@@ -72,7 +72,7 @@ class _Place:
         return self._offsets.get(digest, _NOWHERE)
 
 
-class Sifting:
+class DedupPass:
     """Over as many transactions as the call takes: each begins with `prepare`, then `begin`."""
 
     def __init__(self, windows: Windows, appends: Sequence[Append]) -> None:
@@ -100,10 +100,10 @@ class Sifting:
             self._floors[partition_id] = self._windows.at(partition_id).look_at_groups(partition_id)
         self._tries += 1
 
-    def begin(self, tx: Transaction, lane: Lane, ends: Mapping[int, int]) -> None:
+    def begin(self, tx: Transaction, lane: Area, ends: Mapping[int, int]) -> None:
         """The partitions are locked, and end there."""
         self._tx, self._lane = tx, lane
-        self._places = {partition_id: _Place(end) for partition_id, end in ends.items()}
+        self._places = {partition_id: _PartitionPass(end) for partition_id, end in ends.items()}
         self._waiting: dict[int, Sequence[bytes]] = {}  # ids of rows of the schedule, as they are now
 
     # ---- under the lock ----
@@ -162,7 +162,7 @@ class Sifting:
             dropped = places(sent, split(ids))
         return tuple((number, self._first(append, sent[number], now)) for number in dropped)
 
-    def _look(self, partition_id: int) -> tuple[_Place, Kept]:
+    def _look(self, partition_id: int) -> tuple[_PartitionPass, Kept]:
         place = self._places[partition_id]
         if place.kept is None:
             patient = self._tries > _TRIES
@@ -174,7 +174,9 @@ class Sifting:
             place.kept = kept
         return place, place.kept
 
-    def _earlier(self, append: Append, place: _Place, kept: Kept, digest: bytes, now: int) -> int | None:
+    def _earlier(
+        self, append: Append, place: _PartitionPass, kept: Kept, digest: bytes, now: int
+    ) -> int | None:
         """Where the message with that id is; None: it is new, or was sent long ago."""
         offset = place.offset(digest)
         if offset >= 0:
@@ -221,7 +223,7 @@ class Sifting:
         if row_id < 0:
             return False
         if windows is not self._windows:  # on another database
-            with windows.session.read(Lane.LOG) as tx:
+            with windows.session.read(Area.LOG) as tx:
                 return digest in ids_of(tx, row_id)
         if not windows.sees_schedule(self._lane):
             return False

@@ -25,10 +25,10 @@ from ....model.policy.settings import GroupSettings
 from ....model.topology.names import base_of
 from ..catalog.catalog import SqlCatalog
 from ..schema import log_table
-from ..session import Lane, Row, Session, Transaction
+from ..session import Area, Row, Session, Transaction
 from .lookups import first_row, lane_of, reading_log, row_at
 
-__all__ = ["Kept", "NotPreparedError", "StoredIds", "WaitingIds", "Windows", "ids_of"]
+__all__ = ["DelayedIds", "Kept", "NotPreparedError", "StoredIds", "Windows", "ids_of"]
 
 
 # ---- waiting ----
@@ -55,7 +55,7 @@ def ids_of(tx: Transaction, row_id: int) -> Sequence[bytes]:
     return () if row is None or row[0] is None else split(bytes(row[0]))
 
 
-class WaitingIds:
+class DelayedIds:
     """Of one partition. The lock it is given is the windows'."""
 
     def __init__(self, limit: int) -> None:
@@ -85,7 +85,7 @@ class WaitingIds:
     def load(self, session: Session, partition_id: int, lock: threading.Lock) -> None:
         full = True
         while full:
-            with session.read(Lane.LOG) as tx:
+            with session.read(Area.LOG) as tx:
                 rows = tx.all(_WAITING_ROWS, partition_id, self._seen, _PAGE)
             with lock:
                 self._see(rows)
@@ -95,10 +95,10 @@ class WaitingIds:
         """Read all anew once most of it is of rows that are gone."""
         if len(self._table) <= _STALE:
             return
-        with session.read(Lane.LOG) as tx:
+        with session.read(Area.LOG) as tx:
             row = tx.one(_COUNT, partition_id)
         if len(self._table) > 2 * int(row[0] or 0 if row else 0) + _STALE:
-            fresh = WaitingIds(self._limit)
+            fresh = DelayedIds(self._limit)
             fresh.load(session, partition_id, lock)
             with lock:
                 self._table, self._numbers, self._rows = fresh._table, fresh._numbers, fresh._rows
@@ -162,7 +162,7 @@ class Kept:
     window_ms: int  # the time it covers
     floor: int  # from here on some group has something to settle, as of the last look
     looked_at: int
-    waiting: WaitingIds
+    waiting: DelayedIds
     used_at: int = 0
     before: tuple[int, ...] = ()  # sealed partitions that this one follows: their ids count too (I13)
 
@@ -241,7 +241,7 @@ class Windows:
             start = min(start, row[0])
         window = Window(start, self.limits.dedup_ids, end - start)
         self._read(partition_id, window)
-        kept = Kept(window, window_ms, floor, now, WaitingIds(self.limits.dedup_ids))
+        kept = Kept(window, window_ms, floor, now, DelayedIds(self.limits.dedup_ids))
         kept.waiting.load(self.session, partition_id, self.lock)
         kept.before = self._ancestors(partition_id)
         for one in kept.before:
@@ -295,7 +295,7 @@ class Windows:
         if not origins:
             return NO_FLOOR
         ids = list(origins)
-        with self.session.read(Lane.PROGRESS) as tx:
+        with self.session.read(Area.PROGRESS) as tx:
             rows = tx.all(_LOWEST.format(marks=", ".join("?" * len(ids))), partition_id, *ids)
         lowest = {group_id: start for group_id, (start, _) in origins.items()}
         for group_id, generation, offset in rows:
@@ -305,7 +305,7 @@ class Windows:
 
     # ---- under the partition's lock ----
 
-    def top_up(self, tx: Transaction, lane: Lane, partition_id: int, end: int, *, patient: bool) -> Kept:
+    def top_up(self, tx: Transaction, lane: Area, partition_id: int, end: int, *, patient: bool) -> Kept:
         """The window, up to what is stored now; NotPreparedError if too much is missing, unless `patient`."""
         kept = self._kept.get(partition_id)
         if kept is None:
@@ -318,12 +318,12 @@ class Windows:
             self._top_up_log(tx, partition_id, kept, end, patient)
         return kept
 
-    def sees_schedule(self, lane: Lane) -> bool:
+    def sees_schedule(self, lane: Area) -> bool:
         """Whether a transaction in that lane can read the schedule."""
-        return self._place(lane) is Lane.LOG
+        return self._place(lane) is Area.LOG
 
-    def _place(self, lane: Lane) -> Lane:
-        return lane if lane in self.session.dialect.places else Lane.LOG
+    def _place(self, lane: Area) -> Area:
+        return lane if lane in self.session.dialect.places else Area.LOG
 
     def _top_up_log(self, tx: Transaction, partition_id: int, kept: Kept, end: int, patient: bool) -> None:
         if kept.window.end > end:  # the database is an older one than it was: nothing holds any more

@@ -18,9 +18,9 @@ from ....model.policy.bounds import make_room
 from ...contract import Append, Appended, Bounds, News, StoredBatch
 from ..catalog.catalog import SqlCatalog
 from ..schema import log_table
-from ..session import Lane, Session, Transaction, empties, verbs
+from ..session import Area, Session, Transaction, empties, verbs
 from .append import Appending, seal
-from .dedup_append import Sifting
+from .dedup_append import DedupPass
 from .id_window import NotPreparedError, Windows
 from .lookups import (
     GONE,
@@ -51,7 +51,7 @@ _MOST = 100_000  # partitions; of one that was not used for long nothing is noti
 
 FLUSHED_S = 5.0  # a commit that others saw so long ago is on the disk
 
-Place = tuple[Lane, int]
+PartitionKey = tuple[Area, int]
 """The lane whose table has the partition's row, and the partition."""
 
 
@@ -59,13 +59,13 @@ class Ends:
     """Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2)."""
 
     def __init__(self) -> None:
-        self._highest: dict[Place, int] = {}
-        self._read: dict[Place, tuple[int, float]] = {}  # ends that may not be flushed, and since when
+        self._highest: dict[PartitionKey, int] = {}
+        self._read: dict[PartitionKey, tuple[int, float]] = {}  # ends that may not be flushed, and since when
 
-    def expected(self, places: Iterable[Place]) -> dict[Place, int]:
+    def expected(self, places: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
         return {place: self._highest.get(place, 0) for place in places}
 
-    def saw(self, ends: Mapping[Place, int]) -> None:
+    def saw(self, ends: Mapping[PartitionKey, int]) -> None:
         for place, end in ends.items():
             known = self._highest.get(place, 0)
             if not known:
@@ -73,7 +73,7 @@ class Ends:
             if end > known:
                 self._highest[place] = end
 
-    def read(self, ends: Mapping[Place, int], *, flushed: bool) -> None:
+    def read(self, ends: Mapping[PartitionKey, int], *, flushed: bool) -> None:
         """They were read. `flushed`: this database shows nothing that a crash could take back."""
         if flushed:
             self.saw(ends)
@@ -89,7 +89,7 @@ class Ends:
                 self._read[place] = (end, now)
 
     @staticmethod
-    def check(expected: Mapping[Place, int], found: Mapping[Place, int]) -> None:
+    def check(expected: Mapping[PartitionKey, int], found: Mapping[PartitionKey, int]) -> None:
         """StoreCorrupt if one of them ends before an offset that was given."""
         for place, end in found.items():
             if end < expected.get(place, 0):
@@ -153,19 +153,19 @@ class SqlLog:
 
     def _append_each(self, appends: Sequence[Append], found: dict[int, Appended | PostroomError]) -> None:
         """Lane by lane, each in a transaction of its own."""
-        lanes = [Lane.LOG if a.due_at else lane_of(self._session, a.partition_id) for a in appends]
+        lanes = [Area.LOG if a.due_at else lane_of(self._session, a.partition_id) for a in appends]
         for lane in dict.fromkeys(lanes):
             places = [at for at, its in enumerate(lanes) if its is lane]
             mine = [appends[at] for at in places]
             found.update(zip(places, self._append(lane, mine), strict=True))
 
-    def _append(self, lane: Lane, appends: Sequence[Append]) -> list[Appended | PostroomError]:
-        ids, place = Sifting(self._windows, appends), self._session.place_of(lane)
+    def _append(self, lane: Area, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        ids, place = DedupPass(self._windows, appends), self._session.place_of(lane)
         while True:
             ids.prepare()
             expected = self._ends.expected((place, append.partition_id) for append in appends)
             try:
-                with self._session.write(lane, flush=lane is Lane.LOG) as tx:
+                with self._session.write(lane, flush=lane is Area.LOG) as tx:
                     given = {partition_id: end for (_, partition_id), end in expected.items()}
                     appending = Appending(tx, lane, self._session, appends, ids, given)
                     self._ends.check(expected, appending.ends(place))
@@ -178,7 +178,7 @@ class SqlLog:
 
     def seal(self, partition_id: int, batch: bytes) -> int:
         lane = lane_of(self._session, partition_id)
-        with self._session.write(lane, flush=lane is Lane.LOG) as tx:
+        with self._session.write(lane, flush=lane is Area.LOG) as tx:
             return seal(tx, partition_id, batch)
 
     # ---- read ----
@@ -201,7 +201,7 @@ class SqlLog:
         found: dict[int, Bounds] = {}
         for lane in dict.fromkeys(self._place(partition_id) for partition_id in ids):
             mine = [partition_id for partition_id in ids if self._place(partition_id) is lane]
-            durable = [one for one in mine if lane_of(self._session, one) is not Lane.VOLATILE]
+            durable = [one for one in mine if lane_of(self._session, one) is not Area.VOLATILE]
             expected = self._ends.expected((lane, one) for one in durable)  # others a crash may set back (R3)
             with self._session.read(lane) as tx:
                 rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
@@ -226,7 +226,7 @@ class SqlLog:
                         found[one] = mark_of(base, bytes(crc))
         return found
 
-    def _marks(self, lane: Lane, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
+    def _marks(self, lane: Area, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
         sql = " UNION ALL ".join(_MARK.format(id=int(one), log=log_table(one)) for one in some)
         with ExitStack() as logs:  # whichever of them is gone is named
             for one in some:
@@ -242,14 +242,14 @@ class SqlLog:
         return found
 
     def _by_lane(
-        self, partition_ids: Iterable[int], lane: Callable[[int], Lane]
-    ) -> list[tuple[Lane, list[int]]]:
-        lanes: dict[Lane, list[int]] = {}
+        self, partition_ids: Iterable[int], lane: Callable[[int], Area]
+    ) -> list[tuple[Area, list[int]]]:
+        lanes: dict[Area, list[int]] = {}
         for partition_id in partition_ids:
             lanes.setdefault(lane(partition_id), []).append(partition_id)
         return list(lanes.items())
 
-    def _place(self, partition_id: int) -> Lane:
+    def _place(self, partition_id: int) -> Area:
         """The lane whose tables tell where a partition ends."""
         return self._session.place_of(lane_of(self._session, partition_id))
 
@@ -262,20 +262,20 @@ class SqlLog:
     ) -> dict[int, Bounds]:
         found: dict[int, Bounds] = {}
         sql = _EDGES + (" AND p.state = 'sealed'" if sealed else "")
-        for lane in (Lane.LOG, Lane.VOLATILE):
+        for lane in (Area.LOG, Area.VOLATILE):
             if lane not in self._session.dialect.places:
                 continue
             with self._session.read(lane) as tx:
-                rows = each(tx, sql + (_HERE if lane is Lane.LOG else ""), "p.id", partition_ids)
+                rows = each(tx, sql + (_HERE if lane is Area.LOG else ""), "p.id", partition_ids)
             found |= {one: Bounds(start, end, state == "sealed") for one, start, end, state in rows}
         return found
 
     def news(self, of: Collection[int] | None = None) -> News:
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             ends: dict[int, int] = dict(each(tx, _ENDS + _HERE, "id", of))
             version = tx.one(_VERSION_AND_DUE)
-        if Lane.VOLATILE in self._session.dialect.places:
-            with self._session.read(Lane.VOLATILE) as tx:
+        if Area.VOLATILE in self._session.dialect.places:
+            with self._session.read(Area.VOLATILE) as tx:
                 ends.update(each(tx, _ENDS, "id", of))
         return News(int(version[0]), ends, version[1]) if version else News(0, ends)
 
@@ -294,7 +294,7 @@ class SqlLog:
             return int(start)
 
     def is_volatile(self, partition_id: int) -> bool:
-        return lane_of(self._session, partition_id) is Lane.VOLATILE
+        return lane_of(self._session, partition_id) is Area.VOLATILE
 
     def skip_lost(self, partition_id: int) -> int:
         with reading_log(self._session, partition_id) as tx:
@@ -340,10 +340,10 @@ class SqlLog:
         `moving`: the producers of open moves on other shards.
         """
         count = 0
-        with self._session.read(Lane.LOG) as tx:
+        with self._session.read(Area.LOG) as tx:
             moving = {*moving} | {int(row[0]) for row in tx.all(_MOVING)}
         others = f" AND producer_id NOT IN ({', '.join(map(str, sorted(moving)))})" if moving else ""
-        for lane in (Lane.LOG, Lane.VOLATILE):
+        for lane in (Area.LOG, Area.VOLATILE):
             if lane in self._session.dialect.places:
                 with self._session.write(lane) as tx:
                     count += tx.run(

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from ....errors import InvalidSetting, StoreError, UnknownPartition
 from ....model.policy.bounds import make_room
 from ..schema import log_table
-from ..session import Lane, Session, Transaction
+from ..session import Area, Session, Transaction
 
 __all__ = [
     "GONE",
@@ -38,14 +38,14 @@ _KNOWN = "SELECT 1 FROM postroom_partitions WHERE id = ? AND state IN ('new', 'o
 _STORAGE = "SELECT volatile, shard FROM postroom_partitions WHERE id = ?"
 
 
-def lane_of(session: Session, partition_id: int) -> Lane:
+def lane_of(session: Session, partition_id: int) -> Area:
     """Where a partition's log is. It never changes, so it is asked once. InvalidSetting: on another shard."""
     lane = session.lanes.get(partition_id)
     if lane is None:
-        with session.read(Lane.LOG) as tx:
+        with session.read(Area.LOG) as tx:
             row = tx.one(_STORAGE, partition_id)
         if row is None:
-            return Lane.LOG  # it is gone, and whoever looks there will say so
+            return Area.LOG  # it is gone, and whoever looks there will say so
         if row[1]:
             raise InvalidSetting(
                 f"a partition of this topic is on shard {row[1]!r}, which was added after this process had "
@@ -65,7 +65,7 @@ def log_of(session: Session, partition_id: int) -> Iterator[None]:
     try:
         yield
     except StoreError:
-        with session.read(Lane.LOG) as tx:
+        with session.read(Area.LOG) as tx:
             if tx.one(_KNOWN, partition_id) is None:
                 raise unknown_partition(partition_id) from None
         raise

@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 
 from ..schema import create_log, log_table
-from ..session import Lane, Session
+from ..session import Area, Session
 
 __all__ = ["LIFE_OFFSETS", "boot_id", "check_volatile", "place_log"]
 
@@ -30,18 +30,18 @@ _PLACED = """INSERT INTO postroom_partitions
 
 def check_volatile(session: Session) -> None:
     """Make what the catalog knows and the place does not: after its loss, that is everything."""
-    if Lane.VOLATILE not in session.dialect.places:
+    if Area.VOLATILE not in session.dialect.places:
         return
     _empty_old(session)
     life = _life(session)
-    with session.read(Lane.LOG) as tx:
+    with session.read(Area.LOG) as tx:
         known = [
             row[0]
             for row in tx.all(
                 "SELECT id FROM postroom_partitions WHERE volatile = 1 AND state IN ('open', 'new')"
             )
         ]
-    with session.read(Lane.VOLATILE) as tx:
+    with session.read(Area.VOLATILE) as tx:
         there = {row[0] for row in tx.all("SELECT id FROM postroom_partitions")}
     for partition_id in known:
         if partition_id not in there:
@@ -54,11 +54,11 @@ def _empty_old(session: Session) -> None:
     In one transaction: of many processes that start at once one empties the place, before it is used.
     """
     boot = boot_id()
-    with session.read(Lane.VOLATILE) as tx:
+    with session.read(Area.VOLATILE) as tx:
         row = tx.one(_LAST_BOOT)
     if row is None or row[0] == boot:
         return
-    with session.write(Lane.VOLATILE) as tx:
+    with session.write(Area.VOLATILE) as tx:
         row = tx.one(_LAST_BOOT)
         if row is None or row[0] == boot:
             return
@@ -71,11 +71,11 @@ def _empty_old(session: Session) -> None:
 
 def place_log(session: Session, partition_id: int, life: int | None = None) -> None:
     """The table of a volatile partition, and its row beside it where the place is apart."""
-    create_log(session, partition_id, Lane.VOLATILE)
-    if Lane.VOLATILE not in session.dialect.places:
+    create_log(session, partition_id, Area.VOLATILE)
+    if Area.VOLATILE not in session.dialect.places:
         return
     start = LIFE_OFFSETS * (_life(session) if life is None else life)
-    with session.write(Lane.VOLATILE) as tx:
+    with session.write(Area.VOLATILE) as tx:
         if tx.one("SELECT 1 FROM postroom_partitions WHERE id = ?", partition_id) is None:
             tx.do(_PLACED, partition_id, start)
             tx.do("INSERT INTO postroom_trims (partition_id, log_start) VALUES (?, ?)", partition_id, start)
@@ -84,16 +84,16 @@ def place_log(session: Session, partition_id: int, life: int | None = None) -> N
 def _life(session: Session) -> int:
     """Which life of the place this is: counted in the log, where it survives, before the place is used."""
     mine = "SELECT value FROM postroom_settings WHERE name = 'life'"
-    with session.read(Lane.VOLATILE) as tx:
+    with session.read(Area.VOLATILE) as tx:
         row = tx.one(mine)
     if row is not None:
         return int(row[0])
-    with session.write(Lane.LOG) as tx:
+    with session.write(Area.LOG) as tx:
         last = tx.one("SELECT value FROM postroom_settings WHERE name = 'volatile_life'")
         life = int(last[0]) + 1 if last else 0
         upsert = session.dialect.upsert("postroom_settings", ("name",), ("value",))
         tx.do(upsert, "volatile_life", str(life))
-    with session.write(Lane.VOLATILE) as tx:  # the first who comes decides for all
+    with session.write(Area.VOLATILE) as tx:  # the first who comes decides for all
         row = tx.one(mine)
         if row is None:
             tx.many(

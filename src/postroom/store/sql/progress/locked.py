@@ -23,7 +23,7 @@ from ....model.delivery.delivery import NOBODY, Change, Delivery, Holder, Line, 
 from ....model.delivery.ordered import FAR
 from ...contract import Granted, Group, Origin
 from ..log.lookups import padded
-from ..session import Lane, Transaction
+from ..session import Area, Transaction
 
 __all__ = [
     "DELIVERY",
@@ -240,7 +240,7 @@ class Locked:
 
     def announce(self) -> None:
         """Others may be handed something now."""
-        self._tx.announce(Lane.PROGRESS)
+        self._tx.announce(Area.PROGRESS)
 
     def safe_from(self, lease_ms: int) -> int:
         """No lease that has ended is taken from its holder before then.

@@ -31,7 +31,7 @@ from ....model.delivery.delivery import (
 from ....model.delivery.ordered import FAR
 from ...contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
 from ..log.lookups import GONE, lane_of, padded, parts, reading_log
-from ..session import Lane, Session, Transaction, empties, verbs
+from ..session import Area, Session, Transaction, empties, verbs
 from . import ordered
 from .locked import (
     DELIVERY,
@@ -146,7 +146,7 @@ class SqlProgress:
 
     def peek(self, group: Group, partition_ids: Sequence[int]) -> dict[int, Peek]:
         wanted = set(partition_ids)
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             rows = tx.all(_LOOK, group.id, group.generation)
         return {
             place: Peek(cursor, due, Holder(*holder), lowest, bool(drained), bool(recalled), parked)
@@ -156,18 +156,18 @@ class SqlProgress:
 
     def dues(self, of: Collection[int] | None = None) -> dict[int, int]:
         found: dict[int, int] = {}
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             for some in [None] if of is None else parts(sorted(of)):
                 marks = "" if some is None else f" AND group_id IN ({', '.join('?' * len(some))})"
                 found.update(tx.all(_DUES.format(more=marks), *(some or ())))
         return found
 
     def started_ms(self) -> int:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             return tx.started_ms()
 
     def held_by(self, group_id: int, token: int) -> set[int]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             return {row[0] for row in tx.all(_HELD_BY, token, group_id, token, group_id)}
 
     def poll(
@@ -259,7 +259,7 @@ class SqlProgress:
         self._locked(group, partition_id, lambda locked: ordered.hand_over(locked, token))
 
     def lines(self, group: Group, partition_id: int) -> list[Line]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             return lines_of(tx, group.id, partition_id)
 
     def unpark(
@@ -282,7 +282,7 @@ class SqlProgress:
     def stopped(self, group: Group, partition_id: int, *, limit: int, after: int = -1) -> list[Delivery]:
         key = (group.id, partition_id)
         origin = self._catalog.origin_of(*key)
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             raw = tx.one(ROW, *key)
             if raw is None or raw[0] < origin.since:
                 return []
@@ -315,7 +315,7 @@ class SqlProgress:
         origin: Origin | None = None
         while True:
             try:
-                with self._session.write(Lane.PROGRESS, flush=flush) as tx:
+                with self._session.write(Area.PROGRESS, flush=flush) as tx:
                     locked = Locked(tx, group, partition_id, origin, flush)
                     decided = decide(locked)
                     locked.save()
@@ -384,13 +384,13 @@ class SqlProgress:
         return self._locked(group, partition_id, decide, flush=True)
 
     def leaving(self, group: Group, partition_id: int, token: int) -> list[Delivery]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             return held_under(tx, group.id, partition_id, token)
 
     def fence(self, group: Group, partition_ids: Sequence[int]) -> None:
         between = replace(group, generation=group.generation - 1)
         origins = {one: self._catalog.origin_of(group.id, one) for one in partition_ids}
-        with self._session.write(Lane.PROGRESS) as tx:
+        with self._session.write(Area.PROGRESS) as tx:
             for partition_id, origin in origins.items():
                 row = lock(tx, (group.id, partition_id))
                 if row is None or row[0] >= group.generation:  # its holder has begun in this generation
@@ -406,7 +406,7 @@ class SqlProgress:
     # ---- measures ----
 
     def committed(self, group_id: int, partition_id: int) -> int | None:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             row = tx.one(ROW, group_id, partition_id)
         if row is None or row[0] < self._catalog.origin_of(group_id, partition_id).since:
             return None
@@ -436,7 +436,7 @@ class SqlProgress:
             measured = measure(tx, partition_id, row, committed, unsettled, spans)
             age_ms = max(0, tx.now_ms() - since) if stopped and since else 0
         if measured.sealed and unsettled:  # the control batch may be in somebody's hands: it is no message
-            with self._session.read(Lane.PROGRESS) as tx:
+            with self._session.read(Area.PROGRESS) as tx:
                 control = tx.one(_LAST, *key, row.lowest, measured.end - 1)
             unsettled -= int(control is not None)
         return replace(
@@ -447,7 +447,7 @@ class SqlProgress:
         self, key: tuple[int, int], since: int, log_start: int, open_spans: tuple[int, int]
     ) -> tuple[ProgressRow | None, _Unsettled]:
         """The row, unless it is of an earlier generation than this, and what is unsettled."""
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             raw = tx.one(ROW, *key)
             row = ProgressRow.of(raw) if raw is not None and raw[0] >= since else None
             return row, _unsettled(tx, key, row, log_start, open_spans)
@@ -459,11 +459,11 @@ class SqlProgress:
             self._locked(group, partition_id, Locked.announce, flush=True)
 
     def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             stray = stray_places(tx, group)
             far = tx.one(FAR_MEMBERS, group.id, tx.now_ms() + member_ms(group))
         if far is not None:
-            with self._session.write(Lane.PROGRESS, flush=False) as tx:
+            with self._session.write(Area.PROGRESS, flush=False) as tx:
                 until = tx.now_ms() + member_ms(group)
                 tx.do(CUT_MEMBERS, until, group.id, until)
         return sum(
@@ -474,15 +474,15 @@ class SqlProgress:
 
     @empties
     def forget(self, group_id: int) -> None:
-        with self._session.write(Lane.PROGRESS) as tx:
+        with self._session.write(Area.PROGRESS) as tx:
             for table in ("progress", "deliveries", "parked", "members", "activity", "lanes", "lane_counts"):
                 tx.do(f"DELETE FROM postroom_{table} WHERE group_id = ?", group_id)
-            tx.announce(Lane.PROGRESS)
+            tx.announce(Area.PROGRESS)
 
     # ---- members ----
 
     def join(self, group_id: int, member: str, client: str, ttl_ms: int) -> None:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             now = tx.now_ms()
             if not tx.run(_RENEW, now + ttl_ms, group_id, member):
                 tx.do(_ENTER, group_id, member, client, now, now + ttl_ms)
@@ -490,7 +490,7 @@ class SqlProgress:
 
     def renew_each(self, members: Sequence[tuple[int, str, int]]) -> list[tuple[int, str]]:
         asked = sorted(members)
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             there: set[tuple[int, str]] = set()
             for some in padded(sorted({group_id for group_id, _, _ in asked}), _GROUPS):
                 there.update(tx.all(_THERE.format(marks=", ".join("?" * len(some))), *some))
@@ -499,17 +499,17 @@ class SqlProgress:
         return [(group_id, name) for group_id, name, _ in asked if (group_id, name) not in there]
 
     def leave(self, group_id: int, member: str) -> None:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             tx.do("DELETE FROM postroom_members WHERE group_id = ? AND name = ?", group_id, member)
-            tx.announce(Lane.PROGRESS)
+            tx.announce(Area.PROGRESS)
 
     def members(self, group_id: int) -> list[Member]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             return [Member(*row) for row in tx.all(_MEMBERS, group_id, tx.now_ms())]
 
     def members_of(self, group_ids: Collection[int]) -> dict[int, list[Member]]:
         found: dict[int, list[Member]] = {}
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             for some in parts(sorted(group_ids)):
                 sql = _MEMBERS_OF.format(marks=", ".join("?" * len(some)))
                 for row in tx.all(sql, tx.now_ms(), *some):
@@ -517,10 +517,10 @@ class SqlProgress:
         return found
 
     def forget_dead(self, since_ms: int) -> int:
-        with self._session.read(Lane.PROGRESS) as tx:  # mostly there are none, and nothing is written
+        with self._session.read(Area.PROGRESS) as tx:  # mostly there are none, and nothing is written
             if tx.one(_DEAD.format(what="SELECT 1") + " LIMIT 1", since_ms) is None:
                 return 0
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             return tx.run(_DEAD.format(what="DELETE"), since_ms)
 
 

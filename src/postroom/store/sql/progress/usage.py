@@ -16,7 +16,7 @@ from ...contract import Backlog, Group
 from ..catalog.catalog import SqlCatalog
 from ..log.lookups import each, first_kept, first_row, lane_of, log_of, row_at, unknown_partition
 from ..schema import log_table
-from ..session import Lane, Row, Session, Transaction, verbs
+from ..session import Area, Row, Session, Transaction, verbs
 from .locked import ProgressRow
 
 __all__ = ["SqlUsage", "log_start_of", "measure"]
@@ -38,7 +38,7 @@ _LOOK = """SELECT {number}, {columns} FROM (SELECT {columns} FROM {log} WHERE ba
            ORDER BY base_offset DESC LIMIT 1) AS at_{number}"""
 _AT_ONCE = 50  # look-ups in one statement
 
-_Place = tuple[int, int]  # a partition and an offset
+_At = tuple[int, int]  # a partition and an offset
 
 
 @verbs
@@ -50,7 +50,7 @@ class SqlUsage:
     # ---- activity ----
 
     def touch(self, group_id: int) -> bool:
-        with self._session.write(Lane.PROGRESS, flush=False) as tx:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
             row = tx.locked(_SEEN, group_id)
             if row is None:  # two at once: one meets the other's row, and looks again
                 tx.run(_FIRST, group_id, tx.now_ms())
@@ -61,11 +61,11 @@ class SqlUsage:
             return True
 
     def seen(self, of: Collection[int] | None = None) -> dict[int, int]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             return dict(each(tx, _ALL_SEEN, "group_id", of))
 
     def retire(self, group_id: int, idle_ms: int) -> bool:
-        with self._session.write(Lane.PROGRESS) as tx:
+        with self._session.write(Area.PROGRESS) as tx:
             row = tx.locked(_SEEN, group_id)
             now = tx.now_ms()
             if row is None:  # its activity was lost: it counts from now on
@@ -80,7 +80,7 @@ class SqlUsage:
     # ---- backlog ----
 
     def marks(self) -> dict[int, tuple[int, ...]]:
-        with self._session.read(Lane.PROGRESS) as tx:
+        with self._session.read(Area.PROGRESS) as tx:
             return {place: tuple(map(int, rest)) for place, *rest in tx.all(_MARKS)}
 
     def committed(self, groups: Sequence[Group], partition_ids: Sequence[int]) -> dict[int, dict[int, int]]:
@@ -88,7 +88,7 @@ class SqlUsage:
             return {}
         ids = [group.id for group in groups]
         marks = ", ".join("?" * len(ids))
-        with self._session.read(Lane.PROGRESS) as tx:  # before the starts, which only a reset moves
+        with self._session.read(Area.PROGRESS) as tx:  # before the starts, which only a reset moves
             rows = tx.all(_LOWEST.format(marks=marks), *ids)
         starts = self._catalog.starts(ids)
         found = {
@@ -100,17 +100,17 @@ class SqlUsage:
         return found
 
     def bytes_from(self, positions: Sequence[Mapping[int, int]]) -> list[int]:
-        places: dict[Lane, set[_Place]] = {}
+        places: dict[Area, set[_At]] = {}
         for partition_id, offset in {place for position in positions for place in position.items()}:
             places.setdefault(lane_of(self._session, partition_id), set()).add((partition_id, offset))
-        left: dict[_Place, int] = {}
+        left: dict[_At, int] = {}
         for lane, wanted in places.items():
             left |= self._bytes_left(lane, sorted(wanted))
         return [sum(left[place] for place in position.items()) for position in positions]
 
-    def _bytes_left(self, lane: Lane, places: list[_Place]) -> dict[_Place, int]:
+    def _bytes_left(self, lane: Area, places: list[_At]) -> dict[_At, int]:
         ids = sorted({partition_id for partition_id, _ in places})
-        found: dict[_Place, int] = {}
+        found: dict[_At, int] = {}
         with ExitStack() as stack:
             for partition_id in ids:
                 stack.enter_context(log_of(self._session, partition_id))
@@ -125,9 +125,9 @@ class SqlUsage:
         return found
 
 
-def _batches_at(tx: Transaction, places: list[_Place]) -> dict[_Place, Row]:
+def _batches_at(tx: Transaction, places: list[_At]) -> dict[_At, Row]:
     """The batch at or before each place: many look-ups by primary key in one statement."""
-    found: dict[_Place, Row] = {}
+    found: dict[_At, Row] = {}
     for start in range(0, len(places), _AT_ONCE):
         part = places[start : start + _AT_ONCE]
         looks = (

@@ -19,7 +19,7 @@ from ....model.delivery.delivery import Delivery, Holder, Kind, OrderedAsk, Sett
 from ....model.policy.settings import GroupSettings, Start
 from ....store import SqlStore
 from ....store.contract import Granted, Group, Settled, Store, Topic
-from ....store.sql.session import Lane
+from ....store.sql.session import Area
 from ..harness import LEASE, MovableClock, StoreHarness, acks, append, ask, batch, in_threads, spans
 
 __all__ = ["ANN", "BOB", "CAT", "DEAD", "HOLD", "OrderedContract", "OrderedHarness", "retry", "shown", "want"]
@@ -58,7 +58,7 @@ class OrderedHarness(StoreHarness):
         dialect, seen = store.session.dialect, list[bool]()
         original = dialect.begin
 
-        def begin(connection: Any, lane: Lane, *, flush: bool, at_once: bool = False) -> None:
+        def begin(connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
             seen.append(flush)
             original(connection, lane, flush=flush, at_once=at_once)
 
