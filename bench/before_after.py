@@ -3,9 +3,9 @@
     git worktree add ../old v1.2.3
     python -m bench.before_after ../old/src --rounds 6
 
-Each turn is a process of its own with the tree on its path: lists of 1,000 messages with keys, single ones,
-consuming, and there and back. Medians over the rounds; the processor time of the client and of the broker is
-measured beside the rate. Which tree goes first alternates, for machines are noisy.
+Each turn is a process of its own with the tree on its path: lists of 1,000 messages with keys and without,
+single ones, consuming, and there and back. Medians over the rounds; the processor time of the client and of
+the broker is measured beside the rate. Which tree goes first alternates, for machines are noisy.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from postroom import Connection, Message
 __all__ = ["main"]
 
 _LISTS, _LIST, _SINGLE, _BACK = 300, 1_000, 3_000, 400
+_SENT = 2 * _LISTS * _LIST + _SINGLE
 _VALUE = b"x" * 100
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None  # a disk would be what is measured
 
@@ -49,10 +50,11 @@ class _Turn:
     async def everything(self) -> None:
         await self._mq.create_topic("t", partitions=1)
         await self._mq.create_group("t", "g")
-        many = [Message(_VALUE, key=f"k{number % 100}") for number in range(_LIST)]
-        await self._measure("lists", _LISTS * _LIST, self._repeated(_LISTS, self._mq.send_many, "t", many))
+        keyed = [Message(_VALUE, key=f"k{number % 100}") for number in range(_LIST)]
+        for what, many in (("lists", keyed), ("lists without keys", [Message(_VALUE)] * _LIST)):
+            await self._measure(what, _LISTS * _LIST, self._repeated(_LISTS, self._mq.send_many, "t", many))
         await self._measure("single", _SINGLE, self._repeated(_SINGLE, self._send))
-        await self._measure("consume", _LISTS * _LIST + _SINGLE, self._consume())
+        await self._measure("consume", _SENT, self._consume())
         await self._measure("there and back", _BACK, self._back())
 
     async def _send(self) -> None:
@@ -63,7 +65,7 @@ class _Turn:
             await what(*args)
 
     async def _consume(self) -> None:
-        left = _LISTS * _LIST + _SINGLE
+        left = _SENT
         async with self._mq.consumer("t", "g") as consumer:
             while left:
                 found = await consumer.poll(1_000)

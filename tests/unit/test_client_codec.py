@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
-from postroom.client.codec import Expiry, Packed, pack, pack_all, unpack
+from postroom.client.codec import Expiry, Packed, _pack_any, pack, pack_all, unpack
 from postroom.client.consumer.reading import Browsed
 from postroom.config import DEFAULTS
 from postroom.model.messages.batch import BatchBuilder, records
@@ -75,6 +76,51 @@ def test_what_goes_in_comes_out(messages: list[Message]) -> None:
         assert set(back.headers) == set(sent.headers or {})
     assert packed.keyed == any(m.key is not None for m in messages)
     assert (packed.ids is None) == all(m.id is None for m in messages)
+
+
+LONG = "l" * (DEFAULTS.max_key_bytes + 1)
+
+
+@given(
+    st.lists(
+        st.builds(
+            Message,
+            st.binary(max_size=20) | st.just("text"),
+            st.none() | st.text(max_size=5) | st.binary(max_size=5) | st.sampled_from([LONG, 42, "\ud800"]),
+            st.none()
+            | st.sampled_from([{}, {"a": "b", "ü": b"c"}, {"postroom-a": "b"}, {1: "b"}, {"a": 1}, [], [1]]),
+            st.none() | st.text("xyz", max_size=3) | st.sampled_from([LONG, 42, "\ud800", "ü"]),
+            st.none() | st.just("web"),
+            timestamp=st.none() | st.just(NOW),
+        )
+        | st.builds(Message, st.binary(max_size=20), st.none() | st.text(max_size=5) | st.binary(max_size=5))
+        | st.builds(
+            Message,
+            st.binary(max_size=20),
+            st.text(max_size=5),
+            st.none() | st.just({"a": "ä", "ü": b"c"}),
+            st.none() | st.text("xyz", min_size=1),
+        ),
+        max_size=4,
+    )
+)
+def test_the_short_way_packs_as_the_long_one_does(messages: list[Message]) -> None:
+    assert tried(pack_all, messages) == tried(_pack_any, messages)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_message_may_be_as_large_as_the_limit(over: bool) -> None:
+    """Its key and its id count, on either way."""
+    messages = [Message(bytes(DEFAULTS.max_message_bytes - 15 + over), key="key", id="1")]
+    assert tried(pack_all, messages) == tried(_pack_any, messages)
+    assert isinstance(tried(pack_all, messages), Packed) is not over
+
+
+def tried(way: Callable[..., Packed], messages: list[Message]) -> Packed | tuple[type[Exception], str]:
+    try:
+        return way(messages, NOW, 0, None)
+    except (InvalidMessage, MessageTooLarge) as error:
+        return type(error), str(error)
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,23 @@ async def test_compression(mq: Connection, endpoint: FakeEndpoint, compression: 
 # ---- where messages go ----
 
 
+@pytest.mark.parametrize("partitions", [1, 4])
+@pytest.mark.parametrize("without", [0, 3], ids=["all have keys", "some have none"])
+async def test_receipts_are_in_the_order_of_the_list(partitions: int, without: int) -> None:
+    endpoint = FakeEndpoint(partitions=partitions)
+    async with Connection(endpoint) as mq:
+        texts = [f"customer-{i}" for i in range(40)]
+        keys = [None if without and i % without == 0 else text for i, text in enumerate(texts)]
+        many = [Message(text.encode(), key=key) for text, key in zip(texts, keys, strict=True)]
+        receipts = await mq.send_many("orders", many)
+        route = await mq.route("orders")
+        assert {r.partition for r in receipts} == set(range(partitions))
+        for receipt, text, key in zip(receipts, texts, keys, strict=True):
+            stored = endpoint.values(route.of_partition(receipt.partition).partition_id)
+            assert stored[receipt.offset] == text.encode()
+            assert key is None or route.of_slot(slot_of(key.encode())).partition == receipt.partition
+
+
 async def test_keys_go_where_their_slot_is() -> None:
     endpoint = FakeEndpoint(partitions=4)
     async with Connection(endpoint) as mq:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.config import SLOTS
-from postroom.model.messages.slot import TEST_VECTORS, slot_of
+from postroom.model.messages.slot import TEST_VECTORS, slot_of, slots_of
 
 
 def bitwise_crc32(data: bytes) -> int:
@@ -37,6 +37,11 @@ def test_there_are_1024_slots_for_ever() -> None:
 @given(st.binary(max_size=100))
 def test_slot_is_what_the_docs_say(key: bytes) -> None:
     assert slot_of(key) == (bitwise_crc32(key) * 2654435769 % 2**32) // 2**22
+
+
+@given(st.lists(st.binary(max_size=100)))
+def test_slots_of_many_are_those_of_each(keys: list[bytes]) -> None:
+    assert slots_of(keys) == [slot_of(key) for key in keys]
 
 
 @pytest.mark.parametrize("partitions", [2, 3, 4, 8])

@@ -107,6 +107,7 @@ _TOPIC, _PARTITION = f"{HEADER_PREFIX}topic", f"{HEADER_PREFIX}partition"
 _OFFSET, _TIMESTAMP = f"{HEADER_PREFIX}offset", f"{HEADER_PREFIX}timestamp"
 _ATTEMPTS, _FAILURES = f"{HEADER_PREFIX}attempts", f"{HEADER_PREFIX}failures"  # both: of a far retry
 _NONE: Headers = []
+_ID_SIZE = len(_ID)
 
 
 @dataclass(slots=True)
@@ -140,30 +141,56 @@ def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -
 
 def pack_all(messages: Sequence[Message], now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
     """A list of messages, all or none."""
-    if due:
-        return _pack_any(messages, now_ms, due, slot)
+    try:
+        plain = None if due else _pack_plain(messages)
+    except (UnicodeEncodeError, InvalidMessage, MessageTooLarge):
+        plain = None
+    return _pack_any(messages, now_ms, due, slot) if plain is None else plain
+
+
+def _pack_plain(messages: Sequence[Message]) -> Packed | None:
+    """Messages that are bytes with a key, headers and an id, or without, packed in one pass.
+
+    None, or an error: one of them has more, or something wrong. `_pack_any` knows what to do then.
+    """
     entries: list[Entry] = []
-    add, none, limit, total = entries.append, _NONE, DEFAULTS.max_message_bytes, 0
+    add, none, total, keyed, named = entries.append, _NONE, 0, False, False
+    limit, longest = DEFAULTS.max_message_bytes, DEFAULTS.max_key_bytes
     for m in messages:
         if type(m) is not Message:
-            return _pack_any(messages, now_ms, due, slot)
-        value = m.value
+            return None
+        value, key, id, headers = m.value, m.key, m.id, none
         if (
             type(value) is not bytes
-            or m.key is not None
-            or m.headers is not None
-            or m.id is not None
             or m.source is not None
             or m.expires is not None
             or m.timestamp is not None
             or m.delay is not None
             or m.at is not None
-            or len(value) > limit
         ):
-            return _pack_any(messages, now_ms, due, slot)
-        total += len(value)
-        add((None, value, none))
-    return Packed(entries, total)
+            return None
+        size = len(value)
+        if key is not None:
+            if type(key) is str:
+                key = key.encode()
+            if type(key) is not bytes or len(key) > longest:
+                return None
+            size += len(key)
+            keyed = True
+        if m.headers:
+            headers = _user_headers(m.headers)
+            size += sum([len(name) + len(content or b"") for name, content in headers])
+        if id is not None:
+            if type(id) is not str or not 0 < len(id) <= longest:
+                return None
+            text = id.encode()
+            size += _ID_SIZE + len(text)
+            headers, named = [*headers, (_ID, text)], True
+        if size > limit:
+            return None
+        total += size
+        add((key, value, headers))
+    return Packed(entries, total, ids=[m.id for m in messages] if named else None, keyed=keyed)
 
 
 def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | None) -> Packed:
@@ -261,7 +288,7 @@ def _encoded(text: str, what: str) -> bytes:
 
 
 def _user_headers(headers: object) -> Headers:
-    if not isinstance(headers, Mapping):
+    if type(headers) is not dict and not isinstance(headers, Mapping):  # the latter is slow to find out
         raise InvalidMessage(
             f"headers must be a dict such as {{'source': 'web'}}, not {type(headers).__name__}"
         )
@@ -272,7 +299,8 @@ def _user_headers(headers: object) -> Headers:
             limit=DEFAULTS.max_headers,
         )
     return [
-        (_header_name(name), _text_or_bytes(value, f"header {name!r}")) for name, value in headers.items()
+        (_header_name(name), value if type(value) is bytes else _text_or_bytes(value, f"header {name!r}"))
+        for name, value in headers.items()
     ]
 
 
@@ -283,7 +311,8 @@ def _header_name(name: object) -> str:
         raise InvalidMessage(
             f"the header name {name!r} is reserved: names must not start with {HEADER_PREFIX!r}"
         )
-    _encoded(name, "a header name")
+    if not name.isascii():
+        _encoded(name, "a header name")
     return name
 
 

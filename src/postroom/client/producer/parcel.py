@@ -29,7 +29,8 @@ class Call:
     """One `send`, `post` or `send_many`: a future, and the receipts gathered so far."""
 
     __slots__ = (
-        "_error", "_missing", "_receipts", "_resolved", "_single", "deadline", "future", "left", "trouble",
+        "_count", "_error", "_missing", "_receipts", "_resolved", "_single", "_stored",
+        "deadline", "future", "left", "trouble",
     )  # fmt: skip
 
     def __init__(
@@ -47,8 +48,9 @@ class Call:
         self.trouble: PostroomError | None = None  # that a batch with messages of it met last
         self._resolved = resolved  # is told how many messages and bytes are done with
         self._single = single
-        self._missing = count
-        self._receipts: list[Any] = []
+        self._count = self._missing = count
+        self._stored = 0
+        self._receipts: list[Any] = []  # in the order of the call's list
         self._error: PostroomError | None = None
 
     def over(self, now: float) -> bool:
@@ -56,10 +58,13 @@ class Call:
         return self.deadline <= now or self.future.done()
 
     def stored(self, parcel: Parcel, found: list[Receipt]) -> None:
-        if len(found) == self._missing and not self._receipts:
+        if len(found) == self._count:
             self._receipts = found
         else:
-            self._receipts.extend(zip(parcel.indexes, found, strict=True))
+            receipts = self._receipts = self._receipts or [None] * self._count
+            for at, receipt in zip(parcel.indexes, found, strict=True):
+                receipts[at] = receipt
+        self._stored += len(found)
         self._done_with(parcel)
 
     def failed(self, parcel: Parcel, error: PostroomError) -> None:
@@ -79,16 +84,11 @@ class Call:
 
     def _finish(self) -> None:
         if self._error is not None:
-            if self._receipts:
-                self._error.add_note(f"{len(self._receipts)} messages of this call were stored nevertheless")
+            if self._stored:
+                self._error.add_note(f"{self._stored} messages of this call were stored nevertheless")
             self.future.set_exception(self._error)
-        elif self._single:
-            self.future.set_result(self._receipts[0])
-        elif self._receipts and isinstance(self._receipts[0], tuple):
-            by_index = dict(self._receipts)
-            self.future.set_result([by_index[index] for index in range(len(by_index))])
         else:
-            self.future.set_result(self._receipts)
+            self.future.set_result(self._receipts[0] if self._single else self._receipts)
 
 
 class OneWay(Call):
@@ -195,7 +195,8 @@ class Parcel:
             self.keyed and any(key is not None for key, _, _ in entries),
             None if self.dues is None else [self.dues[at] for at in places],
         )
-        return Parcel(self.call, packed, [self.indexes[at] for at in places], self.slot)
+        whole = self.indexes == range(len(self.entries))  # the call's list: places are its indexes
+        return Parcel(self.call, packed, places if whole else [self.indexes[at] for at in places], self.slot)
 
 
 def ids_of(parcels: Sequence[Parcel]) -> bytes:

@@ -20,9 +20,10 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
+from typing import cast
 
 from ...errors import ClosedError, PostroomError, SendTimeout
-from ...model.messages.slot import slot_of
+from ...model.messages.slot import slot_of, slots_of
 from ...model.topology.route import Range, Route
 from ...tasks import end
 from .accumulator import Accumulator
@@ -293,10 +294,26 @@ class Router:
             self._turns.next()
 
     def _place_by_key(self, parcel: Parcel) -> None:
+        if len(self._turns) == 1 and not self._gone and not self._behind:
+            self._add(self._pick(), parcel)  # it has all slots
+            return
+        keys = self._keys(parcel)
+        if self._gone or self._behind or None in keys:
+            self._place_apart(parcel, keys)
+            return
+        places: defaultdict[Accumulator, list[int]] = defaultdict(list)
+        by_slot = self._by_slot
+        for at, slot in enumerate(slots_of(cast("list[bytes]", keys))):
+            places[by_slot[slot]].append(at)
+        for target, part in zip(places, parcel.divide(list(places.values())), strict=True):
+            self._add(target, part)
+
+    def _place_apart(self, parcel: Parcel, keys: list[bytes | None]) -> None:
+        """Some have no key, or some slots may be held."""
         places: defaultdict[tuple[Accumulator | None, bool], list[int]] = defaultdict(list)
         changing, strand = bool(self._gone or self._behind), _strand(parcel)
         sticky, by_slot, apart = self._pick(), self._by_slot, self._turns.many_shards
-        for at, key in enumerate(self._keys(parcel)):
+        for at, key in enumerate(keys):
             if key is None:  # where there are several shards, apart from keys: it may go elsewhere later
                 places[sticky, not apart].append(at)
             else:

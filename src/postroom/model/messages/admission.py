@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from contextlib import suppress
 from itertools import islice
-from operator import attrgetter
 from typing import NoReturn, TypeAlias
 
 from ...config import DEFAULTS
@@ -24,9 +23,9 @@ from .batch import (
     Record,
     batches_in,
     each,
+    each_between,
     plain_form,
     read_header,
-    records_between,
 )
 from .compression import NoRoom
 from .timestamps import check_sent
@@ -42,13 +41,11 @@ MAX_RECORD_BYTES = DEFAULTS.max_message_bytes + 64 * 1024
 MAX_HEADERS = DEFAULTS.max_headers + 16
 """Of a message, with those that Postroom's SDK adds."""
 
-_LARGE_BYTES = 128 * 1024  # unpacked; of that many headers the codec makes objects in 20 ms
-_STEP = 128  # messages of smaller batches that are looked at in one step
+_LARGE_BYTES = 256 * 1024  # unpacked; of as many headers as that holds the codec makes objects in 12 ms
+_STEP = 512  # messages of smaller batches that are looked at in one step
 _STEP_BYTES = 32 * 1024  # of larger batches, given to the codec at once; one record may be larger
 _AT_ONCE_BYTES = 64 * 1024  # packed batches of more bytes, and those that unpack to more than the next,
 _UNPACK_FIRST = 256 * 1024  # are unpacked in a step of their own
-
-_key, _headers = attrgetter("key"), attrgetter("headers")
 
 _Part: TypeAlias = tuple[int, int, int]
 """From this byte to that one there are so many records."""
@@ -68,11 +65,10 @@ def walk(batch: bytes, now_ms: int, *, careful: bool = False) -> Iterator[None]:
     header = _checked_header(batch, now_ms)
     try:
         plain = yield from _plain(batch, header)
-        following, size = header.base_offset, len(plain) - HEADER_SIZE
-        large = size > (_STEP_BYTES if careful else _LARGE_BYTES)
+        following = header.base_offset
+        large = len(plain) - HEADER_SIZE > (_STEP_BYTES if careful else _LARGE_BYTES)
         for found in _in_parts(plain, header.records) if large else _in_slices(plain, header.records):
-            _check(found, following, size, now_ms)
-            following += len(found)
+            following = _check(found, following, now_ms)
             yield
     except PostroomError:
         raise
@@ -117,20 +113,25 @@ def _plain(batch: bytes, header: BatchHeader) -> Generator[None, None, memoryvie
 # ---- the records ----
 
 
-def _check(found: list[Record], first: int, size: int, now_ms: int) -> None:
-    """Some records, from that offset on, of a batch of so many bytes: nothing in them is larger than that."""
-    if [record.offset for record in found] != list(range(first, first + len(found))):
-        raise CorruptBatch("the offsets of the batch's records are not dense")
-    moments = {record.timestamp for record in found}
-    check_sent(min(moments), max(moments), now_ms)
-    if any(map(_headers, found)) and max(map(len, map(_headers, found))) > MAX_HEADERS:
-        _refuse_headers()
-    if size > DEFAULTS.max_key_bytes and _longest_key(found) > DEFAULTS.max_key_bytes:
-        _refuse("a key has more than {limit:,} bytes", DEFAULTS.max_key_bytes, "use a hash of it")
+def _check(found: Iterator[Record], following: int, now_ms: int) -> int:
+    """Look at some records, which begin at that offset; the offset behind them.
 
-
-def _longest_key(found: list[Record]) -> int:
-    return max(map(len, filter(None, map(_key, found))), default=0)
+    None of them is kept: the codec takes a third less time when it can use the memory of the one before.
+    """
+    seen, most_headers, longest_key = now_ms, MAX_HEADERS, DEFAULTS.max_key_bytes
+    for record in found:
+        if record.offset != following:
+            raise CorruptBatch("the offsets of the batch's records are not dense")
+        following += 1
+        moment = record.timestamp
+        if moment != seen:  # most have that of the one before
+            check_sent(moment, moment, now_ms)
+            seen = moment
+        if (headers := record.headers) and len(headers) > most_headers:
+            _refuse_headers()
+        if (key := record.key) and len(key) > longest_key:
+            _refuse("a key has more than {limit:,} bytes", longest_key, "use a hash of it")
+    return following
 
 
 def _refuse_headers() -> NoReturn:
@@ -144,40 +145,40 @@ def _refuse(what: str, limit: int, advice: str) -> NoReturn:
 # ---- what the codec is given ----
 
 
-def _in_slices(plain: memoryview, records: int) -> Iterator[list[Record]]:
+def _in_slices(plain: memoryview, records: int) -> Iterator[Iterator[Record]]:
     found = each(plain)
     for at in range(0, records, _STEP):
-        yield list(islice(found, min(_STEP, records - at)))
+        yield islice(found, min(_STEP, records - at))
     if next(found, None) is not None:
         raise CorruptBatch("the batch has more records than it says")
 
 
-def _in_parts(plain: memoryview, records: int) -> Iterator[list[Record]]:
+def _in_parts(plain: memoryview, records: int) -> Iterator[Iterator[Record]]:
     for start, stop, count in _parts(plain, records):
-        yield records_between(plain, start, stop, count)
+        yield each_between(plain, start, stop, count)
 
 
 def _parts(plain: memoryview, records: int) -> Iterator[_Part]:
     """Parts of the batch that are small, or one record without too many headers."""
     data, end = plain.obj, len(plain)
-    start, at, count = HEADER_SIZE, HEADER_SIZE, 0
+    start, at, first = HEADER_SIZE, HEADER_SIZE, 0
+    limit = start + _STEP_BYTES
     assert isinstance(data, bytes | bytearray), "made by plain_form"
-    for _ in range(records):
+    for index in range(records):
         here, size = at, data[at]
         if size < 0x80:  # written out for small ones: this is done for each message
             at += 1 + (size >> 1)
         elif (more := data[at + 1]) < 0x80:
-            at += 2 + ((size & 0x7F | more << 7) >> 1)
+            at += 2 + ((size + (more << 7) - 0x80) >> 1)
         else:
             at = _end_of(data, at, end)
-        if at - start > _STEP_BYTES:
-            if count:
-                yield start, here, count
-            start, count = here, 0
-        count += 1
+        if at > limit:
+            if index > first:
+                yield start, here, index - first
+            start, first, limit = here, index, here + _STEP_BYTES
     if at != end:
         raise CorruptBatch(f"the {records} records of the batch do not end where it ends")
-    yield start, end, count
+    yield start, end, records - first
 
 
 def _end_of(data: bytes | bytearray, at: int, end: int) -> int:

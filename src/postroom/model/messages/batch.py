@@ -47,6 +47,7 @@ __all__ = [
     "control_kind",
     "control_payload",
     "each",
+    "each_between",
     "is_compressed",
     "mark_of",
     "measured_records",
@@ -54,7 +55,6 @@ __all__ = [
     "plain_form",
     "read_header",
     "records",
-    "records_between",
     "stamp",
     "stored_records",
     "verify",
@@ -234,17 +234,18 @@ def plain_form(batch: Buffer, header: BatchHeader, limit: int | None = None) -> 
 
 def each(plain: memoryview) -> Iterator[Record]:
     """The records of a plain batch, one by one. Errors are the codec's, also of the call that ends it."""
-    return filter(None, cast("Iterable[Record]", DefaultRecordBatch(cast("bytes", plain))))
+    found = cast("Iterable[Record]", DefaultRecordBatch(cast("bytes", plain)))
+    return filter(None, found)  # an iterator that may be asked for its iterator; the codec's may not
 
 
-def records_between(plain: memoryview, start: int, stop: int, count: int) -> list[Record]:
-    """The records in these bytes of a plain batch, if they are so many; errors are the codec's."""
+def each_between(plain: memoryview, start: int, stop: int, count: int) -> Iterator[Record]:
+    """The records in these bytes of a plain batch, one by one, if they are so many; errors as of `each`."""
     part = bytearray(plain[:HEADER_SIZE])
     _COUNT.pack_into(part, _COUNT_AT, count)
     part += plain[start:stop]
     part += bytes(_PAD)
     end = len(part) - _PAD
-    return cast("list[Record]", list(DefaultRecordBatch(cast("bytes", memoryview(part)[:end]))))
+    return each(memoryview(part)[:end])
 
 
 def build_control(kind: int, payload: bytes = b"", *, timestamp: int = 0) -> bytes:
