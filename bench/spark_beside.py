@@ -1,7 +1,8 @@
 """Postroom beside Spark's own Kafka source and sink: the same messages, session, machine and run.
 
 Every work is done by one side after the other, in some rounds, and ratios are taken within a round: what else
-the machine does then hits all of them. The first round warms up. Kafka's sink writes at least once, and Kafka
+the machine does then hits all of them. The floor is a source and a sink in Python that do nothing: what Spark
+itself takes for any of them. The first round warms up. Kafka's sink writes at least once, and Kafka
 flushes when the system likes; Postroom writes exactly once, and flushes every commit.
 """
 
@@ -31,6 +32,7 @@ __all__ = ["Beside", "Side", "goals", "run", "table"]
 ROUNDS = 3
 MIB = 1024 * 1024
 KAFKA = "Kafka source"
+FLOOR = "any in Python"
 _SMALL_BATCHES, _SMALL_ROWS = 25, 100
 _FULL, _SMALL, _OUT = "full", "small", "out"
 _STARTED = 2  # micro-batches of a query that are its start
@@ -51,11 +53,19 @@ class Side:
 
 
 @dataclass(frozen=True)
+class _Floor(Side):
+    rows: Mapping[str, int]  # by topic
+
+    def read(self, reader: Any, topic: str) -> Any:
+        return reader.format(self.format).option("rows", self.rows[topic])
+
+
+@dataclass(frozen=True)
 class Work:
     what: str
     run: Callable[[Place, Side], list[float]]  # rates in rows/s, or milliseconds
     latency: bool = False
-    kafka: bool = True  # Kafka has the like
+    without: tuple[str, ...] = ()  # sides that have nothing like it
     goal: float | None = None  # how many times as fast as Kafka's
 
 
@@ -84,12 +94,12 @@ class Beside:
 def run(here: Place, told: Callable[[str], None], rounds: int = ROUNDS, only: Sequence[str] = ()) -> Beside:
     works = [work for work in WORKS if not only or any(word in work.what for word in only)]
     with _sides(here, told) as sides:
-        result = Beside(connector() if len(sides) == 3 else None, rounds)
+        result = Beside(connector() if sides[0].name == KAFKA else None, rounds)
         result.memory.update({side.name: Memory() for side in sides})
         for number in range(rounds + 1):
             for work in works:
                 for side in sides:
-                    if side.name == KAFKA and not work.kafka:
+                    if side.name in work.without:
                         continue
                     with watching(here.spark, result.memory[side.name]):
                         found = work.run(here, side)
@@ -111,6 +121,9 @@ def _sides(here: Place, told: Callable[[str], None]) -> Iterator[list[Side]]:
                 mq.create_topic(_OUT, partitions=PARTITIONS)
         ours = [Side("SQLite file", "postroom", {"url": urls[0]})]
         ours.append(Side("broker", "postroom", {"url": stack.enter_context(served(urls[1]))}))
+        ours.append(
+            _Floor(FLOOR, "prebuilt", {}, {_FULL: here.messages, _SMALL: _SMALL_ROWS * _SMALL_BATCHES})
+        )
         try:
             there = Side(KAFKA, "kafka", {"kafka.bootstrap.servers": stack.enter_context(kafka())})
         except NotInstalled as error:
@@ -222,8 +235,8 @@ WORKS = (
     Work("batch -> noop", _batch_noop),
     Work("stream -> noop", _stream_noop, goal=1.5),
     Work("batch -> Parquet", _parquet),
-    Work("archive job -> Delta", _archive, kafka=False),
-    Work("made rows -> topic", _written),
+    Work("archive job -> Delta", _archive, without=(KAFKA, FLOOR)),
+    Work("made rows -> topic", _written, without=(FLOOR,)),
     Work("topic -> topic stream", _stream_topic, goal=1),
     Work("micro-batch of 100 -> noop", _small_noop, latency=True, goal=1),
     Work("micro-batch of 100 -> topic", _small_topic, latency=True, goal=1),
@@ -257,7 +270,7 @@ def goals(found: Beside) -> Iterator[tuple[str, str, str, bool]]:
     for work in WORKS:
         for side in found.memory:
             ratio = found.ratio(work, side) if side != KAFKA and work.what in found.found else None
-            if work.goal is not None and ratio is not None:
+            if work.goal is not None and ratio is not None and side != FLOOR:
                 wanted = f"{work.goal:g} x Kafka's at least"
                 yield f"{work.what}, {side}", wanted, f"{ratio:.2f}", ratio >= work.goal
 

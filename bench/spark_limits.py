@@ -1,14 +1,24 @@
-"""Spark's own limit: a source in Python that repeats one prebuilt Arrow batch, as a batch and as a stream.
+"""Spark's own limit: a source in Python that repeats one prebuilt Arrow batch, as a batch and as a stream,
+and a sink in Python that drops what it gets.
 
-What any source in Python can reach at most, with the columns of a topic and 100 bytes in each value.
+What any source and sink in Python can reach at most, with the columns of a topic and 100 bytes in each value.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+    WriterCommitMessage,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -17,6 +27,7 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from postroom.spark.columns import schema_text
+from postroom.spark.reading import set_apart
 
 __all__ = ["BATCH_ROWS", "VALUE", "Prebuilt"]
 
@@ -26,7 +37,7 @@ _TASKS = 2
 
 
 class Prebuilt(DataSource):  # type: ignore[misc]
-    """Options: `rows` in all, and `each`: of a micro-batch."""
+    """Options: `rows` in all, and `maxOffsetsPerTrigger`: of a micro-batch."""
 
     @classmethod
     def name(cls) -> str:
@@ -39,7 +50,10 @@ class Prebuilt(DataSource):  # type: ignore[misc]
         return _Batch(int(self.options["rows"]), schema)
 
     def streamReader(self, schema: Any) -> _Stream:
-        return _Stream(int(self.options["rows"]), int(self.options["each"]), schema)
+        return _Stream(int(self.options["rows"]), int(self.options["maxOffsetsPerTrigger"]), schema)
+
+    def streamWriter(self, schema: Any, overwrite: bool) -> _Dropping:
+        return _Dropping()
 
 
 class _Batch(DataSourceReader):  # type: ignore[misc]
@@ -71,15 +85,44 @@ class _Stream(DataSourceStreamReader, SupportsTriggerAvailableNow):  # type: ign
         return {"at": min(self._rows, most)}
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
-        return [InputPartition((end["at"] - start["at"]) // _TASKS) for _ in range(_TASKS)]
+        rows = end["at"] - start["at"]
+        tasks = _TASKS if rows >= BATCH_ROWS else 1
+        return [InputPartition(rows // tasks) for _ in range(tasks)]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         return _repeated(partition.value, self._schema)
 
 
+class _Dropping(DataSourceStreamArrowWriter):  # type: ignore[misc]
+    def write(self, iterator: Iterator[Any]) -> WriterCommitMessage:
+        set_apart()
+        for _ in iterator:
+            pass
+        return WriterCommitMessage()
+
+    def commit(self, messages: Any, batchId: int) -> None:
+        pass
+
+    def abort(self, messages: Any, batchId: int) -> None:
+        pass
+
+
 def _repeated(rows: int, schema: Any) -> Iterator[Any]:
+    set_apart()  # the limit is not what Spark takes to look for garbage
+    batch = _batch(schema.json())
+    whole, left = divmod(rows, BATCH_ROWS)
+    for _ in range(whole):
+        yield batch
+    if left:
+        yield batch.slice(0, left)
+
+
+@cache
+def _batch(schema: str) -> Any:
+    """Made once in a process: later tasks in it begin at once."""
     import pyarrow as pa
     from pyspark.sql.pandas.types import to_arrow_schema
+    from pyspark.sql.types import StructType
 
     columns = {
         "key": [b"k%d" % (n % 1000) for n in range(BATCH_ROWS)],
@@ -90,9 +133,5 @@ def _repeated(rows: int, schema: Any) -> Iterator[Any]:
         "timestamp": [1_700_000_000_000_000] * BATCH_ROWS,
         "timestampType": [0] * BATCH_ROWS,
     }
-    batch = pa.RecordBatch.from_pydict(columns, schema=to_arrow_schema(schema, timezone="UTC"))
-    whole, left = divmod(rows, BATCH_ROWS)
-    for _ in range(whole):
-        yield batch
-    if left:
-        yield batch.slice(0, left)
+    kinds = StructType.fromJson(json.loads(schema))
+    return pa.RecordBatch.from_pydict(columns, schema=to_arrow_schema(kinds, timezone="UTC"))

@@ -27,7 +27,7 @@ class Reading:
 def run(here: Place) -> Reading:
     spark, url, rows = here.spark, here.url, here.messages
     each = rows // 5
-    limit = spark.readStream.format("prebuilt").options(rows=rows, each=each)
+    limit = spark.readStream.format("prebuilt").options(rows=rows, maxOffsetsPerTrigger=each)
     rates = [measured(here, "prebuilt batches -> noop", rows, lambda: _noop(_prebuilt(spark, rows)))]
     most = streamed(here, "prebuilt batches -> noop, stream", rows, limit)[0]
     assert _topic(spark.read, url).load().count() == rows

@@ -38,7 +38,7 @@ def columns(monkeypatch: pytest.MonkeyPatch) -> Columns:
     def fetched(*_: Any) -> Iterator[Fetched]:
         yield Fetched((one(0), StoredBatch(1, 3, 1, with_base_offset(garbage(), 1)), one(4)), 0, 5)
 
-    monkeypatch.setattr(reading, "Queue", NoQueue)
+    monkeypatch.setattr(reading, "task_log", NoQueue)
     monkeypatch.setattr(reading, "_fetched", fetched)
     return Columns(StructType([StructField("value", BinaryType())]))
 

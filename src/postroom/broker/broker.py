@@ -46,7 +46,7 @@ from ..model.policy.rate import Rate
 from ..model.policy.settings import GroupWish, Start, TopicSettings
 from ..model.topology.route import Change, Route
 from ..store import open_store
-from ..store.contract import Append, Appended, Bounds, News, Store, StoredBatch, Topic
+from ..store.contract import Append, Appended, News, Store, StoredBatch, Topic
 from ..store.contract.values import Drawn
 from ..tasks import SingleFlight
 from .access import InThread
@@ -67,6 +67,7 @@ from .duties import (
     Retention,
     cautious_time,
 )
+from .fetching import fetch_stored
 from .metrics import Figures
 from .moves.dead_letters import DeadLetterOffice
 from .moves.departures import Mover, leads_to_lane
@@ -440,21 +441,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
                 await wait(news, deadline - self._loop.time())
 
     def _fetch(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> Fetched:
-        bounds = self.store.log.bounds([partition_id])[partition_id]
-        start = max(offset, bounds.start)
-        found = (
-            self._deliveries.read(partition_id, start, max_messages, max_bytes) if start < bounds.end else []
-        )
-        if start < bounds.end and not (found and found[0].base_offset <= start):
-            bounds = self._skip_lost(partition_id, bounds)
-        return Fetched(tuple(found), bounds.start, bounds.end, bounds.sealed)
-
-    def _skip_lost(self, partition_id: int, bounds: Bounds) -> Bounds:
-        """A crash may empty a volatile log: nobody is to wait for what was in it (R3)."""
-        if not self.store.log.is_volatile(partition_id):
-            return bounds
-        self.store.log.skip_lost(partition_id)
-        return self.store.log.bounds([partition_id])[partition_id]
+        return fetch_stored(self.store, partition_id, offset, max_messages, max_bytes, self._deliveries.read)
 
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
         return await self._in_thread(self._admin.resolve, topic, start)

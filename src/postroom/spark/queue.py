@@ -16,7 +16,7 @@ from time import monotonic, sleep
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from ..address import parse
+from ..address import Address, parse
 from ..client.connection import Connection, connect
 from ..client.producer.appending import pause
 from ..endpoint.endpoint import Fetched
@@ -30,7 +30,17 @@ from ..units import format_duration
 from .options import EARLIEST, LATEST, Position, Reach, ReadOptions, Topics, bad_option
 from .planning import Offsets, Partition, Snapshot, Span, TopicPartition
 
-__all__ = ["AHEAD", "Queue", "ends", "look", "patiently", "starts"]
+__all__ = [
+    "AHEAD",
+    "FETCH_BYTES",
+    "FETCH_MESSAGES",
+    "Queue",
+    "check_file",
+    "ends",
+    "look",
+    "patiently",
+    "starts",
+]
 
 
 log = logging.getLogger("postroom.spark")
@@ -43,8 +53,8 @@ AHEAD = 4
 _TRIES = 20
 _TELL_S = 1.0  # a wait that is longer is worth a line,
 _PAUSE_S = 2.0  # and from then on there is no hurry
-_FETCH_MESSAGES = 50_000
-_FETCH_BYTES = 4 * 1024 * 1024
+FETCH_MESSAGES = 50_000
+FETCH_BYTES = 4 * 1024 * 1024
 
 
 def patiently(call: Callable[[], T], wait_ms: int) -> T:
@@ -201,8 +211,8 @@ class Queue:
             span.topic,
             span.partition_id,
             offset,
-            max_messages=min(_FETCH_MESSAGES, span.end - offset),
-            max_bytes=_FETCH_BYTES,
+            max_messages=min(FETCH_MESSAGES, span.end - offset),
+            max_bytes=FETCH_BYTES,
             wait_ms=0,
         )
         return found
@@ -235,10 +245,15 @@ class Queue:
             self._call(self._mq._endpoint.create_group, topic, group, GroupWish(start=start))
 
 
-async def _open(reach: Reach) -> Connection:
-    path = parse(reach.url).path
-    if path is not None and not path.exists():  # to connect would make it
+def check_file(address: Address) -> None:
+    """Refuses a file that is not there: to open it would make it."""
+    path = address.path
+    if path is not None and not path.exists():
         raise bad_option("url", f"there is no file {path} on this machine, {gethostname()}")
+
+
+async def _open(reach: Reach) -> Connection:
+    check_file(parse(reach.url))
     tls = {"true": True, "false": None}.get((reach.tls or "false").lower(), reach.tls)
     return await connect(
         reach.url, token=reach.token, tls=tls, shards=dict(reach.shards) or None, client_id=None

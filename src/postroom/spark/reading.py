@@ -1,4 +1,4 @@
-"""A task reads its spans: on an executor, over a connection of its own.
+"""A task reads its spans: on an executor, over a connection of its own, or in the database itself.
 
 Every offset of a span is read once, and reading it again gives the same rows: what is stored is served, never
 what is current. Offsets that are not there any more, and batches that cannot be read, are an error, or, with
@@ -24,7 +24,8 @@ from ..store.contract import StoredBatch
 from .columns import Columns
 from .options import Reach
 from .planning import Offsets, Snapshot, Span, TopicPartition
-from .queue import AHEAD, Queue
+from .queue import AHEAD
+from .task_log import TaskLog, task_log
 
 __all__ = ["Losses", "read_spans", "set_apart", "shown", "uncollected"]
 
@@ -133,7 +134,7 @@ def shown(spans: Sequence[Span]) -> str:
 
 def read_spans(reach: Reach, spans: Iterable[Span], columns: Columns, losses: Losses) -> Iterator[Any]:
     """Arrow batches."""
-    with uncollected(), Queue(reach) as queue:
+    with uncollected(), task_log(reach) as queue:
         for span, first in _begun(queue, spans):
             for fetched in _fetched(queue, span, first, losses):
                 for batch in fetched.batches:
@@ -147,7 +148,7 @@ def read_spans(reach: Reach, spans: Iterable[Span], columns: Columns, losses: Lo
                 yield columns.flush(span)
 
 
-def _begun(queue: Queue, spans: Iterable[Span]) -> Iterator[tuple[Span, Future[Fetched]]]:
+def _begun(queue: TaskLog, spans: Iterable[Span]) -> Iterator[tuple[Span, Future[Fetched]]]:
     """The spans, each with its first part; those of the next ones are on their way, too.
 
     There may be hundreds of short ones, and a round trip for each would add up.
@@ -160,7 +161,7 @@ def _begun(queue: Queue, spans: Iterable[Span]) -> Iterator[tuple[Span, Future[F
     yield from coming
 
 
-def _fetched(queue: Queue, span: Span, coming: Future[Fetched], losses: Losses) -> Iterator[Fetched]:
+def _fetched(queue: TaskLog, span: Span, coming: Future[Fetched], losses: Losses) -> Iterator[Fetched]:
     """All that is stored in the span; the next part is on its way while this one is decoded."""
     offset = span.first
     while offset < span.end:
