@@ -1,7 +1,7 @@
 # Every command a contributor needs. `make` alone lists them.
 
 PYTHON ?= python3
-JOBS ?= 3
+JOBS ?= 2
 POSTROOM_CHAOS_SECONDS ?= 60
 FUZZ_SECONDS ?= 60
 
@@ -15,7 +15,7 @@ LINTED := $(wildcard src tests bench examples docs deploy)
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers peers demo demo-queue jar test test-spark test-spark-versions check bench chaos fuzz format clean
+.PHONY: help venv servers peers demo demo-queue jar test test-all test-spark test-spark-versions check bench chaos fuzz format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,11 +41,15 @@ demo-queue: $(STAMP) ## See the queue alone, without Spark
 jar: $(STAMP) ## Build the jar for Spark's SQL tables from src/postroom/spark/jar (needs a JDK)
 	$(BIN)/python -m postroom.spark.jar build
 
-test: $(STAMP) servers ## Run all tests in parallel, but those that start Spark
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 -m 'not spark' $(ARGS)
+test: export POSTROOM_EXAMPLES ?= 0.33
+test: $(STAMP) servers ## Run every test that is not slow, at one place each: 6 minutes on 2 cores
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 10 -m 'not slow' $(ARGS)
+
+test-all: $(STAMP) servers ## Run all tests on all stores and endpoints, but those that start Spark
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --durations 10 --matrix=all -m 'not spark' $(ARGS)
 
 test-spark: $(STAMP) ## Run the tests that start Spark: one session, one process
-	$(BIN)/python -m pytest --durations 10 -m spark $(ARGS)
+	$(BIN)/python -m pytest --durations 10 --matrix=all -m spark $(ARGS)
 
 test-spark-versions: $(STAMP) ## Try every version of PySpark, each in an environment of its own (4 GB, 1 hour)
 	$(BIN)/python -m tests.spark_versions $(ARGS)
@@ -60,7 +64,7 @@ bench: $(STAMP) servers peers ## Measure speed: python -m bench
 	$(BIN)/python -m bench $(ARGS)
 
 chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (POSTROOM_CHAOS_SECONDS per test)
-	POSTROOM_CHAOS_SECONDS=$(POSTROOM_CHAOS_SECONDS) $(BIN)/python -m pytest tests/chaos -m slow \
+	POSTROOM_CHAOS_SECONDS=$(POSTROOM_CHAOS_SECONDS) $(BIN)/python -m pytest tests/chaos --matrix=all \
 		--timeout $$(( $(POSTROOM_CHAOS_SECONDS) * 4 + 120 )) --durations 0 $(ARGS)
 
 fuzz: $(STAMP) ## Feed random bytes to whatever reads those of strangers (FUZZ_SECONDS for each target)

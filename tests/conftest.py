@@ -6,7 +6,7 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.servers.fixtures", "tests.ready", "tests.sharing"]
+pytest_plugins = ["tests.interrupts", "tests.servers.fixtures", "tests.ready", "tests.sharing", "tests.tiers"]
 
 # A deadline per example measures the machine, not the code; pytest-timeout guards against hangs.
 settings.register_profile("dev", deadline=None)

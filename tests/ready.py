@@ -3,6 +3,8 @@
     postgres_ready, mysql_ready   the URL of one (a new database takes five times as long)
     ground                        one on each server in turn: its URL, its server, stores, plain connections
 
+Marked `undisturbed`, a test has its `ground` on servers of this process's own: it asks what goes on in all of
+their databases.
 A test that changes tables, rights or settings of its database takes `postgres_url` or `mysql_url`; one that
 stops its server takes a `Ground` on a spare server, or on one of its own.
 """
@@ -13,6 +15,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
+import psycopg
+import pymysql
 import pytest
 
 from postroom.address import parse
@@ -84,60 +88,131 @@ def opened(
 
 
 @pytest.fixture(scope="session")
-def _spare_postgres(postgres_server: PostgresServer) -> Iterator[Ground]:
-    with ready(postgres_server) as ground:
-        yield ground
+def _shared_postgres(postgres_server: PostgresServer) -> Iterator[Kept]:
+    with Kept.ready(postgres_server) as kept:
+        yield kept
 
 
 @pytest.fixture(scope="session")
-def _spare_mariadb(mariadb_server: MariaServer) -> Iterator[Ground]:
-    with ready(mariadb_server) as ground:
-        yield ground
+def _shared_mariadb(mariadb_server: MariaServer) -> Iterator[Kept]:
+    with Kept.ready(mariadb_server) as kept:
+        yield kept
+
+
+@pytest.fixture(scope="session")
+def _private_postgres(spare_postgres_server: PostgresServer) -> Iterator[Kept]:
+    with Kept.ready(spare_postgres_server) as kept:
+        yield kept
+
+
+@pytest.fixture(scope="session")
+def _private_mariadb(spare_mariadb_server: MariaServer) -> Iterator[Kept]:
+    with Kept.ready(spare_mariadb_server) as kept:
+        yield kept
 
 
 @pytest.fixture
-def postgres_ready(_spare_postgres: Ground) -> str:
-    _empty(_spare_postgres)
-    return _spare_postgres.url
+def postgres_ready(_shared_postgres: Kept) -> str:
+    return _shared_postgres.emptied().url
 
 
 @pytest.fixture
-def mysql_ready(_spare_mariadb: Ground) -> str:
-    _empty(_spare_mariadb)
-    return _spare_mariadb.url
+def mysql_ready(_shared_mariadb: Kept) -> str:
+    return _shared_mariadb.emptied().url
 
 
 @pytest.fixture(params=["postgres", "mariadb"])
 def ground(request: pytest.FixtureRequest) -> Iterator[Ground]:
-    spare: Ground = request.getfixturevalue(f"_spare_{request.param}")
-    _empty(spare)
-    ground = Ground(spare.server, spare.name)
+    owner = "shared" if request.node.get_closest_marker("undisturbed") is None else "private"
+    kept: Kept = request.getfixturevalue(f"_{owner}_{request.param}")
+    ground = kept.emptied()
     yield ground
     ground.close()
 
 
-def _empty(ground: Ground) -> None:
-    """As after `migrate`, but for the ids, which count on."""
-    postgres = ground.kind == "postgres"
-    others = (
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
-        "WHERE datname = %s AND pid <> pg_backend_pid()"
-        if postgres
-        else "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = %s AND ID <> CONNECTION_ID()"
-    )
-    tables = "SELECT table_name FROM information_schema.tables WHERE table_schema = " + (
-        "'public'" if postgres else "DATABASE()"
-    )
-    with closing(ground.server.connect(ground.name, admin=True)) as connection, connection.cursor() as cursor:
-        cursor.execute(others, (ground.name,))  # left by a test, perhaps with a lock
-        for (process,) in () if postgres else cursor.fetchall():
+class Kept:
+    """A database that test after test of this process is given empty.
+
+    One connection for that is kept open: to log in takes longer than to empty it.
+    """
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self._connection: Any = None
+
+    @classmethod
+    @contextmanager
+    def ready(cls, server: Server) -> Iterator[Kept]:
+        with ready(server) as ground:
+            kept = cls(ground)
+            try:
+                yield kept
+            finally:
+                kept._hang_up()
+
+    def emptied(self) -> Ground:
+        """As after `migrate`, but for the ids, which count on."""
+        if self._connection is not None:
+            try:
+                self._empty()
+            except (psycopg.OperationalError, pymysql.err.Error):  # the server was restarted meanwhile
+                self._hang_up()
+        if self._connection is None:
+            self._connection = self._ground.server.connect(self._ground.name, admin=True)
+            self._empty()
+        return Ground(self._ground.server, self._ground.name)
+
+    def _empty(self) -> None:
+        with self._connection.cursor() as cursor:
+            (_empty_postgres if self._ground.kind == "postgres" else _empty_mariadb)(cursor)
+        self._connection.commit()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+_EMPTY_POSTGRES = """
+    DO $$
+    DECLARE name text;
+    BEGIN
+        PERFORM pg_terminate_backend(pid) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid(); -- left by a test, with a lock perhaps
+        FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' LOOP
+            IF name LIKE 'postroom\\_log\\_%' THEN
+                EXECUTE format('DROP TABLE %I', name);
+            ELSIF name NOT IN ('postroom_schema', 'postroom_settings') THEN
+                EXECUTE format('DELETE FROM %I', name);
+            END IF;
+        END LOOP;
+        DELETE FROM postroom_settings s WHERE s.name NOT IN ('uuid', 'catalog_version');
+    END $$
+"""
+
+
+def _empty_postgres(cursor: Any) -> None:
+    cursor.execute(_EMPTY_POSTGRES)
+
+
+def _empty_mariadb(cursor: Any) -> None:
+    """Only tables with rows in them: to delete nothing takes as long as to delete something."""
+    others = "SELECT ID FROM information_schema.PROCESSLIST WHERE DB = DATABASE() AND ID <> CONNECTION_ID()"
+    cursor.execute(others)
+    for (process,) in cursor.fetchall():  # left by a test, perhaps with a lock
+        try:
             cursor.execute("KILL %s", (process,))
-        cursor.execute(tables)
-        names = [str(name) for (name,) in cursor.fetchall()]
-        logs = [name for name in names if name.startswith("postroom_log_")]
-        if logs:
-            cursor.execute(f"DROP TABLE {', '.join(logs)}")
-        for name in {*names} - {*logs, *_KEPT}:
-            cursor.execute(f"DELETE FROM {name}")
-        cursor.execute("DELETE FROM postroom_settings WHERE name NOT IN ('uuid', 'catalog_version')")
-        connection.commit()
+        except pymysql.err.OperationalError:
+            pass  # it left by itself meanwhile
+    cursor.execute("SHOW TABLES")
+    names = [str(name) for (name,) in cursor.fetchall()]
+    logs = [name for name in names if name.startswith("postroom_log_")]
+    if logs:
+        cursor.execute(f"DROP TABLE {', '.join(logs)}")
+    others = sorted({*names} - {*logs, *_KEPT})
+    cursor.execute(
+        " UNION ALL ".join(f"SELECT '{name}' WHERE EXISTS (SELECT 1 FROM {name})" for name in others)
+    )
+    for (name,) in cursor.fetchall():
+        cursor.execute(f"DELETE FROM {name}")
+    cursor.execute("DELETE FROM postroom_settings WHERE name NOT IN ('uuid', 'catalog_version')")

@@ -23,6 +23,8 @@ _PAGES = "tests/docs/test_snippets.py::test_a_page_does_what_it_shows[docs/howto
 def unit_of(nodeid: str) -> str:
     if nodeid.startswith("tests/chaos/"):
         return "chaos"
+    if nodeid.startswith("tests/unit/test_tiers.py"):  # they share what was collected, which takes seconds
+        return "tiers"
     in_session = nodeid.startswith(_SPARK) and not nodeid.startswith(_WITHOUT_JVM)
     return "spark" if in_session or nodeid.startswith(_PAGES) else nodeid
 
@@ -31,6 +33,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if unit_of(item.nodeid) == "spark":
             item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.slow("needs Spark: make test-spark"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -93,7 +93,7 @@ def _skip_all_but_postgres(store_url: str) -> None:
         pytest.skip("short runs harm brokers on PostgreSQL only")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_a_broker_is_killed(store_url: str, tmp_path: Path) -> None:
     _skip_all_but_postgres(store_url)
@@ -101,7 +101,7 @@ async def test_a_broker_is_killed(store_url: str, tmp_path: Path) -> None:
         await _repeatedly(crew, kill_one)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 240)
 async def test_a_broker_stands_still(store_url: str, tmp_path: Path) -> None:
     _skip_all_but_postgres(store_url)
@@ -109,7 +109,7 @@ async def test_a_broker_stands_still(store_url: str, tmp_path: Path) -> None:
         await _repeatedly(crew, stop_one)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 @both
 async def test_the_database_restarts_under_brokers(

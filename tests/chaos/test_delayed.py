@@ -31,7 +31,7 @@ _SLACK_MS = 4_000  # the next one looks once a second, and the machine is busy
 _ALL = 10**9
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_delayed_messages_while_their_mover_is_killed(store_url: str, tmp_path: Path) -> None:
     with Crew(store_url, tmp_path) as crew, closing(_store(store_url)) as store:

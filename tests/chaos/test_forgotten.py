@@ -27,7 +27,7 @@ _GROUPS = {"ledger": True}
 _NAMED = ("ann", "bob")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 240)
 async def test_nobody_misses_a_message_without_being_told(store_url: str, tmp_path: Path) -> None:
     with Crew(store_url, tmp_path) as crew:

@@ -125,7 +125,7 @@ async def test_a_producer_goes_on_when_the_store_forgot_its_batches(mq: Connecti
     assert [m.value async for m in mq.read("orders")] == [b"first", b"second", b"third"]
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 async def test_no_offset_of_a_volatile_topic_is_given_twice(own_postgres: PostgresServer) -> None:
     """A crash forgot the last ones, caches did not: what was sent later was taken for older messages."""
     with ready(own_postgres) as ground:

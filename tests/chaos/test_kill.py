@@ -17,7 +17,6 @@ from .crew import Crew
 from .stage import LONG, SECONDS, finish, hire, judge, kill_at_random, make_topic
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 3 + 120)
 async def test_every_confirmed_message_is_handled_by_every_group(store_url: str, tmp_path: Path) -> None:
     with Crew(store_url, tmp_path) as crew:

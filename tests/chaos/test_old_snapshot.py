@@ -53,7 +53,7 @@ def _rate(ends: list[float], since: float = 0.0) -> float:
     return (len(inside) - 1) / (inside[-1] - inside[0])
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 120)
 async def test_the_rate_with_an_old_snapshot(own_postgres: PostgresServer) -> None:
     """The best of three short runs: a machine that is busy with something else slows down any of them."""
@@ -88,7 +88,7 @@ async def _ratio(ground: Ground) -> float:
     return ratio
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 120)
 async def test_kills_with_an_old_snapshot(own_postgres: PostgresServer, tmp_path: Path) -> None:
     with ready(own_postgres) as ground, Crew(ground.url, tmp_path) as crew:

@@ -26,7 +26,7 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 async def test_poison_goes_alone(tmp_path: Path) -> None:
     url, notes = f"sqlite:///{tmp_path / 'queue.db'}", tmp_path / "notes"
     async with postroom.connect(url) as mq:

@@ -25,7 +25,7 @@ from .stage import LONG, SECONDS, finish, hire, judge, make_topic, until
 _WAYS = ("fast", "immediate", "kill") if LONG else ("fast", "kill")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 @both
 async def test_a_restart_of_the_database(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:

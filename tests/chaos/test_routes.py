@@ -32,13 +32,13 @@ _MORE = 200  # messages of a producer: to every partition
 _CHANGE_S = (0.01, 0.04)  # about what a change takes on SQLite, and on a busy server
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_order_is_kept_while_the_route_changes(store_url: str, tmp_path: Path) -> None:
     await _trouble(store_url, tmp_path, {})
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_order_is_kept_across_two_shards(
     postgres_server: PostgresServer, mariadb_server: MariaServer, tmp_path: Path

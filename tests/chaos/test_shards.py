@@ -57,7 +57,7 @@ class Shards:
             self._stopped.start()
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 400)
 async def test_shards_go_away_and_come_back(
     own_mariadb: MariaServer,

@@ -27,7 +27,7 @@ _GROUPS = {"ledger": True}
 _PAUSE_S = 0.6  # of a producer: of fifty messages one stops its key, and somebody has to decide about it
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_what_stopped_is_operated_while_all_are_killed(store_url: str, tmp_path: Path) -> None:
     with Crew(store_url, tmp_path) as crew:

@@ -22,7 +22,7 @@ from .crew import Crew
 from .stage import LONG, SECONDS, drained, finish, hire, judge, kill_at_random, make_topic, until
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 120)
 async def test_kills_of_processes_lose_nothing_on_sqlite(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'queue.db'}"
@@ -35,7 +35,7 @@ async def test_kills_of_processes_lose_nothing_on_sqlite(tmp_path: Path) -> None
             await judge(mq, crew, "ticks")
 
 
-@pytest.mark.slow
+@pytest.mark.slow("makes trouble for seconds, in many processes")
 @pytest.mark.timeout(SECONDS * 3 + 180)
 async def test_everything_goes_on_after_a_crash_of_postgres(
     own_postgres: PostgresServer, tmp_path: Path

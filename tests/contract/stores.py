@@ -3,10 +3,14 @@
     embedded   the SDK opens the store itself, in this process
     served     a broker in this process and event loop has it open, and the SDK connects to that broker
 
-A test runs embedded in memory and on a file, and served on a file; marked `everywhere`, on the database
-servers too, both ways. POSTROOM_TEST_STORES=all does that to every test, and POSTROOM_TEST_ENDPOINTS=all
-serves the store in memory as well: both take some minutes. Tests that say what only an embedded broker does
-are marked `embedded`, with the reason.
+A test can run embedded in memory and on a file, and served on a file; marked `everywhere`, on the database
+servers too, both ways. By default it runs at one of these places, with `--matrix=all` at all (`tests.tiers`).
+POSTROOM_TEST_STORES=all marks every test `everywhere`, and POSTROOM_TEST_ENDPOINTS=all serves the store in
+memory as well: both take some minutes more. Tests that say what only an embedded broker does are marked
+`embedded`, with the reason.
+
+The store contract runs on an SQLite file; by default, of its parts only those run elsewhere that are marked
+`dialect` (SQL, locks, flushing, time and races differ), `routing` (a shard is looked up) and `smoke`.
 """
 
 from __future__ import annotations
@@ -19,7 +23,19 @@ import pytest
 
 from postroom import Connection
 
-__all__ = ["SERVERS", "Open", "Place", "embedded", "everywhere", "only_file", "places", "real_time"]
+__all__ = [
+    "SERVERS",
+    "Open",
+    "Place",
+    "dialect",
+    "embedded",
+    "everywhere",
+    "only_file",
+    "places",
+    "real_time",
+    "routing",
+    "smoke",
+]
 
 Open = Callable[[], AbstractAsyncContextManager[Connection]]
 Place = tuple[str, str]  # a store, and who opens it
@@ -34,6 +50,14 @@ everywhere = pytest.mark.stores(*EVERYWHERE)
 """Marks a test of what the databases may do differently."""
 real_time = pytest.mark.parametrize("clock", [None], ids=["real time"])
 only_file = pytest.mark.stores("sqlite")
+dialect = pytest.mark.parts(
+    *("appending", "concurrency", "duties", "ids", "marks", "polling", "retention", "schedule", "sealing"),
+    *("serving", "topics", "watching"),
+)
+routing = pytest.mark.parts(
+    "groups", "moving", "routes", "schedule", "staging_published", "topics", "watching"
+)
+smoke = pytest.mark.parts("appending", "watching")
 embedded = pytest.mark.embedded
 """`@embedded("why")`: the test is about what a broker in the process of its user does."""
 

@@ -500,15 +500,19 @@ def test_a_program_without_handlers_is_told_so() -> None:
 
 def test_run_leaves_signal_handlers_as_they_were(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
+    ours = signal.signal(signal.SIGINT, signal.default_int_handler)  # in a background job it is another one
     app = App(f"sqlite:///{tmp_path}/no/such/folder.db")
 
     @app.subscribe("nowhere", group="billing")
     async def handle(body: bytes) -> None: ...
 
-    with pytest.raises(StoreUnavailable):
-        app.run()
-    assert signal.getsignal(signal.SIGTERM) is before
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    try:
+        with pytest.raises(StoreUnavailable):
+            app.run()
+        assert signal.getsignal(signal.SIGTERM) is before
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, ours)
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from tests.contract.cli_runner import Cli
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
 def cli(request: pytest.FixtureRequest, tmp_path: Path) -> Cli:
     """Topic orders, one partition, three messages of two keys."""
-    url = None if request.param == "sqlite" else request.getfixturevalue(f"{request.param}_url")
+    url = None if request.param == "sqlite" else request.getfixturevalue(f"spare_{request.param}_url")
     cli = Cli(tmp_path, url)
     asyncio.run(_send_three(cli.url))
     return cli

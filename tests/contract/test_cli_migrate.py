@@ -128,12 +128,14 @@ def test_check_and_sql_exclude_each_other(cli: Cli) -> None:
 
 
 @pytest.fixture
-def guest(postgres_server: PostgresServer, postgres_url: str, tmp_path: Path) -> Iterator[Cli]:
+def guest(spare_postgres: PostgresServer, tmp_path: Path) -> Iterator[Cli]:
     """A role that may connect and look, but not create."""
-    admin = postgres_url.replace("//postroom:", "//postgres:")
+    name = spare_postgres.create_database()
+    admin = spare_postgres.url(name, admin=True)
     _run(admin, ["CREATE ROLE guest LOGIN PASSWORD 'guest'", "REVOKE CREATE ON SCHEMA public FROM public"])
-    yield Cli(tmp_path, f"postgresql://guest:guest@{postgres_url.rpartition('@')[2]}")
+    yield Cli(tmp_path, f"postgresql://guest:guest@{admin.rpartition('@')[2]}")
     _run(admin, ["DROP OWNED BY guest", "DROP ROLE guest"])
+    spare_postgres.drop_database(name)
 
 
 def test_missing_rights(guest: Cli) -> None:

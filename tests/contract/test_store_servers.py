@@ -10,8 +10,10 @@ from postroom.address import parse
 from postroom.store import open_server
 from postroom.store.contract import Store
 from postroom.testing.store_contract import MovableClock, StoreContract
+from tests.contract.stores import dialect
 
 
+@dialect
 class TestPostgres(StoreContract):
     @pytest.fixture(autouse=True)
     def _database(self, postgres_ready: str) -> None:
@@ -24,6 +26,7 @@ class TestPostgres(StoreContract):
         return open_server(parse(self.url), clock)
 
 
+@dialect
 class TestMariaDB(StoreContract):
     @pytest.fixture(autouse=True)
     def _database(self, mysql_ready: str) -> None:

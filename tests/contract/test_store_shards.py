@@ -18,6 +18,7 @@ from postroom.store.sharded.shard import Shard
 from postroom.store.sharded.store import ShardedStore
 from postroom.testing.store_contract import MovableClock, StoreContract
 from postroom.testing.store_contract.harness import _failing_commits
+from tests.contract.stores import routing
 
 NAME = "b"
 
@@ -50,6 +51,7 @@ class OnSecond:
         return getattr(self._whole, name)
 
 
+@routing
 class TestSecondShard(StoreContract):
     @pytest.fixture(autouse=True)
     def _all_on_the_second(self, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from postroom.store import open_memory, open_sqlite
 from postroom.store.contract import Store
 from postroom.testing.store_contract import MovableClock, StoreContract
+from tests.contract.stores import smoke
 
 
 class TestSqliteFile(StoreContract):
@@ -17,6 +18,7 @@ class TestSqliteFile(StoreContract):
         return open_sqlite(tmp_path / "store.db", clock)
 
 
+@smoke
 class TestSqliteMemory(StoreContract):
     """There is no second process: whoever opens the same name gets the same store."""
 

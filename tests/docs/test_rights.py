@@ -20,24 +20,25 @@ def _statements(page: str) -> list[str]:
 
 
 @pytest.fixture
-def on_postgres(postgres_server: PostgresServer, postgres_url: str) -> Iterator[str]:
+def on_postgres(spare_postgres: PostgresServer) -> Iterator[str]:
     """A database that belongs to somebody else, in which the page's statements were run."""
-    database = postgres_url.rpartition("/")[2]
-    with postgres_server.connect(database, admin=True) as connection:
+    database = spare_postgres.create_database()
+    with spare_postgres.connect(database, admin=True) as connection:
         connection.autocommit = True
         for statement in _statements("postgresql.md"):
             connection.execute(statement)  # type: ignore[call-overload]
-        yield f"postgresql://{USER}:{PASSWORD}@{postgres_url.rpartition('@')[2]}"
+        yield f"postgresql://{USER}:{PASSWORD}@127.0.0.1:{spare_postgres.port}/{database}"
         connection.execute(f"DROP OWNED BY {USER}")  # type: ignore[call-overload]
         connection.execute(f"DROP ROLE {USER}")  # type: ignore[call-overload]
+    spare_postgres.drop_database(database)
 
 
 @pytest.fixture
-def on_mariadb(mariadb_server: MariaServer) -> Iterator[str]:
-    with mariadb_server._administer() as cursor:
+def on_mariadb(spare_mariadb: MariaServer) -> Iterator[str]:
+    with spare_mariadb._administer() as cursor:
         for statement in _statements("mysql.md"):
             cursor.execute(statement)
-        yield f"mysql://{USER}:{PASSWORD}@127.0.0.1:{mariadb_server.port}/queue"
+        yield f"mysql://{USER}:{PASSWORD}@127.0.0.1:{spare_mariadb.port}/queue"
         cursor.execute("DROP DATABASE queue")
         cursor.execute(f"DROP USER {USER}@'%'")
 

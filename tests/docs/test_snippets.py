@@ -32,7 +32,10 @@ from tests.docs.shown import Shown
 
 PAGE_SECONDS = 110
 COMMAND_SECONDS = 30
-SERVERS = {"docs/howto/postgresql.md": "postgres_url", "docs/howto/mysql.md": "mysql_url"}
+SERVERS = {
+    "docs/howto/postgresql.md": "spare_postgres",
+    "docs/howto/mysql.md": "spare_mariadb",
+}  # durable ones
 _EXIT = re.compile(r"#\s*exit (\d+)\s*$")
 _COMMENT = re.compile(r"\s#.*$")
 _QUOTED = re.compile(r"'[^']*'|\"[^\"$`\\\\]*\"")
@@ -52,7 +55,8 @@ def test_a_page_does_what_it_shows(
     page: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if page_id(page) in SERVERS:
-        monkeypatch.setenv("POSTROOM_URL", request.getfixturevalue(SERVERS[page_id(page)]))
+        server = request.getfixturevalue(SERVERS[page_id(page)])
+        monkeypatch.setenv("POSTROOM_URL", server.url(server.create_database()))
     run_page(blocks(page))
 
 

@@ -43,7 +43,7 @@ T = TypeVar("T")
 
 _WAITING = {
     "postgres": "SELECT count(*) FROM pg_stat_activity WHERE datname = %s AND wait_event_type = 'Lock'",
-    # of the whole server, which is this test process's own; INNODB_TRX is stale if it is asked often
+    # of the whole server, hence `undisturbed`; INNODB_TRX is stale if it is asked often
     "mariadb": """SELECT CAST(VARIABLE_VALUE AS SIGNED) FROM information_schema.GLOBAL_STATUS
                   WHERE VARIABLE_NAME = 'INNODB_ROW_LOCK_CURRENT_WAITS' AND %s <> ''""",
 }

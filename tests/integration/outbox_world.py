@@ -54,10 +54,12 @@ class Database:
         return found
 
 
-def database_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> Database:
+def database_of(
+    kind: str, request: pytest.FixtureRequest, folder: Path, *, durable: bool = False
+) -> Database:
     if kind == "sqlite":
         return Database(kind, f"sqlite:///{folder}/shop.db")
-    return Database(kind, request.getfixturevalue(f"{kind}_url"))
+    return Database(kind, request.getfixturevalue(f"spare_{kind}_url" if durable else f"{kind}_url"))
 
 
 async def eventually(look: Callable[[], bool | Awaitable[bool]]) -> None:

@@ -73,6 +73,7 @@ async def test_short_work_is_begun_anew_in_a_thread(store: Store) -> None:
     await workers.close()
 
 
+@pytest.mark.slow("writes for seconds")
 async def test_the_journal_stays_small(tmp_path: Path) -> None:
     """What is done at once leaves checkpoints to the threads, and they come to it."""
     async with postroom.connect(f"sqlite:///{tmp_path}/queue.db") as mq:

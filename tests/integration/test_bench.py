@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench import backlog, latency, throughput
 from bench.contenders import PostroomQueue, RowQueue
+
+pytestmark = pytest.mark.slow("measures speed")
 
 
 async def test_throughput_of_both_contenders() -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import dedup
 from bench.grounds import ground
+
+pytestmark = pytest.mark.slow("measures speed")
 
 
 async def test_what_a_window_costs_a_producer() -> None:

@@ -7,6 +7,8 @@ import pytest
 from bench import delayed
 from bench.grounds import ground
 
+pytestmark = pytest.mark.slow("measures speed")
+
 
 @pytest.mark.parametrize("a_row", [100, 1])
 async def test_burst(a_row: int) -> None:

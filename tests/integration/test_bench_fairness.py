@@ -7,6 +7,8 @@ import pytest
 from bench import fairness, idle
 from bench.grounds import ground
 
+pytestmark = pytest.mark.slow("measures speed")
+
 
 async def test_a_quiet_producer_beside_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fairness, "_BACKLOG", 50_000)

@@ -6,6 +6,8 @@ import pytest
 
 from bench import lanes
 
+pytestmark = pytest.mark.slow("measures speed")
+
 
 async def test_the_good_ones_go_on_beside_a_bad_one(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without a lane the handlers fall behind for good: waiting does not help there.

@@ -7,6 +7,8 @@ import pytest
 from bench import outbox
 from bench.grounds import ground
 
+pytestmark = pytest.mark.slow("measures speed")
+
 
 async def test_written() -> None:
     with ground("sqlite") as where:

@@ -17,6 +17,8 @@ from bench.peers.redis_streams import RedisStreams
 from bench.peers.run import Result, Speed, run
 from bench.peers.table import latency_table, speed_table
 
+pytestmark = pytest.mark.slow("measures speed")
+
 WHATS = ["publish", "consume + ack", "publish beside", "consume + ack beside"]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import routes
 from bench.grounds import ground
 from bench.routes import Span
+
+pytestmark = pytest.mark.slow("measures speed")
 
 
 async def test_the_pause_of_a_producer() -> None:

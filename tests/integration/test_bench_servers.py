@@ -10,6 +10,8 @@ import pytest
 
 from bench.server_rows import MariaRowQueue, PostgresRowQueue, ServerRowQueue, variants
 
+pytestmark = pytest.mark.slow("measures speed")
+
 
 @pytest.mark.parametrize("number", range(6))
 async def test_every_message_is_consumed_once(

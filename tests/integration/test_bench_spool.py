@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench import spool
+
+pytestmark = pytest.mark.slow("measures speed")
 
 
 async def test_landing() -> None:

@@ -76,6 +76,7 @@ def _assert_order_and_delay(figures: dict[str, Any]) -> None:
     assert delayed["arrived"] == delayed["sent"] > 0 and delayed["early"] == 0 and delayed["cancelled"]
 
 
+@pytest.mark.slow("the whole demo once more")
 @pytest.mark.timeout(SECONDS + 10)
 def test_on_a_database_server(
     tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -41,10 +41,17 @@ class Doctor:
 
 
 @pytest.fixture
-def doctor(mariadb_server: MariaServer, mysql_url: str, tmp_path: Path) -> Doctor:
-    found = Doctor(mariadb_server, mysql_url, tmp_path)
-    found.cli.ok("migrate")
-    return found
+def bare(spare_mariadb: MariaServer, tmp_path: Path) -> Iterator[Doctor]:
+    """A database without tables, on a durable server that is this process's own."""
+    name = spare_mariadb.create_database()
+    yield Doctor(spare_mariadb, spare_mariadb.url(name), tmp_path)
+    spare_mariadb.drop_database(name)
+
+
+@pytest.fixture
+def doctor(bare: Doctor) -> Doctor:
+    bare.cli.ok("migrate")
+    return bare
 
 
 def test_a_server_that_is_well(doctor: Doctor) -> None:
@@ -64,8 +71,8 @@ def test_what_may_not_be_looked_at_is_said(doctor: Doctor) -> None:
     assert "1 not looked at" in doctor.cli.ok("doctor").out
 
 
-def test_no_tables(mariadb_server: MariaServer, mysql_url: str, tmp_path: Path) -> None:
-    found = Doctor(mariadb_server, mysql_url, tmp_path).finds()
+def test_no_tables(bare: Doctor) -> None:
+    found = bare.finds()
     assert found["schema"]["state"] == "fail" and "postroom migrate" in found["schema"]["advice"]
     assert found["commit"]["state"] == "skip" and "members" not in found
 

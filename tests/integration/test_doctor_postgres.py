@@ -43,13 +43,20 @@ class Doctor:
 
 
 @pytest.fixture
-def doctor(postgres_server: PostgresServer, postgres_url: str, tmp_path: Path) -> Iterator[Doctor]:
-    """A migrated database on the shared server; settings of the role are taken back."""
-    found = Doctor(postgres_server, postgres_url, tmp_path)
-    found.cli.ok("migrate")
-    yield found
+def bare(spare_postgres: PostgresServer, tmp_path: Path) -> Iterator[Doctor]:
+    """A database without tables, on a durable server that is this process's own."""
+    name = spare_postgres.create_database()
+    yield Doctor(spare_postgres, spare_postgres.url(name), tmp_path)
+    spare_postgres.drop_database(name)
+
+
+@pytest.fixture
+def doctor(bare: Doctor) -> Iterator[Doctor]:
+    """A migrated database; settings of the role are taken back."""
+    bare.cli.ok("migrate")
+    yield bare
     taken_back = ("ALTER ROLE postroom RESET ALL", "ALTER ROLE postroom CONNECTION LIMIT -1")
-    found.admin(*taken_back, database="postgres")
+    bare.admin(*taken_back, database="postgres")
 
 
 def states(found: dict[str, dict[str, str]]) -> set[str]:
@@ -83,8 +90,8 @@ def test_the_queue_is_as_it_was(doctor: Doctor) -> None:
         assert connection.execute(rows).fetchone() == (0,)
 
 
-def test_no_tables(postgres_server: PostgresServer, postgres_url: str, tmp_path: Path) -> None:
-    found = Doctor(postgres_server, postgres_url, tmp_path).finds()
+def test_no_tables(bare: Doctor) -> None:
+    found = bare.finds()
     assert found["schema"]["state"] == "fail" and "postroom migrate" in found["schema"]["advice"]
     assert found["commit"]["state"] == "skip" and "members" not in found
 

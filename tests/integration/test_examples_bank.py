@@ -166,6 +166,7 @@ def _banks(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, tuple[st
     return found
 
 
+@pytest.mark.slow("kills processes for seconds")
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_the_books_balance_whoever_dies(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     deadline = time.monotonic() + PATIENCE_S
@@ -186,6 +187,7 @@ def test_the_books_balance_whoever_dies(request: pytest.FixtureRequest, tmp_path
     assert set(last.values()) == {(START - CENTS * len(STEPS), CENTS * len(STEPS))}
 
 
+@pytest.mark.slow("kills processes for seconds")
 @pytest.mark.timeout(2 * PATIENCE_S)
 def test_what_can_never_be_booked_is_given_back_whoever_dies(tmp_path: Path) -> None:
     """Nobody at the other bank is called carol."""

@@ -69,6 +69,7 @@ def gateway(places: dict[str, str]) -> Iterator[int]:
         yield port
 
 
+@pytest.mark.slow("a thousand buyers")
 def test_a_thousand_buyers_at_once_are_answered_or_told_to_come_back(places: dict[str, str]) -> None:
     """Within the patience, and what a busy machine adds; all of them in the end, and 20 phones are sold."""
     worker = ("worker", "examples.flash_sale.stock:app")  # before there is a topic

@@ -110,6 +110,7 @@ def assert_refused(web: httpx.Client) -> None:
     assert other.json()["detail"] == "cat was uploaded before, with other bytes: choose another name"
 
 
+@pytest.mark.slow("starts many programs")
 def test_every_shop_of_the_product_centre_forgets_what_changed(programs: Programs) -> None:
     centre = programs.web("uvicorn", "examples.product_centre.centre:web", "--log-level", "warning")
     programs.all_answer()  # it makes the topic
@@ -134,6 +135,7 @@ def test_every_shop_of_the_product_centre_forgets_what_changed(programs: Program
     until(lambda: found("SELECT price FROM alerts") == [9])
 
 
+@pytest.mark.slow("starts many programs")
 def test_a_shop_that_was_closed_or_forgotten_shows_what_is_new(programs: Programs, tmp_path: Path) -> None:
     """Of a shop that stood still for too long nobody knew; it showed the old price for ever."""
     centre = programs.web("uvicorn", "examples.product_centre.centre:web", "--log-level", "warning")

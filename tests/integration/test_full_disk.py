@@ -95,6 +95,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
         yield disk
 
 
+@pytest.mark.slow("fills a disk again and again")
 def test_a_full_disk_is_emptied_by_a_purge_again_and_again(disk: Path) -> None:
     """While somebody sends all the time: what the purge needs is not for senders."""
     path = disk / "q.db"

@@ -218,6 +218,7 @@ async def attack(
     return max(worst, after, key=lambda one: one["worst_ms"])
 
 
+@pytest.mark.slow("hundreds of requests, each of them as hostile as can be")
 async def test_no_request_hurts_anybody_else(tmp_path: Path, url: str) -> None:
     """Every operation, with each single right and with none (R48)."""
     async with running(tmp_path, url) as broker:

@@ -39,6 +39,8 @@ from tests.integration.interleaving import kill, lock_waits, run_all, soon, stop
 from tests.ready import Ground
 from tests.servers import Proxy
 
+pytestmark = pytest.mark.undisturbed  # it counts waiting transactions
+
 
 @pytest.fixture
 def store(ground: Ground) -> SqlStore:

@@ -27,6 +27,8 @@ from tests.ready import Ground
 
 ANN, BOB, CAT = 11, 22, 33
 
+pytestmark = pytest.mark.undisturbed  # it counts waiting transactions
+
 
 class Scene:
     """A partition with ten messages, a group, and two processes that know nothing of each other."""

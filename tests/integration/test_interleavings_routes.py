@@ -35,6 +35,8 @@ from tests.servers.server import Server
 ANN, BOB = 11, 22
 NUMBERED = batch(2, producer=7)
 
+pytestmark = pytest.mark.undisturbed  # it counts waiting transactions
+
 
 class Scene:
     """A topic of two partitions, an ordered group, and two processes that know nothing of each other."""

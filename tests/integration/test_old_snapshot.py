@@ -69,6 +69,7 @@ def old_snapshot(url: str) -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow("measures what hundreds of polls cost")
 def test_the_cost_of_a_poll_and_an_ack_stays(
     postgres_ready: str, record_property: Callable[[str, Any], None]
 ) -> None:

@@ -216,7 +216,7 @@ async def test_a_relay_that_stands_still_for_longer_than_its_lease(
     await _stands_still(database, queue, point)
 
 
-@pytest.mark.slow
+@pytest.mark.slow("the server ends a transaction after seconds")
 @pytest.mark.parametrize("database", ["postgres"], indirect=True)
 @pytest.mark.parametrize("queue", ["of its own"], indirect=True)
 async def test_a_relay_that_stands_still_within_a_transaction(database: Database, queue: str) -> None:

@@ -54,7 +54,7 @@ def test_doctor_looks_at_an_outbox(tmp_path: Path) -> None:
 async def test_one_in_the_queues_own_database_is_found(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    database = database_of(kind, request, tmp_path)
+    database = database_of(kind, request, tmp_path, durable=True)  # or the doctor finds nothing else
     async with postroom.connect(database.url, migrate=True) as mq:
         endpoint: Any = mq._endpoint
         assert isinstance(endpoint, Broker)

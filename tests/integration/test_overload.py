@@ -55,6 +55,7 @@ async def connected(address: str) -> postroom.Connection:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.slow("overloads a broker for seconds")
 async def test_memory_stays_bounded_under_overload(broker: tuple[str, int]) -> None:
     address, pid = broker
     mq = await connected(address)

@@ -31,7 +31,7 @@ SECRET = quote(Server.password, safe="")
 
 @pytest.fixture
 def server(kind: str, request: pytest.FixtureRequest) -> Server:
-    return request.getfixturevalue(f"{kind}_server")
+    return request.getfixturevalue(f"spare_{kind}")
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ async def test_a_host_that_does_not_answer(fresh: Ground, proxy_to: Callable[[in
     begin = time.monotonic()
     with pytest.raises(StoreUnavailable) as told:
         await postroom.connect(fresh.server.url(fresh.name, port=proxy.port))
-    assert 4 < time.monotonic() - begin < 8
+    assert 4 < time.monotonic() - begin < 20
     sentence(told.value, f"127.0.0.1:{proxy.port}", "check host and port")
 
 
@@ -290,16 +290,16 @@ def one_connection(ground: Ground) -> Iterator[None]:
         ground.rows(change.format(-1 if ground.kind == "postgres" else 0), admin=True)
 
 
-async def test_a_server_whose_packets_are_too_small_for_a_batch(mariadb_server: MariaServer) -> None:
+async def test_a_server_whose_packets_are_too_small_for_a_batch(spare_mariadb: MariaServer) -> None:
     """Found when a large batch is sent, it would look like a server that goes away again and again."""
-    with ready(mariadb_server) as ground:
+    with ready(spare_mariadb) as ground:
         before = ground.rows("SELECT @@global.max_allowed_packet")[0][0]
         ground.rows("SET GLOBAL max_allowed_packet = 4194304", admin=True)
         try:
             await refused(ground.url, StoreError, "max_allowed_packet", "16M")
         finally:
             ground.rows("SET GLOBAL max_allowed_packet = %s", before, admin=True)
-    mariadb_server.drop_database(ground.name)
+    spare_mariadb.drop_database(ground.name)
 
 
 # ---- text -------------------------------------------------------------------------------------------------

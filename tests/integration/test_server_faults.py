@@ -147,16 +147,24 @@ async def test_a_server_that_is_away_for_three_seconds(own: Ground, caplog: pyte
         await asyncio.to_thread(own.server.stop)
         caplog.clear()
         with caplog.at_level(logging.INFO):
-            sending = [asyncio.create_task(mq.send("orders", b"%d" % i, timeout=30)) for i in range(20, 40)]
+            sending = [asyncio.create_task(mq.send("orders", b"%d" % i, timeout=90)) for i in range(20, 40)]
             await asyncio.sleep(3)
+            for _ in range(500):
+                if lines(caplog):
+                    break
+                await asyncio.sleep(0.05)  # a busy machine has not come so far
             assert not any(task.done() for task in sending)
-            said = [record.getMessage() for record in caplog.records if record.name.startswith("postroom")]
+            said = lines(caplog)
             await asyncio.to_thread(own.server.start)
             receipts = await asyncio.gather(*sending)
         assert len({(r.partition, r.offset) for r in receipts}) == 20
         assert sorted(map(int, await draining)) == list(range(40))
     assert 0 < len(said) <= 6, "\n".join(said)
     assert all(Server.password not in line for line in said)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name.startswith("postroom")]
 
 
 @both
@@ -168,7 +176,7 @@ async def test_a_send_that_runs_out_of_time_says_so(own: Ground) -> None:
         begin = time.monotonic()
         with pytest.raises(postroom.SendTimeout, match="nothing was stored, sending again is safe"):
             await mq.send("orders", b"2", timeout=1)
-        assert time.monotonic() - begin < 3
+        assert time.monotonic() - begin < 10  # not the half minute of the default
         with pytest.raises(postroom.StoreUnavailable, match="cannot be reached"):
             await mq.topics()
 
@@ -259,6 +267,7 @@ async def test_a_network_that_goes_deaf_and_comes_back(
 # ---- a server that is full --------------------------------------------------------------------------------
 
 
+@pytest.mark.undisturbed  # it limits the connections of a user that others share
 async def test_no_connections_left_while_it_runs(ground: Ground) -> None:
     """What needs one waits; what has one goes on; when there are some again all is well."""
     async with postroom.connect(ground.url) as mq:

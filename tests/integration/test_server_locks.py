@@ -50,6 +50,8 @@ from tests.servers import Proxy
 IMPATIENT = replace(DEFAULTS, lock_timeout_ms=1_000, idle_timeout_ms=2_000)
 LOCK = "SELECT id FROM postroom_partitions WHERE id = %s FOR UPDATE"
 
+pytestmark = pytest.mark.undisturbed  # it counts waiting transactions
+
 
 @pytest.fixture
 def store(ground: Ground) -> SqlStore:
@@ -190,7 +192,7 @@ def test_a_lock_that_is_not_given_back_is_an_error_after_a_stated_time(
         StoreBusy, match=r"was busy \(.*(lock timeout|Lock wait timeout).*then try again"
     ) as told:
         append(store, places[0], batch())
-    assert 0.9 < time.monotonic() - begin < 4
+    assert 0.9 < time.monotonic() - begin < 7
     assert told.value.retriable and not told.value.undone
     assert stored(store.log.append([Append(places[1], batch())])[0]).base_offset == 0  # others go on
     stranger.connection.rollback()
@@ -330,7 +332,7 @@ def test_reading_from_a_deaf_network_ends_too(
     begin = time.monotonic()
     with pytest.raises(StoreUnavailable):
         store.log.bounds(places)
-    assert time.monotonic() - begin < 8
+    assert time.monotonic() - begin < 12
     proxy.cut()
     proxy.heal()
     assert store.log.bounds(places)[places[0]].end == 0
@@ -375,7 +377,7 @@ async def test_senders_to_a_locked_partition_do_not_wait_one_after_the_other(
     appends = [broker.append("orders", place, batch()) for place in (*[places[0]] * 12, places[1])]
     results = await asyncio.gather(*appends, return_exceptions=True)
     assert [type(result) for result in results] == [StoreBusy] * 12 + [Appended]
-    assert time.monotonic() - begin < 6
+    assert time.monotonic() - begin < 11
     stranger.connection.rollback()
     assert (await broker.append("orders", places[0], batch())).base_offset == 0
     await broker.close()

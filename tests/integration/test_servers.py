@@ -100,14 +100,21 @@ def test_a_forgotten_transaction_does_not_hold_up_the_drop(shared: Server) -> No
 # --- like a server in earnest --------------------------------------------------------------------------
 
 
-def test_a_commit_of_postgres_is_flushed(postgres_server: PostgresServer) -> None:
+def test_a_commit_of_postgres_is_flushed(spare_postgres: PostgresServer) -> None:
     for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-        assert run(postgres_server.connect("postgres", admin=True), f"SHOW {setting}") == [("on",)]
+        assert run(spare_postgres.connect("postgres", admin=True), f"SHOW {setting}") == [("on",)]
 
 
-def test_a_commit_of_mariadb_is_flushed(mariadb_server: MariaServer) -> None:
+def test_a_commit_of_mariadb_is_flushed(spare_mariadb: MariaServer) -> None:
     query = "SELECT @@innodb_flush_log_at_trx_commit, @@innodb_doublewrite"
-    assert run(mariadb_server.connect("mysql", admin=True), query) == [(1, 1)]
+    assert run(spare_mariadb.connect("mysql", admin=True), query) == [(1, 1)]
+
+
+@both
+def test_the_server_that_tests_share_flushes_nothing(shared: Server) -> None:
+    """It is never started again: whatever is there to survive is on another one."""
+    query = "SHOW fsync" if shared.kind == "postgres" else "SELECT @@innodb_flush_method"
+    assert run(shared.connect(shared.create_database(), admin=True), query) in ([("off",)], [("nosync",)])
 
 
 @both
@@ -139,6 +146,7 @@ def test_it_does_not_run_as_root(shared: Server) -> None:
     assert os.stat(f"/proc/{shared.pid}").st_uid != 0
 
 
+@pytest.mark.slow("starts servers of its own")
 @both
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root the server runs as the one who owns TMPDIR")
 def test_a_temporary_folder_closed_to_others_is_not_in_the_way(
@@ -167,6 +175,7 @@ for make in (PostgresServer, MariaServer):
 """
 
 
+@pytest.mark.slow("makes data folders of both servers anew")
 @pytest.mark.skipif(os.geteuid() != 0, reason="then every other test shows it")
 def test_a_user_without_rights_can_run_both() -> None:
     subprocess.run([sys.executable, "-B", "-W", "error", "-c", AS_ANYBODY], cwd=ROOT, check=True, timeout=60)

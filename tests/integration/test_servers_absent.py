@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import MariaServer, MissingServer, PostgresServer, binaries, server
+from tests.servers import MariaServer, MissingServer, PostgresServer, binaries
 from tests.servers.processes import running
+from tests.servers.server import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = """
@@ -181,16 +182,17 @@ def until(condition: Callable[[], bool], what: str) -> None:
 @pytest.fixture
 def waiting(project: Project, postgres_server: PostgresServer, mariadb_server: MariaServer) -> Project:
     """Its servers begin with copies of the data folders that ours began with: to make them takes seconds."""
-    made = {kind: str(folder) for kind, folder in server._PRISTINE.items()}
-    assert made.keys() == {postgres_server.kind, mariadb_server.kind}
+    assert Server.pristine is not None
+    made = {folder.name for folder in Server.pristine.iterdir() if folder.is_dir()}
+    assert made == {postgres_server.kind, mariadb_server.kind}
     project.write(
         "conftest.py",
         f"""
         from pathlib import Path
 
-        from tests.servers import server
+        from tests.servers.server import Server
 
-        server._PRISTINE.update({{kind: Path(folder) for kind, folder in {made}.items()}})
+        Server.pristine = Path({str(Server.pristine)!r})
         """,
     )
     project.write("test_it.py", WAITING)
@@ -220,6 +222,7 @@ def test_no_server_outlives_the_tests(
     until(lambda: not any(running(pid) or folder.exists() for pid, folder in servers), "all is gone")
 
 
+@pytest.mark.slow("a run of pytest with servers of its own")
 def test_no_server_outlives_a_failing_test(waiting: Project) -> None:
     waiting.write("test_it.py", WAITING.replace("time.sleep(100)", "assert False"))
     run = waiting.start()

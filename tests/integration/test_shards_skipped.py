@@ -41,10 +41,10 @@ class Away:
 
 
 @pytest.fixture
-def away(mariadb_server: MariaServer, tmp_path: Path, proxy_to: Callable[[int], Proxy]) -> Away:
-    name, proxy = mariadb_server.create_database(), proxy_to(mariadb_server.port)
-    opened(mariadb_server.url(name), make_tables=True).close()
-    return Away(tmp_path, mariadb_server.url(name, port=proxy.port), proxy)
+def away(spare_mariadb: MariaServer, tmp_path: Path, proxy_to: Callable[[int], Proxy]) -> Away:
+    name, proxy = spare_mariadb.create_database(), proxy_to(spare_mariadb.port)
+    opened(spare_mariadb.url(name), make_tables=True).close()
+    return Away(tmp_path, spare_mariadb.url(name, port=proxy.port), proxy)
 
 
 @asynccontextmanager
@@ -206,9 +206,9 @@ async def test_silence_is_named(mq: Connection, away: Away) -> None:
         away.proxy.heal()
 
 
-async def test_a_read_only_server_is_named(mq: Connection, away: Away, mariadb_server: MariaServer) -> None:
+async def test_a_read_only_server_is_named(mq: Connection, away: Away, spare_mariadb: MariaServer) -> None:
     async with warm(mq) as (_, slot):
-        with mariadb_server.connect("", admin=True) as admin, admin.cursor() as cursor:
+        with spare_mariadb.connect("", admin=True) as admin, admin.cursor() as cursor:
             cursor.execute("SET GLOBAL read_only = 1")
             try:
                 with pytest.raises(SendTimeout) as caught:

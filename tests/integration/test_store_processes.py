@@ -67,6 +67,7 @@ def append_for_ever(path: Path, place: int, number: int, pipe: Connection) -> No
         number += 1
 
 
+@pytest.mark.slow("kills processes for seconds")
 def test_a_producer_killed_at_random_loses_and_doubles_nothing(path: Path, place: int) -> None:
     """Each successor repeats the batch whose answer its predecessor did not live to see."""
     draw = random.Random(1)

@@ -30,6 +30,9 @@ _SETTINGS = (
 )
 
 
+_LOOSE = ("--debug-no-sync", "--innodb-flush-method=nosync", "--innodb-doublewrite=OFF")
+
+
 class MariaServer(Server):
     kind = "mariadb"
     scheme = "mysql"
@@ -38,9 +41,9 @@ class MariaServer(Server):
     signals: ClassVar[dict[Mode, signal.Signals]] = {"fast": signal.SIGTERM, "immediate": signal.SIGKILL}
     admin = "admin"
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = True, folder: Path | None = None) -> None:
         self._server, self._installer = find_mariadb()
-        super().__init__()
+        super().__init__(durable=durable, folder=folder)
 
     @property
     def _socket(self) -> str:
@@ -55,6 +58,7 @@ class MariaServer(Server):
         return [
             self._server,
             *self._options(),
+            *(() if self.durable else _LOOSE),
             *(f"--port={port}", f"--socket={self._socket}", f"--pid-file={pid_file}"),
         ]
 

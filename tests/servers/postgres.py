@@ -40,9 +40,9 @@ class PostgresServer(Server):
     signals: ClassVar[dict[Mode, signal.Signals]] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
     admin = "postgres"
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = True, folder: Path | None = None) -> None:
         self._binaries = find_postgres()
-        super().__init__()
+        super().__init__(durable=durable, folder=folder)
 
     def _initialize(self) -> None:
         password = self.folder / "password"
@@ -61,7 +61,8 @@ class PostgresServer(Server):
             settings.write("\n".join(lines) + "\n")
 
     def _command(self, port: int) -> list[str | Path]:
-        return [self._binaries / "postgres", "-D", self.data, "-p", str(port)]
+        loose = () if self.durable else ("-c", "fsync=off", "-c", "full_page_writes=off")
+        return [self._binaries / "postgres", "-D", self.data, "-p", str(port), *loose]
 
     def _ready(self, port: int) -> bool:
         """What `pg_ctl` waits for: the last line of the server's own `postmaster.pid`."""

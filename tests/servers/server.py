@@ -1,13 +1,16 @@
 """A database server of our own in a temporary folder: made, started, stopped, killed, removed.
 
 What PostgreSQL and MariaDB have in common. Servers refuse to run as root, so root starts them as another
-user; any other user starts them as himself. They run with real durability: they are for tests of what
-survives. They listen on loopback only, and keep their port for life, so that a client finds them again.
+user; any other user starts them as himself. They run with real durability, for tests of what survives, but
+for the one that all tests of a run share (see `run`). They listen on loopback only, and keep their port for
+life, so that a client finds them again.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
+import functools
 import itertools
 import os
 import signal
@@ -15,7 +18,8 @@ import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Literal, Self, TypedDict
@@ -23,12 +27,14 @@ from urllib.parse import quote
 
 from .places import HOST, account, base_folder, free_port
 from .processes import kill_tree
-from .watchdog import Watchdog
+from .watchdog import Watchdog, note
 
-__all__ = ["Mode", "Server"]
+__all__ = ["Mode", "Server", "locked"]
 
 Mode = Literal["fast", "immediate"]
-_PRISTINE: dict[str, Path] = {}  # by kind of server: a data folder no server has run on
+
+
+_numbers = itertools.count(1)
 
 
 class _Surroundings(TypedDict, total=False):
@@ -46,14 +52,22 @@ class Server(ABC):
     signals: ClassVar[dict[Mode, signal.Signals]]
     user: ClassVar[str] = "postroom"  # owns its databases and may do nothing else
     admin: ClassVar[str]
+    _pid: int | None = None  # of one that runs elsewhere
     password: ClassVar[str] = "p@ss:w/rd%"  # has to be quoted in a URL, as real ones have to
+    pristine: ClassVar[Path | None] = None  # where data folders are that no server has run on; set by a run
 
-    def __init__(self) -> None:
+    def __init__(self, *, durable: bool = True, folder: Path | None = None) -> None:
+        """`folder`: a new one within a folder that has a watchdog already."""
+        self.durable = durable
         self._account = account(self.accounts)
-        self.folder = self._new_folder()
-        self._watchdog = Watchdog(self.folder, self.signals["immediate"].name.removeprefix("SIG"))
         self._process: subprocess.Popen[bytes] | None = None
-        self._names = itertools.count(1)
+        self._watchdog: Watchdog | None = None
+        if folder is None:
+            self.folder = self._new_folder()
+            self._watchdog = Watchdog(self.folder, self._last_signal)
+        else:
+            self.folder = folder
+            folder.mkdir(mode=0o700)
         try:
             self._hand_over(self.folder)
             self._make_data()
@@ -62,6 +76,13 @@ class Server(ABC):
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def elsewhere(cls, folder: Path, port: int, pid: int) -> Self:
+        """One that another process started and that will be stopped for us: we connect to it, no more."""
+        server = cls.__new__(cls)
+        server.folder, server.port, server._pid, server._process = folder, port, pid, None
+        return server
 
     # --- what differs ---------------------------------------------------------------------------------
 
@@ -99,9 +120,11 @@ class Server(ABC):
 
     @property
     def pid(self) -> int:
-        if self._process is None:
+        if self._process is not None:
+            return self._process.pid
+        if self._pid is None:
             raise RuntimeError(f"{self.kind} does not run; call start()")
-        return self._process.pid
+        return self._pid
 
     @property
     def runs(self) -> bool:
@@ -154,7 +177,13 @@ class Server(ABC):
             self.kill()
         finally:
             self._free_memory()
-            self._watchdog.dismiss()
+            if self._watchdog is not None:
+                self._watchdog.dismiss()
+
+    def leave_running(self) -> None:
+        """It outlives this process, on purpose: the watchdog of the folder above ends it."""
+        assert self._process is not None
+        self._process.returncode = 0  # or Python warns that nobody waits for its end
 
     def url(self, database: str, *, port: int | None = None, admin: bool = False) -> str:
         """`port`: of a proxy in between. `admin`: as the one who may do everything."""
@@ -180,9 +209,13 @@ class Server(ABC):
             raise RuntimeError(f"{' '.join(map(str, done.args))} failed:\n{done.stdout}{done.stderr}")
 
     def _new_name(self) -> str:
-        return f"postroom_{next(self._names)}"
+        return f"postroom_{os.getpid()}_{next(_numbers)}"  # other processes may use the server too
 
     # --- inside ---------------------------------------------------------------------------------------
+
+    @property
+    def _last_signal(self) -> str:
+        return self.signals["immediate"].name.removeprefix("SIG")
 
     def _new_folder(self) -> Path:
         return Path(tempfile.mkdtemp(prefix=f"postroom-{self.kind}-", dir=base_folder()))
@@ -192,16 +225,18 @@ class Server(ABC):
             os.chown(folder, self._account.pw_uid, self._account.pw_gid)
 
     def _make_data(self) -> None:
-        """Made in full once in a process, then copied, which takes a tenth of the time."""
-        if pristine := _PRISTINE.get(self.kind):
-            self._run(["cp", "-a", pristine, self.data])
-            return
-        self._initialize()
-        folder = self._new_folder()
-        atexit.register(Watchdog(folder, "KILL").dismiss)
-        self._hand_over(folder)
-        self._run(["cp", "-a", self.data, folder])
-        _PRISTINE[self.kind] = folder / self.data.name
+        """Made in full once in a run, then copied, which takes a tenth of the time."""
+        folder = (Server.pristine or _pristine_of_process()) / self.kind
+        with locked(folder.with_suffix(".lock")):
+            made = folder / self.data.name
+            if made.exists():
+                self._run(["cp", "-a", made, self.data])
+                return
+            self._initialize()
+            folder.mkdir(mode=0o700, exist_ok=True)
+            self._hand_over(folder)
+            self._run(["cp", "-a", self.data, folder / "unfinished"])
+            (folder / "unfinished").rename(made)
 
     def _surroundings(self) -> _Surroundings:
         """Nothing of the folders of whoever runs the tests, and messages in a language we can read."""
@@ -239,7 +274,7 @@ class Server(ABC):
                 **self._surroundings(),
             )
         self._process = process
-        self._watchdog.guard(process.pid)
+        note(self.folder, process.pid, self._last_signal)
         deadline = time.monotonic() + timeout_s
         while not self._ready(port):
             if process.poll() is not None:
@@ -254,7 +289,7 @@ class Server(ABC):
 
     def _gone(self) -> None:
         self._process = None
-        self._watchdog.guard(None)
+        note(self.folder, None, self._last_signal)
 
     def _last_words(self, lines: int = 20) -> str:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
@@ -262,3 +297,20 @@ class Server(ABC):
 
 class _StartFailed(RuntimeError):
     pass
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Against other processes."""
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@functools.cache
+def _pristine_of_process() -> Path:
+    """Where no run of tests has one: in a benchmark."""
+    folder = Path(tempfile.mkdtemp(prefix="postroom-pristine-", dir=base_folder()))
+    folder.chmod(0o711)
+    atexit.register(Watchdog(folder, "KILL").dismiss)
+    return folder

@@ -59,9 +59,9 @@ def test_a_pattern_matches_as_a_regular_expression_would(pattern: str, topic: st
 
 def test_no_pattern_takes_long() -> None:
     principal = who(f"send:{'a*' * 59}b")
-    began = time.perf_counter()
+    began = time.process_time()
     assert not allows(principal, "send", "a" * 120)
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 def test_no_action_implies_another() -> None:

@@ -1,0 +1,93 @@
+"""What runs by default, and what in full.
+
+    make test        every test that is not slow, once: at one place of those that it is made for
+    make test-all    every test, at every place: `--matrix=all`
+
+A place is a store, an endpoint, a database server: a parameter that says where a test runs, not what it does.
+The place is chosen by a hash of the test's name: always the same one for a test, another one for the next, so
+that all places are in the default run. The store contract runs in full on an SQLite file; `parts` says what
+of it runs elsewhere. `slow("why")` keeps a test out of the default run. `tests/unit/test_tiers.py` sees to it
+that each test function is in the default run, or says why not.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections import defaultdict
+
+import pytest
+
+__all__ = ["function_of", "in_default_run", "reason_to_wait"]
+
+# Where an argument of such a name has such a value, it says where.
+ARGUMENTS = {
+    *("any_cli", "any_url", "cli", "database", "endpoint", "ground", "kind", "mq", "one_database", "place"),
+    *("server", "store", "store_url", "url"),
+}
+VALUES = {
+    *("memory", "sqlite", "postgres", "mysql", "mariadb", "embedded", "served"),
+    *("postgres_ready", "mysql_ready", "postgres_url", "mysql_url"),
+}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    wider = {os.environ.get(f"POSTROOM_TEST_{name}") for name in ("MATRIX", "STORES", "ENDPOINTS")}
+    parser.addoption(
+        "--matrix",
+        choices=["one", "all"],
+        default="all" if "all" in wider else "one",
+        help="where tests run that can run on several stores and endpoints: at one place each, or at all",
+    )
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Whoever names a place gets it: `-k postgres` was heeded before, and so is a test's whole name."""
+    if config.getoption("--matrix") == "all" or any("[" in arg for arg in config.args):
+        return
+    kept = in_default_run(items)
+    left_out = [item for item in items if item not in kept]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item in kept]
+
+
+def in_default_run(items: list[pytest.Item]) -> set[pytest.Item]:
+    """Slow ones too: `-m` decides on those."""
+    kept, choices = set[pytest.Item](), defaultdict[str, list[pytest.Item]](list)
+    for item in items:
+        if not _is_left_to_others(item):
+            choices[_without_place(item)].append(item)
+    for name, choice in choices.items():
+        kept.add(choice[zlib.crc32(name.encode()) % len(choice)])
+    return kept
+
+
+def function_of(item: pytest.Item) -> str:
+    """The same for all its parameters, and for all classes that inherit it."""
+    function = item.function  # type: ignore[attr-defined]
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def reason_to_wait(item: pytest.Item) -> str | None:
+    """Why it is not in the default run. Empty: somebody forgot to say."""
+    marker = item.get_closest_marker("slow")
+    return None if marker is None else " ".join(map(str, marker.args))
+
+
+def _is_left_to_others(item: pytest.Item) -> bool:
+    marker = item.get_closest_marker("parts")
+    return marker is not None and item.function.__module__.rpartition(".")[2] not in marker.args  # type: ignore[attr-defined]
+
+
+def _without_place(item: pytest.Item) -> str:
+    """The same for all places of a test with the same other parameters."""
+    spec = getattr(item, "callspec", None)
+    if spec is None:
+        return item.nodeid
+    named = [value for name, value in spec.params.items() if name in ARGUMENTS]
+    places = [value for value in named if isinstance(value, str) and value in VALUES]
+    rest = f"-{spec.id}-"
+    for place in places:
+        rest = rest.replace(f"-{place}-", "-", 1)
+    return f"{item.nodeid.partition('[')[0]}[{rest}]" if places else item.nodeid
