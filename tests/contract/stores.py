@@ -51,13 +51,11 @@ everywhere = pytest.mark.stores(*EVERYWHERE)
 real_time = pytest.mark.parametrize("clock", [None], ids=["real time"])
 only_file = pytest.mark.stores("sqlite")
 dialect = pytest.mark.parts(
-    *("appending", "concurrency", "duties", "ids", "marks", "polling", "retention", "schedule", "sealing"),
-    *("serving", "topics", "watching"),
+    *("appending", "catalog", "concurrency", "duties", "ids", "moving", "polling", "reading", "schedule"),
+    "served",
 )
-routing = pytest.mark.parts(
-    "groups", "moving", "routes", "schedule", "staging_published", "topics", "watching"
-)
-smoke = pytest.mark.parts("appending", "watching")
+routing = pytest.mark.parts("catalog", "concurrency", "moving", "routes", "schedule", "staging_published")
+smoke = pytest.mark.parts("appending", "concurrency")
 embedded = pytest.mark.embedded
 """`@embedded("why")`: the test is about what a broker in the process of its user does."""
 
