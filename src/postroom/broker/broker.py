@@ -50,6 +50,7 @@ from ..store.contract import Append, Appended, News, Store, StoredBatch, Topic
 from ..store.contract.values import Drawn
 from ..tasks import SingleFlight
 from .access import InThread
+from .deliver.fetch import fetch_stored
 from .deliver.heartbeats import Beating
 from .deliver.ordered import OrderedDeliveries
 from .deliver.poll import HOLDERS, Polling
@@ -67,7 +68,6 @@ from .duties import (
     Retention,
     cautious_time,
 )
-from .fetching import fetch_stored
 from .metrics import Figures
 from .moves.dead_letters import DeadLetterOffice
 from .moves.departures import Mover, leads_to_lane

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from ..address import Address, parse, parse_shards
-from ..broker.fetching import fetch_stored
+from ..broker.deliver.fetch import fetch_stored
 from ..endpoint.endpoint import Fetched
 from ..store import open_store
 from .options import Reach

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..endpoint.endpoint import Fetched
-from ..store.contract import Bounds, Store, StoredBatch
+from ...endpoint.endpoint import Fetched
+from ...store.contract import Bounds, Store, StoredBatch
 
 __all__ = ["fetch_stored"]
 
