@@ -21,6 +21,7 @@ from ..broker.broker import Broker
 from ..endpoint.endpoint import Endpoint
 from ..errors import NotAuthenticated, PermissionDenied, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
+from ..model.topology.names import reply_topic
 from ..serve_settings import is_loopback
 
 __all__ = ["CERTIFICATE_NAME", "HEADERS", "Permitted", "authenticate", "careful", "refuse_pages", "token_of"]
@@ -102,6 +103,13 @@ CERTIFICATE_NAME = "postroom.certificate_name"
 """Where the server puts the name of a client's certificate in the scope of a request."""
 
 _WHOLE = ("topics", "shards", "drain_shard", "open_shard", "rates")  # about no topic in particular
+_STAGED = ("staged_marks", "decide_staged", "publish_staged", "drop_staged")  # about several topics
+_REPLIES = ("open_replies", "close_replies")
+_TOLD = {
+    "append": ("producer", "owner"),
+    "stage": ("producer", "owner"),
+    **dict.fromkeys(_STAGED, ("owner",)),
+}
 
 
 async def authenticate(scope: Mapping[str, Any], gatekeeper: Gatekeeper) -> Principal:
@@ -163,9 +171,11 @@ class Permitted:
     async def _call(
         self, verb: str, function: Callable[..., Awaitable[Any]], *args: Any, **named: Any
     ) -> Any:
-        self.permit(verb, *_topics(verb, args, named))
-        if verb == "append" and self.principal is not ANONYMOUS:
-            named["producer"] = self.principal.name
+        self.permit(verb, *_topics(verb, args, named, self.principal.name))
+        if self.principal is not ANONYMOUS:  # no caller says itself whose producer or query it is (I23)
+            named |= dict.fromkeys(_TOLD.get(verb, ()), self.principal.name)
+        if verb in _REPLIES:
+            named["owner"] = self.principal.name
         try:
             return await function(*args, **named)
         except UnknownTopic as error:
@@ -186,11 +196,15 @@ class Permitted:
     async def close(self) -> None: ...
 
 
-def _topics(verb: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterable[str | None]:
+def _topics(verb: str, args: tuple[Any, ...], named: Mapping[str, Any], who: str) -> Iterable[str | None]:
     """The topics that a call is about; None: the whole queue."""
     if verb in _WHOLE:
         return (None,)
     first = args[0] if args else next(iter(named.values()))
+    if verb in _REPLIES:
+        return (reply_topic(first, who),)
+    if verb in _STAGED:
+        return first or (None,)
     if verb in ("poll", "unpark"):
         return (first.topic,)
     if verb == "set_rate":
