@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import postroom
-from postroom.endpoint.endpoint import Beat, PollReply, PollRequest
+from postroom.endpoint.values import Beat, PollReply, PollRequest
 from postroom.errors import PostroomError
 from postroom.model.policy.settings import GroupWish
 from postroom.wire import messages as m

@@ -26,7 +26,7 @@ from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.duties import Duty
 from postroom.broker.waiters import WatcherThread
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.errors import StoreBusy, UnknownGroup, UnknownTopic
 from postroom.http.access import Permitted
 from postroom.http.routes.sampling import Sampler

@@ -11,7 +11,7 @@ import pytest
 
 import postroom
 from postroom.broker.broker import Broker
-from postroom.endpoint.endpoint import Beat, Held, PollRequest, Settle, Verdict
+from postroom.endpoint.values import Beat, Held, PollRequest, Settle, Verdict
 from postroom.errors import InvalidSetting, UsageError
 from postroom.model.access import ANONYMOUS
 from postroom.model.policy.settings import LONGEST_LEASE_MS, GroupSettings, GroupWish

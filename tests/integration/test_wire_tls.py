@@ -8,7 +8,7 @@ import ssl
 import pytest
 
 import postroom
-from postroom.endpoint.endpoint import Beat
+from postroom.endpoint.values import Beat
 from postroom.errors import BrokerUnavailable
 from postroom.serve_settings import ServeSettings
 from postroom.tls import server_context

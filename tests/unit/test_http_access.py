@@ -12,7 +12,7 @@ import pytest
 from postroom.broker.access import ACTIONS, Gatekeeper, new_token
 from postroom.broker.broker import Broker
 from postroom.clock import SystemClock
-from postroom.endpoint.endpoint import Beat, Held, PollRequest, Settle, UnparkRequest
+from postroom.endpoint.values import Beat, Held, PollRequest, Settle, UnparkRequest
 from postroom.errors import PermissionDenied
 from postroom.http.access import CERTIFICATE_NAME, Permitted, token_of
 from postroom.model.access import Principal, parse_permissions

@@ -16,7 +16,7 @@ from postroom.address import parse
 from postroom.broker.access import Gatekeeper
 from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import SystemClock
-from postroom.endpoint.endpoint import Beat, Held, PollRequest, Settle, UnparkRequest
+from postroom.endpoint.values import Beat, Held, PollRequest, Settle, UnparkRequest
 from postroom.errors import PermissionDenied, PostroomError
 from postroom.http.access import Permitted
 from postroom.model.access import ANONYMOUS, Principal, parse_permissions

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from postroom.endpoint.endpoint import Settle, Verdict
+from postroom.endpoint.values import Settle, Verdict
 from postroom.errors import InvalidName, InvalidSetting, MessageTooLarge, ProtocolError, shortened
 from postroom.wire import messages as m
 from tests.request_types import walked

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from postroom.endpoint.endpoint import Grant, Lease, PollReply, PollRequest
+from postroom.endpoint.values import Grant, Lease, PollReply, PollRequest
 from postroom.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
 from postroom.wire import messages as m
 from postroom.wire.client import link as module

@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 
 from postroom import errors
 from postroom.broker.access import ACTIONS
-from postroom.endpoint.endpoint import (
-    DeadLetters,
-    Endpoint,
-    Fetched,
-    Grant,
-    PollReply,
-    PollRequest,
-    UnparkRequest,
-)
+from postroom.endpoint.endpoint import Endpoint
+from postroom.endpoint.values import DeadLetters, Fetched, Grant, PollReply, PollRequest, UnparkRequest
 from postroom.errors import PostroomError, ProtocolError
 from postroom.model.policy.slow_lane import LanePolicy
 from postroom.model.topology.route import Range, Route, even_ranges

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.config import DEFAULTS
-from postroom.endpoint.endpoint import Beat, Held, Settle, Verdict
+from postroom.endpoint.values import Beat, Held, Settle, Verdict
 from postroom.model.delivery.delivery import Line
 from postroom.wire import messages as m
 from postroom.wire.client.remote import beatings, settles

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from postroom.endpoint.endpoint import Grant, Lease, PollReply, PollRequest, Settle, SettleReply, Verdict
+from postroom.endpoint.values import Grant, Lease, PollReply, PollRequest, Settle, SettleReply, Verdict
 from postroom.errors import BrokerUnavailable, InvalidSetting
 from postroom.wire.client.remote import RemoteEndpoint
 from postroom.wire.messages import Poll

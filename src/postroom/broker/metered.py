@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, cast
 
-from ..endpoint.endpoint import Beat, Held, PollReply, PollRequest, Settle, SettleReply
+from ..endpoint.values import Beat, Held, PollReply, PollRequest, Settle, SettleReply
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import read_header
 from ..store.contract import Appended

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ..endpoint.endpoint import Verdict
+from ..endpoint.values import Verdict
 from ..model.delivery.delivery import Span
 from ..model.policy.bounds import Offset, PartitionId, Token, TopicName
 from .failures import BadRequest

@@ -15,7 +15,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from ..endpoint.endpoint import (
+from ..endpoint.values import (
     Beat,
     Decided,
     GroupInfo,

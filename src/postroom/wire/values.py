@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ..endpoint.endpoint import DeadLetters, Fetched, Grant, Lease, PollReply, StoppedMessage
+from ..endpoint.values import DeadLetters, Fetched, Grant, Lease, PollReply, StoppedMessage
 from ..errors import ProtocolError
 from ..model.delivery.delivery import Line, Span
 from ..model.policy.slow_lane import LaneView

@@ -21,7 +21,8 @@ from fastapi import APIRouter, Request
 from ...client.codec import Expiry, unpack
 from ...client.consumer.reading import GIVEN_UP, Browsed, told_of
 from ...client.message import Kind, Received
-from ...endpoint.endpoint import Beat, Endpoint, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
 from ...errors import CorruptBatch, GroupConflict, LeaseLost, StoreUnavailable
 from ...model.delivery.delivery import Span
 from ...model.messages.batch import stored_records

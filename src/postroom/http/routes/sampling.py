@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ...broker.broker import Broker
 from ...broker.metrics import topic_label
-from ...endpoint.endpoint import PartitionLag, RateInfo
+from ...endpoint.values import PartitionLag, RateInfo
 from ...errors import CatalogError, PostroomError, StoreError
 from ...model.policy.slow_lane import LaneInfo
 from ...model.topology.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic

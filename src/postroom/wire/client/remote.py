@@ -15,11 +15,10 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
-from ...broker.deliver.shared import released
 from ...clock import Clock
-from ...endpoint.endpoint import (
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import (
     Beat,
-    Endpoint,
     Fetched,
     Held,
     PollReply,
@@ -28,6 +27,7 @@ from ...endpoint.endpoint import (
     SettleReply,
     UnparkRequest,
     Verdict,
+    released,
 )
 from ...errors import InvalidName, InvalidSetting, MessageTooLarge, PostroomError, ProtocolError, UsageError
 from ...model.delivery.delivery import Span, as_reason

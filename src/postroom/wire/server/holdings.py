@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ...endpoint.endpoint import Beat, Held, PollReply, PollRequest, Settle
+from ...endpoint.values import Beat, Held, PollReply, PollRequest, Settle
 from ...model.delivery.delivery import Span
 from ..messages import Ask
 

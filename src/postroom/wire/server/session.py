@@ -15,8 +15,7 @@ from typing import Any
 
 from ...broker.access import ACTIONS, Gatekeeper
 from ...broker.broker import Broker
-from ...broker.deliver.shared import released
-from ...endpoint.endpoint import Beat, Held, Settle, Verdict
+from ...endpoint.values import Beat, Held, Settle, Verdict, released
 from ...errors import PostroomError, UnknownTopic, UsageError
 from ...model.access import ANONYMOUS, Principal
 from ...model.delivery.delivery import Span
