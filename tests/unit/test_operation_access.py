@@ -16,6 +16,7 @@ from postroom.address import parse
 from postroom.broker.access import Gatekeeper
 from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import SystemClock
+from postroom.endpoint.operations import OPERATIONS
 from postroom.endpoint.values import Beat, Held, PollRequest, Settle, UnparkRequest
 from postroom.errors import PermissionDenied, PostroomError
 from postroom.http.access import Permitted
@@ -167,7 +168,7 @@ async def over_wire(broker: Any, gatekeeper: Gatekeeper, principal: Principal, c
     limits = Listening()
     share = Answers(limits.all_answer_bytes, limits.answer_bytes, limits.answer_wait_ms).share(NAME)
     session = Session(broker, gatekeeper, principal, "c", share, limits)
-    operation = m.OPERATIONS[call.operation]
+    operation = OPERATIONS[call.operation]
     arguments = dict(call.arguments)
     body = arguments.pop(BODIES.get(call.operation, ""), b"")
     request = m.decode(m.encode_header(operation.request(**arguments)), operation.request)

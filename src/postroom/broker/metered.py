@@ -1,76 +1,113 @@
-"""A broker that counts what it is asked: around every verb of the `Endpoint`, and nothing else.
+"""A broker that counts what it is asked: every operation, and nothing else.
 
-What it holds is in `figures`. Everything that is no verb (`store`, `in_thread`, `duties`, …) is the broker's
-own, so that it can stand wherever the broker can. Must never change an answer or an error.
+What it counts is in its `figures`. Everything that is no operation (`store`, `in_thread`, `duties`, …) is the
+broker's own, so that it can be served wherever the broker can. Must never change an answer or an error.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
 
+from ..address import Address
+from ..endpoint.asking import AskingEndpoint
+from ..endpoint.operations import OPERATIONS, Operation
 from ..endpoint.values import Beat, Held, PollReply, PollRequest, Settle, SettleReply
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import read_header
-from ..store.contract import Appended
-from .access import ACTIONS
+from ..store.contract import Appended, Store
+from .access import InThread
 from .broker import Broker
+from .duties import DutyRunner
 from .metrics import Figures, group_label, topic_label
+from .presence import Presence
+from .served import Servable
+from .topology.catalog_cache import Listing
 
-__all__ = ["figures_of", "measured", "unmeasured"]
-
-_VERBS = ACTIONS.keys() - {"now_ms", "close"}
-
-
-def measured(broker: Broker) -> Broker:
-    """The same broker, counted. It looks like one to whoever has it."""
-    return broker if figures_of(broker) is not None else cast(Broker, _Measured(broker, Figures()))
+__all__ = ["MeteredBroker", "figures_of", "measured", "unmeasured"]
 
 
-def unmeasured(broker: Broker) -> Broker:
+def measured(broker: Servable) -> Servable:
+    """The same broker, counted."""
+    return MeteredBroker(broker, Figures()) if isinstance(broker, Broker) else broker
+
+
+def unmeasured(broker: Servable) -> Servable:
     """The broker itself: what it is asked there is not counted."""
-    return broker._broker if isinstance(broker, _Measured) else broker
+    return broker.itself if isinstance(broker, MeteredBroker) else broker
 
 
-def figures_of(broker: Broker) -> Figures | None:
+def figures_of(broker: Servable) -> Figures | None:
     """What was counted; None: this broker is not measured."""
-    return getattr(broker, "figures", None)
+    return broker.figures if isinstance(broker, MeteredBroker) else None
 
 
-class _Measured:
+class MeteredBroker(AskingEndpoint):
+    """A broker, counted."""
+
     def __init__(self, broker: Broker, figures: Figures) -> None:
-        self._broker, self.figures = broker, figures
+        self.itself, self.figures = broker, figures
         broker.watch(figures)
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._broker, name)
-        if name in _VERBS:
-            found = self.__dict__[name] = partial(self._call, name, found)
-        return found
-
-    async def _call(
-        self, operation: str, verb: Callable[..., Awaitable[Any]], *args: Any, **named: Any
-    ) -> Any:
+    @contextmanager
+    def _counted(self, operation: Operation) -> Iterator[None]:
         began, error = time.perf_counter(), None
         try:
-            return await verb(*args, **named)
+            yield
         except BaseException as raised:
             error = raised
             raise
         finally:
-            self.figures.ended(operation, time.perf_counter() - began, error)
+            self.figures.ended(operation.name, time.perf_counter() - began, error)
             del error  # it refers to this frame
 
-    # ---- verbs that are about messages ----
+    async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        with self._counted(operation):
+            return await getattr(self.itself, operation.name)(**arguments)
+
+    # ---- the process that it lives in ----
+
+    @property
+    def store(self) -> Store:
+        return self.itself.store
+
+    @property
+    def in_thread(self) -> InThread:
+        return self.itself.in_thread
+
+    @property
+    def presence(self) -> Presence:
+        return self.itself.presence
+
+    @property
+    def duties(self) -> DutyRunner:
+        return self.itself.duties
+
+    @property
+    def listing(self) -> Listing:
+        return self.itself.listing
+
+    async def identity_key(self) -> bytes:
+        return await self.itself.identity_key()
+
+    async def add_shards(self, shards: Mapping[str, Address]) -> None:
+        await self.itself.add_shards(shards)
+
+    def now_ms(self) -> int:
+        return self.itself.now_ms()
+
+    async def close(self) -> None:
+        await self.itself.close()
+
+    # ---- operations that are about messages ----
 
     async def append(
         self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, **more: Any
     ) -> Appended:
-        stored: Appended = await self._call(
-            "append", self._broker.append, topic, partition_id, batch, due_at=due_at, **more
-        )
+        with self._counted(OPERATIONS["append"]):
+            stored = await self.itself.append(topic, partition_id, batch, due_at=due_at, **more)
         figures, label = self.figures, (topic_label(topic),)
         header = read_header(batch)
         repeats = header.records if stored.duplicate else len(stored.repeats)
@@ -83,7 +120,8 @@ class _Measured:
         return stored
 
     async def poll(self, request: PollRequest) -> PollReply:
-        reply: PollReply = await self._call("poll", self._broker.poll, request)
+        with self._counted(OPERATIONS["poll"]):
+            reply = await self.itself.poll(request)
         leases = [lease for grant in reply.grants for lease in grant.leases]
         if leases:
             figures, label = self.figures, (topic_label(request.topic), group_label(request.group))
@@ -95,7 +133,8 @@ class _Measured:
         return reply
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        reply: SettleReply = await self._call("settle", self._broker.settle, topic, group, parts)
+        with self._counted(OPERATIONS["settle"]):
+            reply = await self.itself.settle(topic, group, parts)
         label = (topic_label(topic), group_label(group))
         sums: dict[str, int] = {}
         for part in parts:
@@ -112,12 +151,5 @@ class _Measured:
         return reply
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
-        began, error = time.perf_counter(), None
-        try:
-            return self._broker.beat(beats)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.figures.ended("beat", time.perf_counter() - began, error)
-            del error
+        with self._counted(OPERATIONS["beat"]):
+            return self.itself.beat(beats)

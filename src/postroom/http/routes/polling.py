@@ -80,7 +80,7 @@ async def poll(who: Who, topic: str, group: str, wish: Poll, request: Request) -
 
 
 async def _join(who: Caller, topic: str, group: str, member: str) -> None:
-    endpoint = who.broker.endpoint
+    endpoint = who.broker
     try:
         await endpoint.subscribe(topic, group, GroupWish(mode="shared"), member, who.mq.client_id)
     except GroupConflict:
@@ -93,7 +93,7 @@ async def _join(who: Caller, topic: str, group: str, member: str) -> None:
 
 
 async def _poll(who: Caller, topic: str, group: str, wish: Poll, share: Share) -> Polled:
-    loop, endpoint = asyncio.get_running_loop(), who.broker.endpoint
+    loop, endpoint = asyncio.get_running_loop(), who.broker
     deadline = loop.time() + wish.wait_s
     while True:
         token = secrets.randbits(63) | 1
@@ -262,7 +262,7 @@ async def _settle(who: Caller, topic: str, group: str, given: list[tuple[Handle,
     """Returns those that were lost."""
     if not given:
         return []
-    reply = await who.broker.endpoint.settle(topic, group, _parts(given))
+    reply = await who.broker.settle(topic, group, _parts(given))
     if reply.away:
         away = {(part.topic, part.partition_id, part.token) for part in reply.away}
         raise StoreUnavailable(

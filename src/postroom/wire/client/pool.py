@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from ...endpoint.operations import Operation
+from ...endpoint.requests import Answer, Ask, Request
 from ...errors import BrokerUnavailable, NotAuthenticated, PostroomError, ProtocolError
-from ..messages import Answer, Ask, BrokerInfo, Hello, Operation, Request
+from ..messages import BrokerInfo, Hello
 from .link import Link, LinkLost, connect
 
 __all__ = ["Pool", "ranked"]

@@ -16,6 +16,8 @@ from collections.abc import Coroutine
 from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
+from ...endpoint.operations import OPERATIONS, Operation
+from ...endpoint.requests import Answer, Ask
 from ...errors import BrokerUnavailable, PostroomError, ProtocolError, UnknownTopic
 from ..failures import failure_of
 from ..frames import ERROR, REPLY, Frame, FrameParser, encode
@@ -26,26 +28,23 @@ from ..messages import (
     HELLO,
     MAX_VERSION,
     MIN_VERSION,
-    OPERATIONS,
-    Answer,
-    Ask,
     Cancel,
     Hello,
-    Operation,
     Welcome,
     decode,
     encode_header,
     operation,
 )
+from ..replies import packed
 from .answers import no_room
 from .listening import Listening
-from .session import SMALL, Session
+from .session import Session
 
 __all__ = ["Connection", "Host"]
 
 _log = logging.getLogger("postroom.wire")
 
-_WAITING = frozenset(OPERATIONS[name].kind for name in ("poll", "fetch"))  # long, and without doing anything
+_WAITING = frozenset(one.kind for one in OPERATIONS.values() if one.waits)
 _UNDONE = _WAITING | {OPERATIONS["append"].kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
 _TICK_MS = 1000  # what is to be looked at less often waits for the tick
@@ -231,9 +230,9 @@ class Connection(asyncio.Protocol):
                 raise BrokerUnavailable(_STOPPING)
             await self._writable.wait()  # no more is fetched for a client that does not read
             assert self._session is not None
-            if found.name in SMALL:
+            if found.small:  # no room is looked for
                 reply = await self._session.call(found, request, frame.body)
-                header, body = found.pack(reply)
+                header, body = packed(found, reply)
                 self._write(frame, header, body)
             else:
                 await self._serve_large(self._session, frame, found, request)
@@ -246,19 +245,19 @@ class Connection(asyncio.Protocol):
 
     async def _serve_large(self, session: Session, frame: Frame, found: Operation, request: Any) -> None:
         """What is answered may be large: there is room for it first, which is held until it is read."""
-        share, held = session.share, session.expected(found.name, request)
+        share, held = session.share, session.expected(found, request)
         await share.room(held)
         try:
             if not self._writable.is_set():
                 await self._writable.wait()
             reply = await session.call(found, request, frame.body)
-            header, body = found.pack(reply)
+            header, body = packed(found, reply)
             head = encode_header(header)
             size = len(head) + sum(map(len, body))
-            if size > held and not share.fits(size - held, held) and session.may_drop(found.name, request):
-                await session.give_back(found.name, request, reply)
+            if size > held and not share.fits(size - held, held) and session.may_drop(found, request):
+                await session.give_back(request, reply)
                 raise no_room()
-            session.granted(found.name, request, reply, size)
+            session.granted(found, request, reply, size)
             share.hold(size - held)
             held = size
             self._send(frame, head, body)

@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from ...endpoint.requests import Ask
 from ...endpoint.values import Beat, Held, PollReply, PollRequest, Settle
 from ...model.delivery.delivery import Span
-from ..messages import Ask
 
 __all__ = ["Holdings", "answered"]
 
