@@ -10,6 +10,7 @@ import pytest
 
 from postroom.broker.broker import Broker
 from postroom.broker.metered import MeteredBroker
+from postroom.client.forward.outbox.same_database import DrawingEndpoint
 from postroom.endpoint.asking import AskingEndpoint
 from postroom.endpoint.endpoint import Endpoint
 from postroom.endpoint.operations import OPERATIONS, Operation, operation_of
@@ -74,7 +75,7 @@ def test_the_broker_does_it_and_takes_what_it_is_told(operation: Operation) -> N
 
 
 @every_operation
-@pytest.mark.parametrize("between", [RemoteEndpoint, Permitted, MeteredBroker])
+@pytest.mark.parametrize("between", [RemoteEndpoint, Permitted, MeteredBroker, DrawingEndpoint])
 def test_whoever_stands_between_passes_it_on(operation: Operation, between: type[AskingEndpoint]) -> None:
     """None of them has the protocol's own method, which does nothing."""
     assert getattr(between, operation.name) is not METHODS[operation.name]
