@@ -249,6 +249,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
         ("dead_letters", "orders.billing.dead", "consume:orders"),
         ("topic", "invoices", "send:invoices"),
         ("shards", None, "manage:*"),
+        ("decide_staged", None, "send:*"),
     ],
 )
 async def test_what_is_refused_names_the_grant(

@@ -250,7 +250,7 @@ class Gatekeeper:
         """PermissionDenied, with the grant that is missing. `topic` None: it is about the whole queue."""
         if allows(principal, need, topic):
             return
-        wanted, base = ("manage", "*") if topic is None else needed(need, topic)
+        wanted, base = (need, "*") if topic is None else needed(need, topic)
         about = "the queue as a whole" if topic is None else f"topic {shortened(base, _NAMED)}"
         base = base if len(base) <= _NAMED else f"{base[:_NAMED]}…"
         what, grant, other = f"may not {wanted} {about}", f"{wanted}:{base}", ""
