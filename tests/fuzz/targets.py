@@ -14,8 +14,8 @@ from postroom.errors import PostroomError, ProtocolError
 from postroom.model.messages.admission import admit
 from postroom.model.messages.batch import BatchBuilder, records, stamp, verify
 from postroom.wire import messages as m
-from postroom.wire.failures import raised
 from postroom.wire.frames import PREFIX_BYTES, REPLY, Frame, FrameParser, encode
+from postroom.wire.messages import raised
 from postroom.wire.replies import unpacked
 
 from .served import SERVED_SEEDS, http_bodies, http_bytes, sessions

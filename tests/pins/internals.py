@@ -24,8 +24,8 @@ from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.serve_settings import ServeSettings, key_of
 from postroom.store.sql.schema import MIGRATIONS
 from postroom.wire import messages
-from postroom.wire.failures import failure_of, raised
 from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
+from postroom.wire.messages import failure_of, raised
 from postroom.wire.replies import packed, unpacked
 
 __all__ = [

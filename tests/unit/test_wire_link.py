@@ -15,8 +15,8 @@ from postroom.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
 from postroom.wire import messages as m
 from postroom.wire.client import link as module
 from postroom.wire.client.link import Link, LinkLost
-from postroom.wire.failures import failure_of
 from postroom.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
+from postroom.wire.messages import failure_of
 from postroom.wire.replies import packed
 
 POLL = r.Poll(PollRequest("t", "g", "m", 1, 10, 1000, 5000, True))

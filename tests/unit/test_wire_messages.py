@@ -21,8 +21,8 @@ from postroom.model.policy.slow_lane import LanePolicy
 from postroom.model.topology.route import Range, Route, even_ranges
 from postroom.store.contract import StoredBatch
 from postroom.wire import messages as m
-from postroom.wire.failures import failure_of, raised
 from postroom.wire.frames import REPLY, Frame
+from postroom.wire.messages import failure_of, raised
 from postroom.wire.replies import packed, unpacked
 from tests.request_types import shape_of
 

@@ -47,11 +47,6 @@ __all__ = ["KINDS", "REMEMBER_MS", "SHOWN", "Gatekeeper", "InThread", "Refusals"
 
 
 # ---- refusals ----
-# Log lines about strangers who were refused: a few of each kind in a minute, and then a count.
-#
-# Whoever can reach a port can be refused a thousand times a second. The first `SHOWN` lines of a minute
-# are written as they are; of all others there is one line when the minute is over. Nothing else may log a
-# refusal.
 
 SHOWN = 10  # lines of each kind in a minute
 _MINUTE_S = 60.0
@@ -65,7 +60,12 @@ KINDS = {
 
 
 class Refusals:
-    """Used in the event loop only."""
+    """Logs that strangers were refused: a few lines of each kind in a minute, and then a count.
+
+    Whoever can reach a port can be refused a thousand times a second. The first `SHOWN` lines of a minute are
+    written as they are; of all others there is one line when the minute is over. Nothing else may log a
+    refusal. Used in the event loop only.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

@@ -4,7 +4,7 @@ A token comes as `Authorization: Bearer pst_…` or `X-Postroom-Token`; a client
 name. `Permitted` asks the table of operations what each one needs before the broker is asked, so that no
 handler can forget to. A broker started with `--dev` lets anybody in who is on this machine; a web page that
 a browser on this machine shows is not one of them, and neither does a client's certificate speak for pages of
-other sites (`browsers`).
+other sites (`refuse_pages`).
 
 Must never log a token, and never put one into an error.
 """
@@ -30,11 +30,9 @@ __all__ = ["CERTIFICATE_NAME", "HEADERS", "Permitted", "authenticate", "careful"
 
 
 # ---- browsers ----
-# Browsers: what every answer tells them, and whose pages may use a broker without a token of their own.
-#
-# A browser adds a client's certificate, or the address of this machine, to requests of any page it shows.
-# So where one of these is all that says who somebody is, the page must be this broker's own: its scheme,
-# its name and its port (`refuse_pages`). A token is not added by itself: whoever has one meant it.
+# A browser adds a client's certificate, or the address of this machine, to requests of any page it shows. So
+# where one of these is all that says who somebody is, the page must be this broker's own: its scheme, its
+# name and its port. A token is not added by itself: whoever has one meant it.
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -57,7 +55,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def careful(send: Send) -> Send:
-    """Sends with `HEADERS`."""
+    """Returns a `send` that adds `HEADERS` to every answer."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -99,7 +97,7 @@ def _place(address: str) -> tuple[str, str, int | None] | None:
         return None
 
 
-# ---- access ----
+# ---- principals ----
 
 CERTIFICATE_NAME = "postroom.certificate_name"
 """Where the server puts the name of a client's certificate in the scope of a request."""

@@ -1,4 +1,4 @@
-"""Bytes in JSON: as text where they are text, else as base64."""
+"""Bytes in JSON: as text where they are text, else as base64. And handles, by which messages are settled."""
 
 from __future__ import annotations
 
@@ -83,17 +83,19 @@ def texts(headers: Mapping[str, bytes]) -> dict[str, str]:
 
 
 # ---- handles ----
-# Handles: what a polled message is settled with, so that the broker need not remember who polled what.
-#
-# A handle is base64 of topic, partition, token and offset. It is not signed: the token is 63 random bits
-# that nobody else was told (I7), and whoever settles needs permission on the topic anyway. Clients must
-# not look into it; its first byte is a version.
 
 _VERSION = 1
 _LONGEST = 400
 
 
 class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A polled message is settled with it, so that the broker need not remember who polled what.
+
+    It travels as base64 of its fields; the first byte is a version, and clients must not look into it. It is
+    not signed: the token is 63 random bits that nobody else was told (I7), and whoever settles needs
+    permission on the topic anyway.
+    """
+
     topic: TopicName  # where it is stored: the topic, or the group's retry topic
     partition_id: PartitionId
     token: Token

@@ -1,18 +1,21 @@
 """Messages of the protocol that are no operation of a queue, and how headers are written and read.
 
 A connection begins with `Hello`, and its requests may be cancelled; which brokers there are may be asked by
-anybody who is let in, so that is no operation of `endpoint.operations`. Headers are MessagePack. Batches are
-never in one: it has their sizes, and they follow in the body (`replies`).
+anybody who is let in, so that is no operation of `endpoint.operations`. Any request may be answered with a
+`Failure`. Headers are MessagePack. Batches are never in one: it has their sizes, and they follow in the body
+(`replies`).
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
+from .. import errors
 from ..endpoint.operations import Operation, operation_of
 from ..endpoint.requests import Request
 from ..errors import InvalidName, InvalidSetting, MessageTooLarge, PostroomError, ProtocolError
@@ -20,8 +23,11 @@ from ..model.policy.bounds import ClientName, Long, Whole
 
 __all__ = [
     "ASK", "BROKERS", "CANCEL", "HELLO", "LIST_BROKERS", "MAX_VERSION", "MIN_VERSION", "BrokerInfo",
-    "BrokerList", "Brokers", "Cancel", "Failure", "Hello", "Welcome", "decode", "encode_header", "operation",
+    "BrokerList", "Brokers", "Cancel", "Failure", "Hello", "Welcome", "decode", "encode_header",
+    "failure_of", "operation", "raised",
 ]  # fmt: skip
+
+_log = logging.getLogger("postroom.wire")
 
 MIN_VERSION = MAX_VERSION = 1
 
@@ -88,6 +94,21 @@ LIST_BROKERS = Operation(BROKERS, "brokers", Brokers, BrokerList, "none", lambda
 """As if it were an operation, for the client; a broker answers it without asking the queue."""
 
 
+# ---- errors ----
+# A code for machines, a sentence for people, and what a program may want to read. An error of our tree
+# arrives as the same class; one that the other side does not know as the nearest thing it does, a
+# `PostroomError` with its code in the details, and as retriable as it was. What is not of our tree is a fault
+# of the broker: it is logged there, and the client is told no more than that. Where a sentence is for whoever
+# runs the broker, its `_served` goes instead: a client is never told to do what it cannot.
+
+_CLASSES: dict[str, type[PostroomError]] = {
+    found.code: found
+    for found in vars(errors).values()
+    if isinstance(found, type) and issubclass(found, PostroomError)
+}
+_PLAIN = (str, int, float, bool, bytes, type(None))
+
+
 class Failure(msgspec.Struct, array_like=True, frozen=True):
     """The header of an answer that says why not."""
 
@@ -96,6 +117,46 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
     retriable: bool = False
     details: dict[str, Any] = {}
 
+
+class _Foreign(PostroomError):
+    """An error of a newer broker that may be tried again."""
+
+    retriable = True
+
+
+def failure_of(error: BaseException) -> Failure:
+    if isinstance(error, PostroomError):
+        details = {
+            name: value
+            for name, value in error.details.items()
+            if not name.startswith("_") and _travels(value)
+        }
+        return Failure(error.code, error.details.get("_served") or str(error), error.retriable, details)
+    _log.error("a request failed in an unexpected way", exc_info=error)
+    return Failure("broker", f"the broker failed ({type(error).__name__}): look into its log")
+
+
+def raised(failure: Failure) -> PostroomError:
+    """The error to raise for it."""
+    kind = _CLASSES.get(failure.code)
+    found = (kind or (_Foreign if failure.retriable else PostroomError))(failure.message)
+    found.details.update(failure.details)  # whatever their names are
+    if kind is None:
+        found.details.setdefault("code", failure.code)
+    return found
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, list | tuple):
+        return all(map(_travels, value))
+    if isinstance(value, dict):
+        return all(isinstance(k, str | int) and _travels(v) for k, v in value.items())
+    return isinstance(value, _PLAIN)
+
+
+# ---- headers ----
 
 _encoder = msgspec.msgpack.Encoder()
 

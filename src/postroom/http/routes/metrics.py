@@ -30,11 +30,9 @@ __all__ = ["METRICS", "Collector", "Metrics", "Named", "router", "sees_all"]
 
 
 # ---- names ----
-# Names in figures: which topics and groups a scrape shows to whom.
-#
-# Names are shown to those who would see them in a list: of a topic one has a permission on, and of all to
-# whoever has one on `_metrics`, which `*` includes. Everything else is added up as `(other)`, so that
-# totals are right for anybody. Ages and debts of others are the largest of them.
+# A scrape shows the names of topics and groups to those who would see them in a list: of a topic one has a
+# permission on, and of all to whoever has one on `_metrics`, which `*` includes. Everything else is added up
+# as `(other)`, so that totals are right for anybody. Ages and debts of others are the largest of them.
 
 METRICS = "_metrics"
 """A topic that nobody has: a permission on it is one to see all names in figures."""

@@ -19,9 +19,8 @@ from typing import Any
 from ...endpoint.operations import OPERATIONS
 from ...endpoint.requests import Beats
 from ...errors import BrokerUnavailable, ProtocolError
-from ..failures import raised
 from ..frames import ERROR, Frame, FrameParser, encode
-from ..messages import HELLO, Failure, Hello, Welcome, decode, encode_header
+from ..messages import HELLO, Failure, Hello, Welcome, decode, encode_header, raised
 from ..replies import unpacked
 
 __all__ = ["Beater"]

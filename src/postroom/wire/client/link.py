@@ -18,7 +18,6 @@ from typing import Any, cast
 from ...endpoint.operations import Operation
 from ...endpoint.requests import Answer, Ask, Request
 from ...errors import BrokerUnavailable, MessageTooLarge, PostroomError, ProtocolError
-from ..failures import raised
 from ..frames import ERROR, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
 from ..messages import (
     ASK,
@@ -32,6 +31,7 @@ from ..messages import (
     Welcome,
     decode,
     encode_header,
+    raised,
 )
 from ..replies import unpacked
 

@@ -24,13 +24,10 @@ from .link import Link, LinkLost, connect
 __all__ = ["Pool", "ranked"]
 
 
-# ---- rendezvous ----
-# Which broker is preferred for a key: the same for everybody, and little moves when one comes or goes
-# (R2).
-#
-# Rendezvous hashing: each broker has a weight for the key, and the heaviest is the first choice. Those of
-# the asker's own zone come before all others. Any other choice is as correct; this one makes batches and
-# caches good.
+# ---- rendezvous hashing ----
+# Each broker has a weight for a key, and the heaviest is the first choice: the same for everybody, and little
+# moves when one comes or goes (R2). Those of the asker's own zone come before all others. Any other choice is
+# as correct; this one makes batches and caches good.
 
 
 def ranked(key: str, brokers: Iterable[tuple[str, str]], zone: str = "") -> list[str]:

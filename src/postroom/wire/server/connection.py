@@ -19,7 +19,6 @@ from typing import Any, Protocol, cast
 from ...endpoint.operations import OPERATIONS, Operation
 from ...endpoint.requests import Answer, Ask
 from ...errors import BrokerUnavailable, PostroomError, ProtocolError, UnknownTopic
-from ..failures import failure_of
 from ..frames import ERROR, REPLY, Frame, FrameParser, encode
 from ..messages import (
     ASK,
@@ -33,6 +32,7 @@ from ..messages import (
     Welcome,
     decode,
     encode_header,
+    failure_of,
     operation,
 )
 from ..replies import packed

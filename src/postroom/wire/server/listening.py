@@ -150,12 +150,10 @@ def _end(accepted: socket.socket) -> None:
         accepted.shutdown(socket.SHUT_RDWR)
 
 
-# ---- listening ----
-# What a server of brokers is set to, and what it gives everybody together.
-
-
 @dataclass(frozen=True, slots=True)
 class Listening:
+    """What a server of brokers is set to, and what it gives everybody together."""
+
     host: str = "127.0.0.1"
     port: int = 7070  # 0: any that is free
     zone: str = ""
