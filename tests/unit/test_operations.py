@@ -93,7 +93,9 @@ async def test_arguments_are_bound_by_name() -> None:
             return operation.name, arguments
 
         def beat(self, beats: Any) -> Any: ...
-        def now_ms(self) -> int: ...
+        def now_ms(self) -> int:
+            return 0
+
         async def close(self) -> None: ...
 
     asked: Any = Noted()

@@ -7,13 +7,13 @@ broker's own, so that it can be served wherever the broker can. Must never chang
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import Any
 
 from ..address import Address
 from ..endpoint.asking import AskingEndpoint
-from ..endpoint.operations import OPERATIONS, Operation
+from ..endpoint.operations import Operation
 from ..endpoint.values import Beat, Held, PollReply, PollRequest, Settle, SettleReply
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import read_header
@@ -44,6 +44,23 @@ def figures_of(broker: Servable) -> Figures | None:
     return broker.figures if isinstance(broker, MeteredBroker) else None
 
 
+class _Counted:
+    """Counts one call, however it ends."""
+
+    __slots__ = ("_began", "_figures", "_operation")
+
+    def __init__(self, figures: Figures, operation: str) -> None:
+        self._figures, self._operation = figures, operation
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._figures.ended(self._operation, time.perf_counter() - self._began, error)
+
+
 class MeteredBroker(AskingEndpoint):
     """A broker, counted."""
 
@@ -51,20 +68,8 @@ class MeteredBroker(AskingEndpoint):
         self.itself, self.figures = broker, figures
         broker.watch(figures)
 
-    @contextmanager
-    def _counted(self, operation: Operation) -> Iterator[None]:
-        began, error = time.perf_counter(), None
-        try:
-            yield
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.figures.ended(operation.name, time.perf_counter() - began, error)
-            del error  # it refers to this frame
-
     async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
-        with self._counted(operation):
+        with _Counted(self.figures, operation.name):
             return await getattr(self.itself, operation.name)(**arguments)
 
     # ---- the process that it lives in ----
@@ -106,7 +111,7 @@ class MeteredBroker(AskingEndpoint):
     async def append(
         self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, **more: Any
     ) -> Appended:
-        with self._counted(OPERATIONS["append"]):
+        with _Counted(self.figures, "append"):
             stored = await self.itself.append(topic, partition_id, batch, due_at=due_at, **more)
         figures, label = self.figures, (topic_label(topic),)
         header = read_header(batch)
@@ -120,7 +125,7 @@ class MeteredBroker(AskingEndpoint):
         return stored
 
     async def poll(self, request: PollRequest) -> PollReply:
-        with self._counted(OPERATIONS["poll"]):
+        with _Counted(self.figures, "poll"):
             reply = await self.itself.poll(request)
         leases = [lease for grant in reply.grants for lease in grant.leases]
         if leases:
@@ -133,7 +138,7 @@ class MeteredBroker(AskingEndpoint):
         return reply
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        with self._counted(OPERATIONS["settle"]):
+        with _Counted(self.figures, "settle"):
             reply = await self.itself.settle(topic, group, parts)
         label = (topic_label(topic), group_label(group))
         sums: dict[str, int] = {}
@@ -151,5 +156,5 @@ class MeteredBroker(AskingEndpoint):
         return reply
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
-        with self._counted(OPERATIONS["beat"]):
+        with _Counted(self.figures, "beat"):
             return self.itself.beat(beats)

@@ -32,7 +32,9 @@ def _asked(
     def passed_on(self: AskingEndpoint, /, *args: P.args, **named: P.kwargs) -> Coroutine[Any, Any, R]:
         if len(args) > len(names):
             raise TypeError(f"{operation.name}() takes {len(names)} arguments, and {len(args)} were given")
-        return self._ask(operation, {**dict(zip(names, args, strict=False)), **named})
+        arguments: dict[str, Any] = dict(zip(names, args, strict=False))
+        arguments.update(named)
+        return self._ask(operation, arguments)
 
     passed_on.__name__ = operation.name
     return passed_on

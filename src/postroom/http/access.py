@@ -152,11 +152,12 @@ class Permitted(AskingEndpoint):
         await self._gatekeeper.check_places(places)
 
     async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
-        asked = {name: value for name, value in arguments.items() if name != operation.body}
+        asked = arguments.copy()
+        asked.pop(operation.body, None)
         self._gatekeeper.permit(self.principal, operation, operation.request(**asked))
-        told = operation.told(self.principal)
+        arguments.update(operation.told(self.principal))
         try:
-            return await getattr(self._broker, operation.name)(**{**arguments, **told})
+            return await getattr(self._broker, operation.name)(**arguments)
         except UnknownTopic as error:
             raise self._gatekeeper.shown(self.principal, error) from None
 
