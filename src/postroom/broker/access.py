@@ -177,7 +177,7 @@ class Gatekeeper:
         )
 
     async def current(self, principal: Principal) -> Principal:
-        """The same principal with the permissions it has now; NotAuthenticated if its token is gone."""
+        """Returns the principal with the permissions it has now; NotAuthenticated if its token is gone."""
         if principal is ANONYMOUS:
             return principal
         key = ("secret", principal.secret_hash) if principal.secret_hash else ("name", principal.name)
@@ -242,12 +242,12 @@ class Gatekeeper:
     # ---- what ----
 
     def permit(self, principal: Principal, operation: Operation, request: Request) -> None:
-        """PermissionDenied unless the principal may ask this, on every topic that the request is about."""
+        """Raises PermissionDenied unless the principal may ask this of every topic it is about."""
         for topic in operation.topics(request, principal.name):
             self.check(principal, operation.need, topic)
 
     def check(self, principal: Principal, need: Need, topic: str | None) -> None:
-        """PermissionDenied, with the grant that is missing. `topic` None: it is about the whole queue."""
+        """Raises PermissionDenied, with the grant that is missing. `topic` None: the whole queue."""
         if allows(principal, need, topic):
             return
         wanted, base = (need, "*") if topic is None else needed(need, topic)
@@ -264,11 +264,11 @@ class Gatekeeper:
         )
 
     def visible(self, principal: Principal, topics: Iterable[str]) -> set[str]:
-        """Of these topics, those that the principal is shown."""
+        """Returns those of these topics that the principal is shown."""
         return set(visible(principal, topics))
 
     async def check_places(self, places: Iterable[tuple[str, int]]) -> None:
-        """As `check_partition`, for deliveries: nobody makes progress where there is no partition.
+        """Checks deliveries as `check_partition` does: nobody makes progress where there is no partition.
 
         While the store is away nothing is refused: it cannot be told, and progress cannot begin then either.
         """
@@ -280,13 +280,13 @@ class Gatekeeper:
                     return
 
     def shown(self, principal: Principal, error: UnknownTopic) -> UnknownTopic:
-        """The same without the names of topics that the principal is not shown."""
+        """Returns the error without the names of topics that the principal is not shown."""
         close = error.details.get("close") or ()
         allowed = visible(principal, close)
         return error if len(allowed) == len(close) else unknown_topic(str(error.details["topic"]), allowed)
 
     async def check_partition(self, topic: str, partition_id: int) -> None:
-        """UnknownPartition if it is not a partition of that topic: permissions are about topics."""
+        """Raises UnknownPartition if it is not a partition of that topic: permissions are about topics."""
         known = {partition_id} if self._topics.get(partition_id) == topic else None
         if partition_id not in await self._looks.look(topic, known, self._partitions, topic):
             raise UnknownPartition(

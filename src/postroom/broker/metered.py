@@ -30,17 +30,17 @@ __all__ = ["MeteredBroker", "figures_of", "measured", "unmeasured"]
 
 
 def measured(broker: Servable) -> Servable:
-    """The same broker, counted."""
+    """Returns the broker so that what it is asked is counted."""
     return MeteredBroker(broker, Figures()) if isinstance(broker, Broker) else broker
 
 
 def unmeasured(broker: Servable) -> Servable:
-    """The broker itself: what it is asked there is not counted."""
+    """Returns the broker itself: what it is asked there is not counted."""
     return broker.itself if isinstance(broker, MeteredBroker) else broker
 
 
 def figures_of(broker: Servable) -> Figures | None:
-    """What was counted; None: this broker is not measured."""
+    """Returns what was counted; None if this broker is not measured."""
     return broker.figures if isinstance(broker, MeteredBroker) else None
 
 
@@ -62,7 +62,7 @@ class _Counted:
 
 
 class MeteredBroker(AskingEndpoint):
-    """A broker, counted."""
+    """A broker that counts what it is asked."""
 
     def __init__(self, broker: Broker, figures: Figures) -> None:
         self.itself, self.figures = broker, figures

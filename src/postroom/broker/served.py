@@ -40,7 +40,7 @@ class Servable(Endpoint, Protocol):
     def listing(self) -> Listing: ...
 
     async def identity_key(self) -> bytes:
-        """What ids of principals' producers are told apart by."""
+        """Returns the key that tells apart the ids of principals' producers."""
 
     async def add_shards(self, shards: Mapping[str, Address]) -> None:
         """Further databases of the queue, while it is in use. InvalidSetting if one cannot be that shard."""

@@ -111,10 +111,10 @@ class Endpoint(Protocol):
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched: ...
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
-        """Offsets by partition id; for `read`."""
+        """Returns the offsets to read from, by partition id."""
 
     async def bounds(self, topic: str, at: Positions = ()) -> TopicBounds:
-        """What is kept, and the marks before these offsets, by partition id (`model.marks`).
+        """Returns what is kept, and the marks before these offsets, by partition id (`model.messages.batch`).
 
         Partitions that were removed are in it if they are named.
         """
@@ -128,7 +128,7 @@ class Endpoint(Protocol):
     async def reset(
         self, topic: str, name: str, start: Start, force: bool, dry_run: bool = False
     ) -> ResetPlan:
-        """Offsets move the partitions that they name. `dry_run`: say what would be done."""
+        """Moves the group; offsets move the partitions that they name. `dry_run`: it only says how."""
 
     async def lag(self, topic: str, group: str) -> Lag: ...
     async def lanes(self, topic: str, group: str) -> LaneInfo: ...
@@ -158,7 +158,7 @@ class Endpoint(Protocol):
     async def report_sources(
         self, topic: str, group: str, seen: Sequence[Seen], version: int = 0
     ) -> LaneView | None:
-        """What became of messages since the last report, by source (R42); a repeat is counted again.
+        """Tells what became of messages since the last report, by source (R42); a repeat is counted again.
 
         The answer is what the member is to know of slow sources, unless `version` says that it does.
         """
@@ -229,7 +229,10 @@ class Endpoint(Protocol):
         """
 
     async def staged_marks(self, topics: Sequence[str], query: str) -> dict[str, int]:
-        """By source partition, the highest offset that the query has decided. Any topic it writes to."""
+        """Returns the highest offset that the query has decided, by source partition.
+
+        `topics`: any of those that it writes to.
+        """
 
     async def decide_staged(self, topics: Sequence[str], query: str, batch: int, wish: Wish) -> Decided:
         """Decide what the batch consists of; what was decided before counts. `topics`: all it writes to.

@@ -100,7 +100,7 @@ def _owner(principal: Principal) -> Mapping[str, Any]:
 
 
 def _producer(principal: Principal) -> Mapping[str, Any]:
-    """Also whose rate it counts towards (R40)."""
+    """Says whose producer it is, and whose rate it counts towards (R40)."""
     return {} if principal is ANONYMOUS else {"owner": principal.name, "producer": principal.name}
 
 

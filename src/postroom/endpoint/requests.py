@@ -253,7 +253,7 @@ class Beats(Request):
 
 
 class Report(Request):
-    """What became of messages, by source (R42)."""
+    """A report of what became of messages, by source (R42)."""
 
     most_bytes: ClassVar[int] = _LONGEST
 
@@ -350,7 +350,7 @@ class Drop(Request):
 
 
 class Requester(Request):
-    """Whose reply topic it is; the broker adds the principal's name."""
+    """The client whose reply topic it is; the broker adds the principal's name."""
 
     client: ClientName
 
@@ -369,7 +369,7 @@ class Ask(Request):
 
 
 class Answer(msgspec.Struct, array_like=True, frozen=True):
-    """To `Ask`. What is in neither is not known to the client: it is delivered again when its lease ends."""
+    """A client answers `Ask` with it. What is in neither list is delivered again when its lease ends."""
 
     most_bytes: ClassVar[int] = _LONGEST
 

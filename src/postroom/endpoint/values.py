@@ -362,7 +362,7 @@ class StoppedMessage:
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What a batch of a query consists of: not always what was asked for just now (I20)."""
+    """The segments that a batch of a query consists of: not always those asked for just now (I20)."""
 
     revision: int
     segments: tuple[Segment, ...]

@@ -122,7 +122,7 @@ async def authenticate(scope: Mapping[str, Any], gatekeeper: Gatekeeper) -> Prin
 
 
 def token_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """None: there is none. What is no token at all is refused here, since nobody could have it."""
+    """Returns the token; None if there is none. What is no token at all is refused: nobody could have it."""
     own = headers.get(b"x-postroom-token")
     if own is not None:
         return own.decode("latin-1").strip() or None

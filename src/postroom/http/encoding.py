@@ -49,7 +49,7 @@ def text_or_base64(value: bytes, *, always_base64: bool = False) -> tuple[str | 
 def json_bytes(
     value: bytes, key: bytes | None, headers: Mapping[str, bytes], *, always_base64: bool = False
 ) -> int:
-    """How much a message takes in JSON, about: text with control characters takes six times its size.
+    """Returns about how much a message takes in JSON: control characters take six times their size.
 
     >>> json_bytes(b"\\0" * 1000, None, {}) - json_bytes(b"", None, {})
     6000

@@ -76,13 +76,13 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Cancel(Request):
-    """Nobody waits for the answer to that request any more. It is answered all the same."""
+    """Says that nobody waits for the answer to that request any more. It is answered all the same."""
 
     id: Long
 
 
 class Brokers(Request):
-    """Which brokers there are, and what time it is; also sent by a client that has nothing else to say."""
+    """Asks which brokers there are, and what time it is; also by a client with nothing else to say."""
 
 
 class BrokerList(msgspec.Struct, array_like=True, frozen=True):
@@ -137,7 +137,7 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def raised(failure: Failure) -> PostroomError:
-    """The error to raise for it."""
+    """Returns the error to raise for a failure."""
     kind = _CLASSES.get(failure.code)
     found = (kind or (_Foreign if failure.retriable else PostroomError))(failure.message)
     found.details.update(failure.details)  # whatever their names are
@@ -214,7 +214,7 @@ def _unreadable(error: Exception) -> ProtocolError:
 
 
 def _out_of_bounds(error: msgspec.ValidationError, kind: Any) -> PostroomError | None:
-    """What to say of a request that can be read, but for one value that is too long or too large."""
+    """Returns the error for a request that can be read, but for one value that is too long or too large."""
     found = _BOUND.match(str(error))
     if found is None or not (isinstance(kind, type) and issubclass(kind, Request)):
         return None

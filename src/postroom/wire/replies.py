@@ -216,7 +216,7 @@ def _routes(heads: Sequence[RouteHead], body: bytes = b"") -> list[Route]:
 
 
 class _Form(NamedTuple):
-    """How replies of one type travel."""
+    """The form in which replies of one type travel."""
 
     head: Any  # the type of the header
     pack: Callable[[Any], Packed]

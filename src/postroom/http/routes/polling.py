@@ -44,7 +44,7 @@ _Place = tuple[str, int, int]  # of a delivery: where it is, and its token
 
 @dataclass(slots=True)
 class _Opened:
-    """What a reply held, as far as it fits into an answer."""
+    """The messages of a reply, as far as they fit into an answer, and what becomes of the rest."""
 
     base64: bool = False  # all values are shown so
     size: int = 0  # of what is shown, as JSON
@@ -231,7 +231,7 @@ def _handles(wish: SettleBody) -> int:
 
 
 def _read(wish: SettleBody) -> tuple[list[tuple[Handle, Verdict]], list[Handle]]:
-    """What is to be settled, and how; and what is to be extended."""
+    """Returns what is to be settled, and how; and what is to be extended."""
     given, held = _verdicts(wish), [Handle.decode(text) for text in wish.extends]
     _refuse_twice([*(handle for handle, _ in given), *held])
     return given, held

@@ -139,7 +139,7 @@ class Pool:
         return await self._any(excluded)
 
     async def _any(self, excluded: set[str]) -> Link:
-        """Of the addresses we were given: those of the list may not be reachable from here."""
+        """Tries the addresses we were given: those of the list may not be reachable from here."""
         why: PostroomError | None = None
         for address in self._seeds:
             try:

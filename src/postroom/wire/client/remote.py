@@ -59,7 +59,7 @@ _SPAN_BYTES = 20
 
 
 def settles(parts: Sequence[Settle]) -> Iterator[Sequence[Settle]]:
-    """What is settled together, in the order in which it came."""
+    """Yields what is settled in one request, in the order in which it came."""
     if len(parts) + sum(len(part.verdicts) for part in parts) <= _FEW and not any(
         len(verdict.reason) > _SHORT for part in parts for verdict in part.verdicts
     ):
@@ -90,7 +90,7 @@ def _size(verdict: Verdict) -> int:
 
 
 def beatings(beats: Sequence[Beat]) -> Iterator[Sequence[Beat]]:
-    """Heartbeats that go together. A member is heard of in each that has some of its deliveries."""
+    """Yields heartbeats that go together. A member is heard of in each that has some of its deliveries."""
     if sum(1 + len(held.spans) for beat in beats for held in beat.held) <= _FEW:
         yield beats
         return
@@ -132,7 +132,7 @@ async def open_remote(
     zone: str = "",
     clock: Clock | None = None,
 ) -> Endpoint:
-    """Connected to one of these brokers at least; BrokerUnavailable if none answers."""
+    """Returns an endpoint that is connected to one of these brokers; BrokerUnavailable if none answers."""
     endpoint = RemoteEndpoint(addresses, client=client, token=token, tls=tls, zone=zone, clock=clock)
     try:
         await endpoint.open()
@@ -197,7 +197,7 @@ class RemoteEndpoint(AskingEndpoint):
         return int(time.monotonic() * 1000 + self._offset_ms)
 
     def _time_told(self, now_ms: int, sent_at: float) -> None:
-        """Of all answers the quickest tells the time best; it is forgotten by and by."""
+        """Believes the quickest of all answers, which tells the time best, and forgets it by and by."""
         took = self._loop.time() - sent_at
         if took <= self._round_trip_s * 1.1:
             self._round_trip_s = took
@@ -298,7 +298,7 @@ class RemoteEndpoint(AskingEndpoint):
             _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        """By the broker that handed it out, if it can be reached: it knows who has what."""
+        """Asks the broker that handed it out, if it can be reached: it knows who has what."""
         found = SettleReply()
         for some in settles(parts):
             reply = await self._settle(topic, group, some)
@@ -331,7 +331,7 @@ class RemoteEndpoint(AskingEndpoint):
 
 
 def _really_lost(answer: SettleReply) -> tuple[tuple[Settle, tuple[Span, ...]], ...]:
-    """Of a repeated request: what was retried or released by the first is in other hands because of that."""
+    """Returns what a repeated settle lost in truth: what the first retried or released is elsewhere."""
     return tuple(
         (part, spans)
         for part, spans in answer.lost

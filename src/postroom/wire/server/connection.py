@@ -54,7 +54,7 @@ _STOPPING = "this broker is stopping: ask another"
 
 
 class Host(Protocol):
-    """What a connection needs of its server."""
+    """The server, as far as a connection needs it."""
 
     listening: Listening
     held_bytes: int
@@ -121,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._count_begun(self._parser.waiting)
 
     def _count_begun(self, size: int) -> None:
-        """Of frames that are not whole, all connections together hold so much, and no more."""
+        """Bounds what all connections together hold of frames that are not whole."""
         grown, self._begun_bytes = size - self._begun_bytes, size
         self._host.begun_bytes += grown
         if grown > 0 and self._host.begun_bytes > self._host.listening.all_request_bytes:
@@ -244,7 +244,7 @@ class Connection(asyncio.Protocol):
             self._fail(frame, error)
 
     async def _serve_large(self, session: Session, frame: Frame, found: Operation, request: Any) -> None:
-        """What is answered may be large: there is room for it first, which is held until it is read."""
+        """Serves what may have a large answer: room is held for it first, until it is read."""
         share, held = session.share, session.expected(found, request)
         await share.room(held)
         try:
@@ -329,7 +329,7 @@ class Connection(asyncio.Protocol):
             self._look_soon()
 
     def count_unread(self) -> None:
-        """What the client has not read is held; nothing, as a rule."""
+        """Holds room for what the client has not read; nothing, as a rule."""
         share = None if self._session is None else self._session.share
         size = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if share is not None and (size or share.unread):
@@ -387,7 +387,7 @@ class Connection(asyncio.Protocol):
         return min(limits.silent_ms, limits.slow_reader_ms) if wanted else limits.silent_ms
 
     def tick(self, now: float) -> None:
-        """Whether its time is up for something; called about once a second."""
+        """Looks whether its time is up for something; called about once a second."""
         limits = self._host.listening
         if self._refused_at is not None:
             if now - self._refused_at > _CLOSING_S:

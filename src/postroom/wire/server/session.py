@@ -59,7 +59,7 @@ _MOST_MESSAGES = 20_000  # of one answer, whatever is asked for
 
 
 class Session:
-    """`share`: what it holds of the broker's room for answers."""
+    """One client's requests. `share`: what it holds of the broker's room for answers."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Session:
         return self._principal
 
     async def call(self, operation: Operation, request: Request, body: bytes) -> Any:
-        """PermissionDenied, or whatever the broker has against it."""
+        """Returns the broker's answer; raises PermissionDenied, or whatever the broker has against it."""
         await self._permit(operation, request)
         if isinstance(request, r.Append | r.Stage):
             await self._admit(request, body)
@@ -98,7 +98,7 @@ class Session:
         return await self._asked(operation, arguments)
 
     def shown(self, error: UnknownTopic) -> UnknownTopic:
-        """As the client may see it."""
+        """Returns the error as the client may see it."""
         return self._gatekeeper.shown(self._principal, error)
 
     async def _asked(self, operation: Operation, arguments: dict[str, Any]) -> Any:
@@ -125,13 +125,13 @@ class Session:
         return share
 
     def _polled(self, wanted: int) -> int:
-        """What a poll may bring: less if many others wait."""
+        """Returns how many bytes a poll may bring: fewer if many others wait."""
         return min(wanted, self._one_bytes, max(self._polls_bytes, _LEAST_BYTES))
 
     # ---- room for answers ----
 
     def expected(self, operation: Operation, request: Any) -> int:
-        """For how much there must be room first. Who waits for messages holds nothing meanwhile."""
+        """Returns for how much there must be room first. Who waits for messages holds nothing meanwhile."""
         if isinstance(request, r.Poll) or (isinstance(request, r.Fetch) and request.wait_ms):
             return 0
         if isinstance(request, r.Fetch):
@@ -139,13 +139,13 @@ class Session:
         return self._usual.get(operation.name, _LISTED_BYTES)
 
     def may_drop(self, operation: Operation, request: Any) -> bool:
-        """Whether an answer for which there is no room may be thrown away: it can be asked for again."""
+        """Returns whether an answer without room may be thrown away: it can be asked for again."""
         if isinstance(request, r.Poll | r.Unpark):
             return not request.request.on_delivery  # else it is settled, and would be lost
         return operation.reads
 
     def granted(self, operation: Operation, request: Any, reply: Any, size: int) -> None:
-        """It is about to be sent."""
+        """Notes what is about to be sent."""
         if isinstance(request, r.Poll):
             self._holdings.granted(request.request, reply, self._now_ms())
         elif not isinstance(request, r.Fetch):
@@ -153,7 +153,7 @@ class Session:
             self._usual[operation.name] = max(_LISTED_BYTES, size, usual * 7 // 8)
 
     async def give_back(self, request: Any, reply: Any) -> None:
-        """What a poll was given whose answer is thrown away; a holder of partitions asks for it again."""
+        """Gives back what a poll was given whose answer is dropped; a holder of partitions asks again."""
         if isinstance(request, r.Poll) and reply.grants and all(g.position < 0 for g in reply.grants):
             asked = request.request
             await self._broker.settle(asked.topic, asked.group, released(asked, reply.grants))
@@ -178,12 +178,12 @@ class Session:
     # ---- holders that are asked (R19) ----
 
     def due(self, before_ms: int) -> list[Ask]:
-        """What the client is to be asked about: its lease ends soon."""
+        """Returns what the client is to be asked about: its lease ends soon."""
         return self._holdings.due(self._now_ms(), before_ms) if len(self._holdings) else []
 
     @property
     def look_ms(self) -> int:
-        """How often `due` is to be asked; 0: the client holds nothing."""
+        """How often `due` is to be asked; 0 if the client holds nothing."""
         return self._holdings.look_ms
 
     async def answered(self, ask: Ask, answer: Answer) -> None:
@@ -201,7 +201,7 @@ class Session:
             _log.warning("what %s holds could not be kept: %s", ask.member, error)
 
     def _now_ms(self) -> int:
-        """Of the process: leases are counted from when they were granted here."""
+        """Returns the process's time: leases are counted from when they were granted here."""
         return int(time.monotonic() * 1000)
 
     async def _permit(self, operation: Operation, request: Request) -> None:
@@ -225,7 +225,7 @@ def _rest_of(steps: Iterator[None]) -> None:
 
 
 def _members(request: Any) -> Iterable[str]:
-    """Who takes part in a group, by what a request says."""
+    """Returns who takes part in a group, by what a request says."""
     if isinstance(request, r.Poll | r.Unpark):
         return (request.request.member,)
     if isinstance(request, r.Beats):
