@@ -19,7 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import postroom
-from postroom.endpoint.endpoint import Beat, PollReply, PollRequest
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
+from postroom.endpoint.values import Beat, PollReply, PollRequest
 from postroom.errors import PostroomError
 from postroom.model.policy.settings import GroupWish
 from postroom.wire import messages as m
@@ -66,8 +68,8 @@ class _Crowd:
                 link = await connect(self._address, hello, None, timeout_ms=60_000)
                 self.links.append(link)
                 group, member = f"g{number % self._groups}", f"member-{number}"
-                request = m.Subscribe("idle", group, GroupWish(), member, "bench")
-                await link.call(m.OPERATIONS["subscribe"], request)
+                request = r.Subscribe("idle", group, GroupWish(), member, "bench")
+                await link.call(OPERATIONS["subscribe"], request)
             for work in (self._poll(link, group, member), self._beat(link, group, member)):
                 self._tasks.add(asyncio.create_task(work))
 
@@ -77,7 +79,7 @@ class _Crowd:
         while True:
             token = secrets.randbits(63) | 1
             request = PollRequest("idle", group, member, token, 1000, 1 << 24, _WAIT_MS, True)
-            reply: PollReply = await link.call(m.OPERATIONS["poll"], m.Poll(request))
+            reply: PollReply = await link.call(OPERATIONS["poll"], r.Poll(request))
             if reply.grants:
                 self.received.setdefault(group, time.perf_counter())
                 if len(self.received) == self._groups:
@@ -86,7 +88,7 @@ class _Crowd:
     async def _beat(self, link: Link, group: str, member: str) -> None:
         await asyncio.sleep(_BEAT_S * secrets.randbelow(1000) / 1000)
         while True:
-            await link.call(m.OPERATIONS["beat"], m.Beats((Beat("idle", group, member, "bench", ()),)))
+            await link.call(OPERATIONS["beat"], r.Beats((Beat("idle", group, member, "bench", ()),)))
             await asyncio.sleep(_BEAT_S)
 
     async def leave(self) -> None:

@@ -23,7 +23,7 @@ from unittest.mock import patch
 
 from postroom.address import parse
 from postroom.broker.broker import Broker, open_endpoint
-from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollReply, PollRequest, Settle, Verdict
 from postroom.errors import PostroomError
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import GroupWish, TopicSettings

@@ -25,7 +25,7 @@ from unittest.mock import patch
 from postroom.address import parse
 from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.deliver.shared import Deliveries
-from postroom.endpoint.endpoint import Beat, PollReply, PollRequest
+from postroom.endpoint.values import Beat, PollReply, PollRequest
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import GroupWish, TopicSettings
 from postroom.store.sql.session import Session

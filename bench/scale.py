@@ -25,7 +25,7 @@ from pathlib import Path
 import postroom
 from postroom.address import parse
 from postroom.broker.broker import Broker, open_endpoint
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.errors import PostroomError
 from postroom.model.policy.settings import GroupWish, TopicSettings
 from tests.servers.places import free_port

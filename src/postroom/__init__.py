@@ -85,7 +85,7 @@ if TYPE_CHECKING:
     from .client.forward.spool.spool import Spool
     from .client.message import DeadLetter, Message, Receipt, Received, Stopped
     from .client.producer.producer import Producer
-    from .endpoint.endpoint import (
+    from .endpoint.values import (
         GroupInfo,
         Lag,
         MemberInfo,
@@ -196,7 +196,7 @@ __all__ = [
 
 # Imported when they are first asked for: the command line starts three times as fast.
 _HOMES = {
-    "endpoint.endpoint": (
+    "endpoint.values": (
         "GroupInfo",
         "Lag",
         "MemberInfo",

@@ -17,7 +17,7 @@ from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.duties import DutyRunner
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
-from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollReply, PollRequest, Settle, Verdict
 from postroom.errors import (
     CorruptBatch,
     GenerationChanged,

@@ -12,7 +12,7 @@ import pytest
 from postroom.address import parse
 from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import Beat, Held, PollReply, PollRequest, Settle, Verdict
+from postroom.endpoint.values import Beat, Held, PollReply, PollRequest, Settle, Verdict
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import GroupWish, Start, TopicSettings
 

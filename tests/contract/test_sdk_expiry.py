@@ -17,7 +17,7 @@ from postroom import Connection, Message
 from postroom.broker.duties import ExpireGroups
 from postroom.broker.topology.groups import TOUCH_MS
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import Beat
+from postroom.endpoint.values import Beat
 from postroom.model.policy.settings import GroupWish
 from postroom.testing.fixture import run_until_idle
 from tests.contract.brokers import broker_of, run_duty

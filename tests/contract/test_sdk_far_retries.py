@@ -12,7 +12,7 @@ from postroom import Connection, Received, StoreUnavailable
 from postroom.broker.duties import Retention
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
-from postroom.endpoint.endpoint import PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollRequest, Settle, Verdict
 from postroom.model.messages.batch import BatchBuilder
 from postroom.store.contract import Append, Appended
 from tests.contract.brokers import broker_of

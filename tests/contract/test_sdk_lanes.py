@@ -13,7 +13,7 @@ import pytest
 import postroom
 from postroom import Connection, Consumer, Message, Received, SlowLane, StoreUnavailable
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.errors import GroupConflict, InvalidSetting
 from postroom.store.contract import Append, Appended
 from tests.contract.brokers import broker_of

@@ -24,7 +24,7 @@ import pytest
 import postroom
 from postroom import Connection, Consumer, GroupConflict, LeaseLost, Message, Received, StoreUnavailable
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import PollReply, PollRequest
+from postroom.endpoint.values import PollReply, PollRequest
 from tests.contract.stores import Open, everywhere
 
 LEASE = 30

@@ -20,7 +20,7 @@ import postroom
 from postroom import Connection, InvalidSetting, InvalidURL, Received, ShardUnknown
 from postroom.broker.broker import Broker
 from postroom.clock import Clock, ManualClock
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.model.policy.settings import GroupWish
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.sharded.store import ShardSource, open_sharded

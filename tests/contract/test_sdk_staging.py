@@ -209,7 +209,7 @@ async def test_without_asyncio(any_url: str, tmp_path: Path) -> None:
             segment = staging.segment()
             segment.add("orders", [Message(b"a", key="k")])
             segment.saw(0, ["orders"])
-            published: postroom.endpoint.endpoint.Published = staging.commit([segment.close()])
+            published: postroom.endpoint.values.Published = staging.commit([segment.close()])
             return published.messages
 
     assert await asyncio.to_thread(job) == 1

@@ -19,7 +19,7 @@ from postroom.broker.duties import DropLogs
 from postroom.broker.moves.schedule import ScheduleMover
 from postroom.broker.topology.catalog_cache import CatalogCache
 from postroom.config import DEFAULTS
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.errors import GateClosed, PostroomError, StoreUnavailable
 from postroom.model.delivery.delivery import OrderedAsk
 from postroom.model.messages.batch import build_control

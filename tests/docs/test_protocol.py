@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 from postroom.config import DEFAULTS
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
 from postroom.model.messages.batch import SEAL
 from postroom.units import format_bytes, format_duration
 from postroom.wire import messages as m
@@ -13,11 +15,11 @@ from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
 from postroom.wire.server import session
 from postroom.wire.server.listening import Listening
 from tests.docs.pages import ROOT, blocks, table
-from tests.docs.wire_tables import ARRAYS, operation_rows, type_text, value_rows
+from tests.docs.wire_tables import ARRAYS, every_operation, operation_rows, type_text, value_rows
 from tests.request_types import walked
 
 PAGE = ROOT / "docs" / "PROTOCOL.md"
-OPERATIONS = ROOT / "docs" / "protocol-operations.md"
+TABLES = ROOT / "docs" / "protocol-operations.md"
 LIMITS = ROOT / "docs" / "protocol-limits.md"
 TEXT = PAGE.read_text(encoding="utf-8")
 
@@ -31,8 +33,8 @@ def test_the_bytes_shown_are_what_the_code_makes() -> None:
     failure = m.encode_header(m.Failure("unknown_topic", "no such.", False, {"topic": "orders"}))
     made = [
         encode(m.HELLO, 1, m.encode_header([1, 1, "shop-1"])),
-        encode(m.OPERATIONS["append"].kind, 2, m.encode_header(["orders", 7]), [b"batch"]),
-        encode(m.OPERATIONS["append"].kind, 2, failure, (), REPLY | ERROR),
+        encode(OPERATIONS["append"].kind, 2, m.encode_header(["orders", 7]), [b"batch"]),
+        encode(OPERATIONS["append"].kind, 2, failure, (), REPLY | ERROR),
     ]
     assert shown_bytes() == [b"".join(pieces) for pieces in made]
 
@@ -40,13 +42,13 @@ def test_the_bytes_shown_are_what_the_code_makes() -> None:
 def test_the_bytes_shown_are_understood() -> None:
     hello, append, error = (frame for data in shown_bytes() for frame in FrameParser(1000).feed(data))
     assert m.decode(hello.header, m.Hello) == m.Hello(m.MIN_VERSION, m.MAX_VERSION, "shop-1")
-    assert m.decode(append.header, m.Append) == m.Append("orders", 7)
+    assert m.decode(append.header, r.Append) == r.Append("orders", 7)
     assert append.body == b"batch"
     assert m.decode(error.header, m.Failure).code == "unknown_topic"
 
 
 def cells(heading: str) -> list[tuple[str, ...]]:
-    return [tuple(cell.replace("`", "") for cell in row) for row in table(OPERATIONS, heading)]
+    return [tuple(cell.replace("`", "") for cell in row) for row in table(TABLES, heading)]
 
 
 def test_the_operations_are_the_code() -> None:
@@ -95,20 +97,20 @@ def test_the_limits_are_the_code() -> None:
 
 
 def test_the_limits_of_headers_are_the_code() -> None:
-    kinds = {one.name: one.request.most_bytes for one in m.OPERATIONS.values()}
-    kinds |= {"Hello": m.Hello.most_bytes, "Answer": m.Answer.most_bytes}
+    kinds = {one.name: one.request.most_bytes for one in every_operation()}
+    kinds |= {"Hello": m.Hello.most_bytes, "Answer": r.Answer.most_bytes}
     said = {name.strip(" `"): row[0] for row in table(LIMITS, "Headers") for name in row[1].split(",")}
-    small = m.Request.most_bytes
+    small = r.Request.most_bytes
     assert said == {name: format_bytes(most) for name, most in kinds.items() if most > small}
     assert f"at most {format_bytes(small)}, but for these" in LIMITS.read_text(encoding="utf-8")
 
 
 def test_the_limits_of_texts_and_lists_are_the_code() -> None:
     said = {int(row[0].split()[0]) for row in table(LIMITS, "Texts and lists")}
-    shapes = [shape for one in m.OPERATIONS.values() for _, shape in walked(one.request)]
+    shapes = [shape for one in every_operation() for _, shape in walked(one.request)]
     assert said == {shape.longest for shape in shapes if shape.longest is not None}
     for name, _ in (pair for row in table(LIMITS, "Texts and lists") for pair in _named(row)):
-        assert any(path.replace("[]", "").endswith(f".{name}") for one in m.OPERATIONS.values()
+        assert any(path.replace("[]", "").endswith(f".{name}") for one in every_operation()
                    for path, _ in walked(one.request)), name  # fmt: skip
 
 
@@ -120,6 +122,6 @@ def _named(row: tuple[str, ...] | list[str]) -> list[tuple[str, str]]:
 def test_a_session_is_shown_with_the_names_there_are() -> None:
     (session,) = (block.text for block in blocks(PAGE) if "→ 1" in block.text)
     said = re.findall(r"^[→←] \d+ +(\w+)", session, re.MULTILINE)
-    known = {*m.OPERATIONS, *value_rows()}
+    known = {*(one.name for one in every_operation()), *value_rows()}
     assert said
     assert set(said) <= known

@@ -10,17 +10,24 @@ from typing import Any
 
 import msgspec
 
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS, Operation
 from postroom.wire import messages
-from postroom.wire import values as batches
+from postroom.wire import replies as batches
 
-__all__ = ["ARRAYS", "answer_of", "fields_of", "operation_rows", "type_text", "value_rows"]
+__all__ = ["ARRAYS", "answer_of", "every_operation", "fields_of", "operation_rows", "type_text", "value_rows"]
 
 ARRAYS = (
-    messages.Hello, messages.Welcome, messages.BrokerInfo, messages.BrokerList, messages.Cancel, messages.Ask,
-    messages.Answer, messages.Failure, batches.BatchHead, batches.FetchedHead, batches.PollHead,
+    messages.Hello, messages.Welcome, messages.BrokerInfo, messages.BrokerList, messages.Cancel, r.Ask,
+    r.Answer, messages.Failure, batches.BatchHead, batches.FetchedHead, batches.PollHead,
     batches.GrantHead, batches.LettersHead, batches.StoppedHead,
 )  # fmt: skip
 """Those that travel as arrays, besides requests."""
+
+
+def every_operation() -> list[Operation]:
+    """What a client may ask a broker: of its queue, and which brokers there are."""
+    return [messages.LIST_BROKERS, *OPERATIONS.values()]
 
 
 def type_text(kind: Any) -> str:
@@ -67,8 +74,8 @@ def shown(fields: list[tuple[str, str, bool]]) -> str:
     return ", ".join(f"{name}{'?' if optional else ''}: {text}" for name, text, optional in fields)
 
 
-def answer_of(operation: messages.Operation) -> str:
-    return type_text(operation.reply)
+def answer_of(operation: Operation) -> str:
+    return type_text(batches.head_of(operation))
 
 
 def operation_rows() -> list[tuple[str, str, str, str, str]]:
@@ -81,7 +88,7 @@ def operation_rows() -> list[tuple[str, str, str, str, str]]:
             answer_of(one),
             "yes" if one.repeatable else "no",
         )
-        for one in messages.OPERATIONS.values()
+        for one in every_operation()
     ]
 
 
@@ -89,8 +96,8 @@ def value_rows() -> dict[str, str]:
     """Every value that is in a request or an answer, by name: its fields."""
     found: dict[str, str] = {}
     waiting: list[Any] = [*ARRAYS]
-    for one in messages.OPERATIONS.values():
-        waiting += [*typing.get_type_hints(one.request).values(), one.reply]
+    for one in every_operation():
+        waiting += [*typing.get_type_hints(one.request).values(), batches.head_of(one)]
     while waiting:
         kind = waiting.pop()
         waiting += [one for one in typing.get_args(kind) if one is not Ellipsis]

@@ -19,15 +19,17 @@ from msgspec import inspect
 from uvicorn.server import ServerState
 
 from postroom.address import parse
-from postroom.broker.access import ACTIONS, Gatekeeper, new_token
+from postroom.broker.access import Gatekeeper, new_token
 from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import SystemClock
+from postroom.endpoint.operations import OPERATIONS
 from postroom.errors import PostroomError
 from postroom.http.app import make_app
 from postroom.http.server import _Protocol, _Room
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.messages.batch import BatchBuilder
 from postroom.wire import messages as m
+from postroom.wire.replies import packed
 from postroom.wire.server.answers import Answers
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.session import Session
@@ -43,7 +45,7 @@ _RIGHTS = {
 }
 _PATIENCE_S = 0.05  # a request that waits is given up after it, as by a client that has gone
 _RENEWED = 2_000
-_OPERATIONS = tuple(one for one in m.OPERATIONS.values() if one.name in ACTIONS)  # `brokers` asks nobody
+_OPERATIONS = tuple(OPERATIONS.values())
 _METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE")
 _FINE = 500  # what is at fault from here up is the broker,
 _BUSY = (503, 507)  # unless it says that it has no room
@@ -111,7 +113,7 @@ def _session(broker: Broker, gatekeeper: Gatekeeper, principal: Principal) -> Se
 
 
 async def _ask(session: Session, name: str, request: list[Any]) -> Any:
-    operation = m.OPERATIONS[name]
+    operation = OPERATIONS[name]
     return await session.call(operation, m.decode(m.encode_header(request), operation.request), b"")
 
 
@@ -141,7 +143,7 @@ async def _in_session(data: bytes) -> None:
         request = m.decode(data[4:end], operation.request)
         async with asyncio.timeout(_PATIENCE_S):
             reply = await session.call(operation, request, data[end:])
-        header, _ = operation.pack(reply)
+        header, _ = packed(operation, reply)
         m.encode_header(header)
     except (PostroomError, TimeoutError):
         return

@@ -8,20 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
 from postroom.errors import PostroomError, ProtocolError
 from postroom.model.messages.admission import admit
 from postroom.model.messages.batch import BatchBuilder, records, stamp, verify
 from postroom.wire import messages as m
-from postroom.wire.failures import raised
-from postroom.wire.frames import PREFIX_BYTES, FrameParser, encode
+from postroom.wire.frames import PREFIX_BYTES, REPLY, Frame, FrameParser, encode
+from postroom.wire.messages import raised
+from postroom.wire.replies import unpacked
 
 from .served import SERVED_SEEDS, http_bodies, http_bytes, sessions
 
 __all__ = ["SEEDS", "TARGETS", "everything"]
 
 _LIMIT = 4096
-_OPERATIONS = tuple(m.OPERATIONS.values())
-_OTHERS: tuple[Any, ...] = (m.Hello, m.Welcome, m.Cancel, m.Ask, m.Answer, m.Failure)
+_OPERATIONS = (m.LIST_BROKERS, *OPERATIONS.values())
+_OTHERS: tuple[Any, ...] = (m.Hello, m.Welcome, m.Cancel, r.Ask, r.Answer, m.Failure)
 
 
 def frames(data: bytes) -> None:
@@ -57,12 +60,10 @@ def replies(data: bytes) -> None:
     if len(data) < 2:
         return
     operation, at = _OPERATIONS[data[0] % len(_OPERATIONS)], 2 + data[1]
-    head = _decoded(data[2:at], operation.reply)
-    if head is not None and operation.unpack is not None:
-        try:
-            operation.unpack(head, data[at:])
-        except PostroomError:
-            pass
+    try:
+        unpacked(operation, Frame(operation.kind, REPLY, 1, data[2:at], data[at:]))
+    except PostroomError:
+        pass
 
 
 def others(data: bytes) -> None:
@@ -113,7 +114,7 @@ def _batch(compression: str) -> bytes:
 
 
 def _place(name: str) -> bytes:
-    return bytes([list(m.OPERATIONS).index(name)])
+    return bytes([[one.name for one in _OPERATIONS].index(name)])
 
 
 _HELLO = m.encode_header(m.Hello(1, 1, "shop-1", "pst_x"))
@@ -124,7 +125,7 @@ _ROUTE = m.encode_header({"topic": "a", "version": 1, "ranges": [
 SEEDS: dict[str, list[bytes]] = {
     "frames": [b"\x03" + b"".join(encode(1, 1, _HELLO) + encode(10, 2, b"\x92\xa1a\x01", [b"batch"]))],
     "requests": [
-        _place("append") + m.encode_header(m.Append("orders", 7, 0, b"x" * 16)),
+        _place("append") + m.encode_header(r.Append("orders", 7, 0, b"x" * 16)),
         _place("create_topic") + m.encode_header(["orders", {"retention_ms": 5}, 4, False]),
         _place("settle")
         + m.encode_header(["a", "g", [{"topic": "a", "partition_id": 1, "token": 2,

@@ -26,7 +26,7 @@ import postroom
 from postroom.broker.access import Gatekeeper, new_token
 from postroom.broker.broker import Broker
 from postroom.clock import SystemClock
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.policy.settings import GroupWish
 from postroom.wire.server.listening import Listening

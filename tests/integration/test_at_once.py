@@ -17,7 +17,7 @@ import pytest
 import postroom
 from postroom.broker.broker import Broker
 from postroom.broker.workers import Workers
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Granted, Store

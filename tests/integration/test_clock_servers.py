@@ -15,7 +15,7 @@ import postroom
 from postroom.broker.broker import Broker
 from postroom.broker.duties import CutStrays
 from postroom.clock import CautiousTime
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.store import SqlStore
 from postroom.store.dialects.postgres import PostgresDialect
 from postroom.store.dialects.server import ShardClock

@@ -20,7 +20,7 @@ import postroom
 from postroom.broker.broker import Broker
 from postroom.broker.duties import Retention
 from postroom.clock import SteadyClock, wall_ms
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.store import SqlStore, open_sqlite
 from postroom.store.contract import Append, Store
 from postroom.store.dialects import sqlite_clock as steadiness

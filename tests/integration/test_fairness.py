@@ -16,7 +16,7 @@ from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.workers import Workers
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
-from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollReply, PollRequest, Settle, Verdict
 from postroom.errors import ClosedError, PostroomError, StoreBusy
 from postroom.model.messages.batch import BatchBuilder, read_header
 from postroom.model.policy.settings import GroupWish, TopicSettings

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from postroom.broker.access import ACTIONS
+from postroom.endpoint.operations import OPERATIONS, Operation
 from postroom.model.messages.batch import BatchBuilder
 from postroom.wire import messages as m
 
@@ -39,7 +39,7 @@ WAITS_S = 0.2
 LARGE = 64 * 1024
 REFUSED = ("protocol", "not_authenticated", "invalid_name", "invalid_setting", "message_too_large")
 
-OPERATIONS = list(m.OPERATIONS.values())
+ASKED = [m.LIST_BROKERS, *OPERATIONS.values()]
 ENTITLED = {"send": "sender", "consume": "consumer", "manage": "manager", "any": "owner", "none": "nobody"}
 
 
@@ -111,7 +111,7 @@ def a_batch() -> bytes:
     return builder.build()
 
 
-def requests_of(operation: m.Operation, world: World) -> Iterator[_Said]:
+def requests_of(operation: Operation, world: World) -> Iterator[_Said]:
     own = dict(world.own)
     if operation.name.endswith("_shard"):
         own["name"] = "first"
@@ -130,8 +130,8 @@ def requests_of(operation: m.Operation, world: World) -> Iterator[_Said]:
         yield f"a body of {size}", plain, b"\xff" * size
 
 
-def chosen(operation: m.Operation, who: str, found: list[_Said]) -> list[_Said]:
-    if EVERYTHING or who == ENTITLED[ACTIONS.get(operation.name, "none")]:
+def chosen(operation: Operation, who: str, found: list[_Said]) -> list[_Said]:
+    if EVERYTHING or who == ENTITLED[operation.need]:
         return found
     some = random.Random(f"{operation.kind}{who}")
     return some.sample(found, min(SAMPLE.get(who, REFUSALS), len(found)))
@@ -191,7 +191,7 @@ async def measured(broker: Broker, before: dict[str, Any], frame: int, label: st
 
 
 async def attack(
-    broker: Broker, operation: m.Operation, attackers: dict[str, Attacker], *names: str
+    broker: Broker, operation: Operation, attackers: dict[str, Attacker], *names: str
 ) -> dict[str, Any]:
     """Everything that is to be said of one operation, by everybody: large frames one by one."""
     broker.own.update(await broker.ask("renew"))
@@ -225,7 +225,7 @@ async def test_no_request_hurts_anybody_else(tmp_path: Path, url: str) -> None:
         attackers = {who: Attacker(broker, who) for who in RIGHTS}
         was = await broker.ask("figures")
         worst: dict[str, Any] = {}
-        for operation in OPERATIONS:
+        for operation in ASKED:
             worst[operation.name] = await attack(broker, operation, attackers)
             now = await broker.ask("figures")
             assert now == was, f"{operation.name} changed what is the victim's"
@@ -246,7 +246,7 @@ async def test_no_request_decides_for_anothers_job(tmp_path: Path, url: str) -> 
     async with running(tmp_path, url) as broker:
         attackers = {"sender": Attacker(broker, "sender")}
         was = await broker.ask("figures")
-        for operation in OPERATIONS:
+        for operation in ASKED:
             if "query" in operation.request.__struct_fields__:
                 await attack(broker, operation, attackers, "nightly", "one")
                 assert await broker.ask("figures") == was, operation.name
@@ -291,11 +291,11 @@ def _traceback(log: Path) -> str:
 def test_every_operation_is_covered() -> None:
     """By what a sound request is: one that its broker could not read would test nothing."""
     world = World({"token": 7}, (), ())
-    for operation in OPERATIONS:
+    for operation in ASKED:
         m.decode(msgspec.msgpack.encode(sound(operation.request, world)), operation.request)
         assert len(list(hostile(operation.request, world))) >= len(operation.request.__struct_fields__)
 
 
-@pytest.mark.parametrize("need", sorted(set(ACTIONS.values())))
+@pytest.mark.parametrize("need", sorted({one.need for one in ASKED}))
 def test_every_right_has_an_attacker(need: str) -> None:
     assert ENTITLED[need] in RIGHTS

@@ -19,7 +19,7 @@ import pytest
 
 from postroom.address import Address
 from postroom.broker.broker import Broker, open_endpoint
-from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollReply, PollRequest, Settle, Verdict
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import GroupWish, TopicSettings
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 import postroom
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
 from postroom.errors import PostroomError
 from postroom.model.messages.batch import BatchBuilder
 from postroom.wire import messages as m
@@ -68,9 +70,9 @@ async def test_memory_stays_bounded_under_overload(broker: tuple[str, int]) -> N
 
     async def flood(link: Link, number: int) -> None:
         nonlocal stored
-        request = m.Append("flood", places[number % len(places)])
+        request = r.Append("flood", places[number % len(places)])
         while asyncio.get_running_loop().time() < end:
-            await link.call(m.OPERATIONS["append"], request, (batch,))
+            await link.call(OPERATIONS["append"], request, (batch,))
             stored += 1
 
     hello = m.Hello(m.MIN_VERSION, m.MAX_VERSION, "flood")

@@ -26,7 +26,9 @@ from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.duties import Duty
 from postroom.broker.waiters import WatcherThread
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
+from postroom.endpoint.values import PollRequest
 from postroom.errors import StoreBusy, UnknownGroup, UnknownTopic
 from postroom.http.access import Permitted
 from postroom.http.routes.sampling import Sampler
@@ -36,7 +38,6 @@ from postroom.store import open_sqlite
 from postroom.store.contract import News, Process
 from postroom.store.sql.catalog import catalog
 from postroom.store.sql.session import Area, Transaction
-from postroom.wire import messages as m
 from postroom.wire.server.answers import Answers
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
@@ -257,7 +258,7 @@ async def listing_cost(topics: int, allowed: Sequence[str], how: str) -> tuple[l
                     session = Session(
                         broker, keeper, principal, "client", Answers(1, 1, 1).share("shop"), Listening()
                     )
-                    found = await session.call(m.OPERATIONS["topics"], m.Nothing(), b"")
+                    found = await session.call(OPERATIONS["topics"], r.Nothing(), b"")
     return [info.name for info in found], cost, len(made)
 
 
@@ -356,7 +357,7 @@ async def test_a_near_name_is_told_to_whom_it_is_shown(how: str) -> None:
                 keeper = Gatekeeper(broker.store, broker.in_thread, ManualClock())
                 permitted = Permitted(broker, keeper, Principal("shop", allowed))
                 with pytest.raises(UnknownTopic) as caught:
-                    await postroom.Connection(permitted.endpoint, "shop").send("orders-publik-secret", b"x")
+                    await postroom.Connection(permitted, "shop").send("orders-publik-secret", b"x")
         assert "orders-secret" not in str(caught.value)
         assert caught.value.details["close"] == ["orders-public"]
         assert "did you mean 'orders-public'" in str(caught.value)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.endpoint.endpoint import PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollRequest, Settle, Verdict
 from postroom.model.policy.settings import GroupWish
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer

@@ -11,11 +11,12 @@ import pytest
 
 import postroom
 from postroom.broker.broker import Broker
-from postroom.endpoint.endpoint import Beat, Held, PollRequest, Settle, Verdict
+from postroom.endpoint.operations import OPERATIONS
+from postroom.endpoint.requests import Answer, Ask
+from postroom.endpoint.values import Beat, Held, PollRequest, Settle, Verdict
 from postroom.errors import InvalidSetting, UsageError
 from postroom.model.access import ANONYMOUS
 from postroom.model.policy.settings import LONGEST_LEASE_MS, GroupSettings, GroupWish
-from postroom.wire.messages import OPERATIONS, Answer, Ask
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
 from postroom.wire.server.session import Session

@@ -12,7 +12,7 @@ import pytest
 
 import postroom
 from postroom.broker.deliver.shared import Deliveries
-from postroom.endpoint.endpoint import PollReply, PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollReply, PollRequest, Settle, Verdict
 from postroom.model.policy.settings import GroupWish
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.session import Session

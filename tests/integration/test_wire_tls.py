@@ -8,12 +8,13 @@ import ssl
 import pytest
 
 import postroom
-from postroom.endpoint.endpoint import Beat
+from postroom.endpoint.requests import Beats
+from postroom.endpoint.values import Beat
 from postroom.errors import BrokerUnavailable
 from postroom.serve_settings import ServeSettings
 from postroom.tls import server_context
 from postroom.wire.client.heartbeat_link import _BlockingLink
-from postroom.wire.messages import Beats, Hello
+from postroom.wire.messages import Hello
 from postroom.wire.server.listening import Listening
 from tests.certificates import Authority
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
@@ -11,21 +10,23 @@ import httpx
 import typer
 
 from postroom.address import parse
-from postroom.broker.access import ACTIONS, Gatekeeper
+from postroom.broker.access import Gatekeeper
 from postroom.broker.broker import open_endpoint
 from postroom.cli.root import app as cli_app
 from postroom.client.forward.outbox import source as outbox_metrics
 from postroom.clock import SystemClock
 from postroom.config import DEFAULTS
-from postroom.endpoint.endpoint import Endpoint
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
 from postroom.http.app import make_app
 from postroom.model.access import ACTIONS as PERMISSIONS
 from postroom.model.policy.settings import GroupSettings, TopicSettings
 from postroom.serve_settings import ServeSettings, key_of
 from postroom.store.sql.schema import MIGRATIONS
 from postroom.wire import messages
-from postroom.wire.failures import failure_of, raised
 from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
+from postroom.wire.messages import failure_of, raised
+from postroom.wire.replies import packed, unpacked
 
 __all__ = [
     "DEFAULTS",
@@ -46,7 +47,11 @@ __all__ = [
     "served",
 ]
 
-NEEDS: dict[str, str] = dict(ACTIONS)
+NEEDS: dict[str, str] = {
+    **{name: row.need for name, row in OPERATIONS.items()},
+    "now_ms": "none",  # this and the next are answered without asking the broker
+    "close": "none",
+}
 """The permission that each operation needs."""
 
 _ID = 0x01020304  # of every golden frame
@@ -74,20 +79,16 @@ class Operation(NamedTuple):
         return messages.decode(frame.header, self.request_type), frame.body
 
     def reply_frame(self, value: Any) -> bytes:
-        header, body = self.row.pack(value)
+        header, body = packed(self.row, value)
         return b"".join(encode(self.kind, _ID, messages.encode_header(header), body, REPLY))
 
     def reply_of(self, data: bytes) -> Any:
-        frame = _only(data, self.kind, REPLY)
-        head = messages.decode(frame.header, self.row.reply)
-        return head if self.row.unpack is None else self.row.unpack(head, frame.body)
+        return unpacked(self.row, _only(data, self.kind, REPLY))
 
 
 def operations() -> Iterator[Operation]:
-    for name, row in messages.OPERATIONS.items():
-        verb = getattr(Endpoint, name, None)  # `brokers` is no verb
-        reply = row.reply if verb is None else typing.get_type_hints(verb, include_extras=True)["return"]
-        yield Operation(row.kind, name, row.request, reply, row.repeatable, bool(row.body), row)
+    for row in (messages.LIST_BROKERS, *OPERATIONS.values()):
+        yield Operation(row.kind, row.name, row.request, row.reply, row.repeatable, bool(row.body), row)
 
 
 class Other(NamedTuple):
@@ -111,8 +112,8 @@ def other_frames() -> list[Other]:
         Other("hello", messages.HELLO, 0, messages.Hello),
         Other("welcome", messages.HELLO, REPLY, messages.Welcome),
         Other("cancel", messages.CANCEL, 0, messages.Cancel),
-        Other("ask (pushed by the broker)", messages.ASK, 0, messages.Ask),
-        Other("answer (to ask)", messages.ASK, REPLY, messages.Answer),
+        Other("ask (pushed by the broker)", messages.ASK, 0, r.Ask),
+        Other("answer (to ask)", messages.ASK, REPLY, r.Answer),
     ]
 
 

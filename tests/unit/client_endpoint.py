@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import (
+from postroom.endpoint.values import (
     Beat,
     DeadLetters,
     Fetched,

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from postroom.endpoint.endpoint import (
+from postroom.endpoint.values import (
     Beat,
     Grant,
     Held,

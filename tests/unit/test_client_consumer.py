@@ -25,7 +25,7 @@ from postroom import (
 )
 from postroom.client.connection import Connection
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from postroom.model.messages.batch import build_control, with_base_offset
 from postroom.store.contract import StoredBatch
 from tests.unit.client_endpoint import FakeEndpoint, failing, waiting

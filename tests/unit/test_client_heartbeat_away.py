@@ -10,7 +10,7 @@ import pytest
 from postroom.client.consumer.heartbeat import Heart, Heartbeat
 from postroom.client.owner_check import Guard
 from postroom.clock import SystemClock
-from postroom.endpoint.endpoint import Beat, Held
+from postroom.endpoint.values import Beat, Held
 from postroom.model.delivery.delivery import Span
 
 HERE, THERE = (Held("orders", number, 7, ((0, 3),)) for number in (1, 2))

@@ -13,7 +13,7 @@ from postroom import LeaseLost, Message, Received, StoreBusy, StoreUnavailable, 
 from postroom.client.connection import Connection
 from postroom.client.consumer.ordered import fetch as ordered
 from postroom.clock import ManualClock, SystemClock
-from postroom.endpoint.endpoint import PollRequest
+from postroom.endpoint.values import PollRequest
 from tests.unit.client_endpoint import failing, waiting
 from tests.unit.ordered_endpoint import STOPPED, OrderedEndpoint, Unsettled
 

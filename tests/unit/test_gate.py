@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from postroom.broker.publish.rates import Claim, RateGate
-from postroom.endpoint.endpoint import NEVER_STORED
+from postroom.endpoint.values import NEVER_STORED
 from postroom.errors import ClosedError
 from postroom.model.policy.rate import NOTHING, Rate, Spent, give_back, spend, topic_rate
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.access import ACTIONS, REMEMBER_MS, Gatekeeper, new_token
+from postroom.broker.access import REMEMBER_MS, Gatekeeper, new_token
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import Endpoint
+from postroom.endpoint.operations import OPERATIONS
 from postroom.errors import (
     NotAuthenticated,
     PermissionDenied,
@@ -225,16 +225,11 @@ async def test_whoever_guesses_waits(desk: Desk, clock: ManualClock) -> None:
 # ---- what ----
 
 
-def test_every_method_of_the_endpoint_has_a_line() -> None:
-    methods = {name for name in vars(Endpoint) if not name.startswith("_")}
-    assert set(ACTIONS) == methods
-
-
 def test_what_changes_or_destroys_needs_manage() -> None:
     harmless = {"send", "consume", "any", "none"}
-    needs = {name: need for name, need in ACTIONS.items() if need in harmless}
+    needs = {name: one.need for name, one in OPERATIONS.items() if one.need in harmless}
     assert set(needs) == {
-        *("topics", "topic", "route", "route_history", "route_change", "groups", "lag", "now_ms", "close"),
+        *("topics", "topic", "route", "route_history", "route_change", "groups", "lag"),
         *("append", "cancel", "fetch", "resolve", "bounds", "subscribe", "unsubscribe", "poll", "settle"),
         *("hand_over", "unpark"),
         *("beat", "dead_letters", "redrive", "lanes", "report_sources"),
@@ -242,7 +237,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
         *("open_replies", "close_replies"),
         *("stage", "staged_marks", "decide_staged", "publish_staged", "drop_staged"),
     }
-    assert {name for name, need in needs.items() if need == "none"} == {"topics", "now_ms", "close"}
+    assert {name for name, need in needs.items() if need == "none"} == {"topics"}
 
 
 @pytest.mark.parametrize(
@@ -254,6 +249,7 @@ def test_what_changes_or_destroys_needs_manage() -> None:
         ("dead_letters", "orders.billing.dead", "consume:orders"),
         ("topic", "invoices", "send:invoices"),
         ("shards", None, "manage:*"),
+        ("decide_staged", None, "send:*"),
     ],
 )
 async def test_what_is_refused_names_the_grant(
@@ -261,17 +257,17 @@ async def test_what_is_refused_names_the_grant(
 ) -> None:
     principal = await desk.enter(TOKEN)
     with pytest.raises(PermissionDenied, match=r"principal 'shop' .*: `postroom access grant shop") as caught:
-        desk.keeper.check(principal, ACTIONS[method], topic)
+        desk.keeper.check(principal, OPERATIONS[method].need, topic)
     assert caught.value.details == {"principal": "shop", "permission": grant}
     assert f"grant shop {grant}`" in str(caught.value)
     changed = store.access.permit("shop", parse_permissions([grant]), ())  # and that is what it takes
-    desk.keeper.check(changed, ACTIONS[method], topic)
+    desk.keeper.check(changed, OPERATIONS[method].need, topic)
 
 
 async def test_what_is_allowed(desk: Desk) -> None:
     principal = await desk.enter(TOKEN)
-    for method in ("append", "cancel", "topic", "route", "lag", "now_ms"):
-        desk.keeper.check(principal, ACTIONS[method], "orders")
+    for method in ("append", "cancel", "topic", "route", "lag"):
+        desk.keeper.check(principal, OPERATIONS[method].need, "orders")
     assert desk.keeper.visible(principal, ["orders", "invoices"]) == {"orders"}
 
 

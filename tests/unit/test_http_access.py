@@ -9,10 +9,11 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from postroom.broker.access import ACTIONS, Gatekeeper, new_token
+from postroom.broker.access import Gatekeeper, new_token
 from postroom.broker.broker import Broker
 from postroom.clock import SystemClock
-from postroom.endpoint.endpoint import Beat, Held, PollRequest, Settle, UnparkRequest
+from postroom.endpoint.operations import OPERATIONS
+from postroom.endpoint.values import Beat, Held, PollRequest, Settle, UnparkRequest
 from postroom.errors import PermissionDenied
 from postroom.http.access import CERTIFICATE_NAME, Permitted, token_of
 from postroom.model.access import Principal, parse_permissions
@@ -231,30 +232,32 @@ class Untouched:
         raise AssertionError("beat was reached")
 
 
-def arguments(verb: str) -> tuple[Any, ...]:
+def arguments(verb: str) -> dict[str, Any]:
+    """For an operation: about secrets, if it is about a topic."""
     if verb == "poll":
-        return (PollRequest("secrets", "g", "m", 1, 1, 1, 0, True),)
+        return {"request": PollRequest("secrets", "g", "m", 1, 1, 1, 0, True)}
     if verb == "unpark":
-        return (UnparkRequest("secrets", "g", "m", 1, 1, 1, b"k", 1, 2, 1, 1),)
+        return {"request": UnparkRequest("secrets", "g", "m", 1, 1, 1, b"k", 1, 2, 1, 1)}
     if verb == "settle":
-        return ("orders", "g", [Settle("secrets", 1, 1, ())])
+        return {"topic": "orders", "group": "g", "parts": [Settle("secrets", 1, 1, ())]}
     if verb == "beat":
-        return ([Beat("orders", "g", "m", "c", (Held("secrets", 1, 1, ((0, 0),)),))],)
+        return {"beats": [Beat("orders", "g", "m", "c", (Held("secrets", 1, 1, ((0, 0),)),))]}
     if verb == "set_rate":
-        return (topic_rate("secrets", 1),)
-    return () if verb in ("shards", "rates") else ("secrets",)
+        return {"rate": topic_rate("secrets", 1)}
+    fields = OPERATIONS[verb].request.__struct_fields__
+    return {name: ("secrets",) if name == "topics" else "secrets" for name in fields}
 
 
-@pytest.mark.parametrize("verb", sorted(v for v, need in ACTIONS.items() if need != "none"))
+@pytest.mark.parametrize("verb", sorted(name for name, one in OPERATIONS.items() if one.need != "none"))
 async def test_no_verb_is_done_without_its_permission(verb: str) -> None:
     principal = Principal("mallory", ())
     gatekeeper = Gatekeeper(cast(Any, None), cast(Any, None), SystemClock())
     permitted = Permitted(cast(Broker, Untouched()), gatekeeper, principal)
     if verb in ("settle", "beat"):  # the topic of the path is allowed, that of the handle is not
         permitted.principal = Principal("mallory", parse_permissions(["consume:orders"]))
-    call = getattr(permitted.endpoint, verb)
+    call = getattr(permitted, verb)
     with pytest.raises(PermissionDenied):
-        await (asyncio.to_thread(call, *arguments(verb)) if verb == "beat" else call(*arguments(verb)))
+        await (asyncio.to_thread(call, **arguments(verb)) if verb == "beat" else call(**arguments(verb)))
 
 
 async def test_a_producer_is_its_principal(guarded: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,7 +273,7 @@ async def test_a_producer_is_its_principal(guarded: Stage, monkeypatch: pytest.M
     await guarded.call("POST", f"{API}/topics/orders/messages", 202, json=one, who="shop")
     assert producers == ["shop"]
     caller = guarded.service.caller(Principal("billing", parse_permissions(["send:orders"])))
-    await caller.broker.endpoint.append("orders", 1, batch_of(b"x"), producer="shop")  # whatever it says
+    await caller.broker.append("orders", 1, batch_of(b"x"), producer="shop")  # whatever it says
     assert producers == ["shop", "billing"]
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 
 from postroom import errors
 from postroom.http.failures import STATUS, failure, status_of
-from postroom.wire.failures import failure_of
+from postroom.wire.messages import failure_of
 
 TREE = [
     kind

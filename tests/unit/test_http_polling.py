@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import Verdict
+from postroom.endpoint.values import Verdict
 from postroom.http.encoding import Handle, merged, spans_of
 from tests.damage import garbage
 from tests.unit.http_client import API, Stage, staged

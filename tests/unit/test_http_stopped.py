@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from postroom.clock import ManualClock
-from postroom.endpoint.endpoint import PollRequest, Settle, Verdict
+from postroom.endpoint.values import PollRequest, Settle, Verdict
 from tests.unit.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"

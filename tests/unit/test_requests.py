@@ -18,7 +18,8 @@ from postroom import Message, Received
 from postroom.client.app.payload import encoded
 from postroom.client.owner_check import Guard
 from postroom.client.requests.request import OwnReplyTopic
-from postroom.endpoint.endpoint import Endpoint, Fetched
+from postroom.endpoint.endpoint import Endpoint
+from postroom.endpoint.values import Fetched
 from postroom.errors import (
     InvalidName,
     PermissionDenied,

@@ -15,7 +15,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 import postroom.sync
 from postroom.address import parse
-from postroom.endpoint.endpoint import Fetched
+from postroom.endpoint.values import Fetched
 from postroom.spark import reading
 from postroom.spark.columns import Columns
 from postroom.spark.options import ReadOptions, read_options

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pyspark.sql.types import BinaryType, StructField, StructType
 
-from postroom.endpoint.endpoint import Fetched
+from postroom.endpoint.values import Fetched
 from postroom.errors import DataLoss
 from postroom.model.messages.batch import BatchBuilder, with_base_offset
 from postroom.spark import reading

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from postroom.endpoint.endpoint import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
+from postroom.endpoint.requests import Ask
+from postroom.endpoint.values import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
 from postroom.model.delivery.delivery import Span
-from postroom.wire.messages import Ask
 from postroom.wire.server.holdings import Holdings
 
 LEASE, BEFORE = 10_000, 3_000

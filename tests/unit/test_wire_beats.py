@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from postroom.endpoint.requests import Beats
 from postroom.errors import BrokerUnavailable
 from postroom.wire.client import heartbeat_link as module
 from postroom.wire.client.heartbeat_link import Beater
-from postroom.wire.messages import Beats, Hello
+from postroom.wire.messages import Hello
 
 BEATS, HELLO = Beats(()), Hello(1, 1, "test")
 

@@ -7,16 +7,18 @@ from typing import Any
 
 import pytest
 
-from postroom.endpoint.endpoint import Settle, Verdict
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
+from postroom.endpoint.values import Settle, Verdict
 from postroom.errors import InvalidName, InvalidSetting, MessageTooLarge, ProtocolError, shortened
 from postroom.wire import messages as m
 from tests.request_types import walked
 
 KINDS = {
-    **{one.name: one.request for one in m.OPERATIONS.values()},
+    **{one.name: one.request for one in (m.LIST_BROKERS, *OPERATIONS.values())},
     "Hello": m.Hello,
     "Cancel": m.Cancel,
-    "Answer": m.Answer,
+    "Answer": r.Answer,
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -40,7 +42,7 @@ def test_a_header_has_a_limit_by_its_kind(kind: Any) -> None:
 
 
 def test_most_headers_are_small() -> None:
-    large = {one.name for one in m.OPERATIONS.values() if one.request.most_bytes > 8 * 1024}
+    large = {one.name for one in OPERATIONS.values() if one.request.most_bytes > 8 * 1024}
     assert large == {
         "append", "cancel", "resolve", "bounds", "subscribe", "poll", "settle", "hand_over", "beat",
         "report_sources", "unpark", "create_group", "alter_group", "reset", "redrive", "discard",
@@ -54,17 +56,17 @@ POLL: dict[str, Any] = {
     "topic": "t", "group": "g", "member": "m", "token": 1, "messages": 1, "bytes": 1, "wait_ms": 0,
     "empty_handed": True,
 }  # fmt: skip
-BEYOND: dict[str, tuple[type[m.Request], Any, str]] = {
-    "a topic's name": (m.OfTopic, [LONG], "topic is out of bounds: at most 250 characters"),
-    "a group's name": (m.LagOf, ["t", LONG], "group is out of bounds: at most 60 characters"),
-    "a member's name": (m.Poll, [{**POLL, "member": LONG}], r"request.member is out .* 120 characters"),
-    "nobody's token": (m.Poll, [{**POLL, "token": 0}], "request.token is out of bounds: at least 1"),
-    "a number below": (m.Fetch, ["t", 1, -1, 1, 1, 0], "offset is out of bounds: at least 0"),
-    "a number above": (m.Fetch, ["t", 1, 2**63 - 1, 1, 1, 0], "offset is out of bounds: at most"),
-    "a number that no database keeps": (m.Append, ["t", 2**63], "partition_id is out of bounds: at most"),
-    "a list": (m.HandOver, ["t", "g", 1, [1] * 4097], "partition_ids is out .* at most 4096 entries"),
+BEYOND: dict[str, tuple[type[r.Request], Any, str]] = {
+    "a topic's name": (r.OfTopic, [LONG], "topic is out of bounds: at most 250 characters"),
+    "a group's name": (r.LagOf, ["t", LONG], "group is out of bounds: at most 60 characters"),
+    "a member's name": (r.Poll, [{**POLL, "member": LONG}], r"request.member is out .* 120 characters"),
+    "nobody's token": (r.Poll, [{**POLL, "token": 0}], "request.token is out of bounds: at least 1"),
+    "a number below": (r.Fetch, ["t", 1, -1, 1, 1, 0], "offset is out of bounds: at least 0"),
+    "a number above": (r.Fetch, ["t", 1, 2**63 - 1, 1, 1, 0], "offset is out of bounds: at most"),
+    "a number that no database keeps": (r.Append, ["t", 2**63], "partition_id is out of bounds: at most"),
+    "a list": (r.HandOver, ["t", "g", 1, [1] * 4097], "partition_ids is out .* at most 4096 entries"),
     "verdicts": (
-        m.SettleParts,
+        r.SettleParts,
         ["t", "g", [{"topic": "t", "partition_id": 1, "token": 1, "verdicts": [0] * 10_001}]],
         "verdicts is out of bounds: at most 10000 entries",
     ),
@@ -73,7 +75,7 @@ BEYOND: dict[str, tuple[type[m.Request], Any, str]] = {
 
 @pytest.mark.parametrize(("kind", "header", "told"), BEYOND.values(), ids=BEYOND)
 def test_what_is_beyond_a_bound_is_refused_and_not_repeated(
-    kind: type[m.Request], header: Any, told: str
+    kind: type[r.Request], header: Any, told: str
 ) -> None:
     with pytest.raises((InvalidName, InvalidSetting), match=told) as caught:
         m.decode(m.encode_header(header), kind)
@@ -84,26 +86,26 @@ def test_a_value_of_another_kind_is_no_long_story() -> None:
     verdict = {"kind": "k" * 5000, "first": 1, "last": 2}
     settle = {"topic": "t", "partition_id": 1, "token": 1, "verdicts": [verdict]}
     with pytest.raises(ProtocolError) as caught:
-        m.decode(m.encode_header(["t", "g", [settle]]), m.SettleParts)
+        m.decode(m.encode_header(["t", "g", [settle]]), r.SettleParts)
     assert len(str(caught.value)) < 300
 
 
 def test_what_a_newer_client_adds_is_skipped_and_not_built() -> None:
     """A number that nobody can keep in a field that nobody knows harms nobody."""
     newer = m.encode_header(["orders", 1, 0, b"", "", [{"a": (2**64 - 1,)}] * 1000])
-    assert m.decode(newer, m.Append) == m.Append("orders", 1)
+    assert m.decode(newer, r.Append) == r.Append("orders", 1)
 
 
 def test_a_header_is_read_once_whatever_its_bytes_look_like() -> None:
     """It was read a second time, into Python's own objects, where two bytes looked like a large number."""
     plain, odd = (_settling(token) for token in (0x3FFF_FFFF_FFFF_0FC7, 0x3FFF_FFFF_FFFF_CFC7))
     assert len(plain) == len(odd)
-    assert _cpu(odd, m.SettleParts) < 3 * _cpu(plain, m.SettleParts)
+    assert _cpu(odd, r.SettleParts) < 3 * _cpu(plain, r.SettleParts)
 
 
 def _settling(token: int) -> bytes:
     parts = tuple(Settle("t", 1, token, (Verdict("ack", n, n),)) for n in range(500))
-    return m.encode_header(m.SettleParts("t", "g", parts))
+    return m.encode_header(r.SettleParts("t", "g", parts))
 
 
 def _cpu(header: bytes, kind: Any) -> float:

@@ -8,15 +8,18 @@ from typing import Any, cast
 
 import pytest
 
-from postroom.endpoint.endpoint import Grant, Lease, PollReply, PollRequest
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS
+from postroom.endpoint.values import Grant, Lease, PollReply, PollRequest
 from postroom.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
 from postroom.wire import messages as m
 from postroom.wire.client import link as module
 from postroom.wire.client.link import Link, LinkLost
-from postroom.wire.failures import failure_of
 from postroom.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
+from postroom.wire.messages import failure_of
+from postroom.wire.replies import packed
 
-POLL = m.Poll(PollRequest("t", "g", "m", 1, 10, 1000, 5000, True))
+POLL = r.Poll(PollRequest("t", "g", "m", 1, 10, 1000, 5000, True))
 GIVEN = PollReply((Grant("t", 0, 1, (Lease(0, 4, 1, False),), ()),), 30_000)
 
 
@@ -51,16 +54,16 @@ class Peer:
         self.link.connection_made(cast(asyncio.BaseTransport, self.transport))
         self.link.welcome = m.Welcome(1, "b", "me", 0, max_frame_bytes)
 
-    async def asked(self, name: str, request: m.Request, body: bytes = b"") -> asyncio.Task[Any]:
+    async def asked(self, name: str, request: r.Request, body: bytes = b"") -> asyncio.Task[Any]:
         """Under way: it has been sent."""
         before = len(self.transport.sent)
-        task = asyncio.ensure_future(self.link.call(m.OPERATIONS[name], request, (body,) if body else ()))
+        task = asyncio.ensure_future(self.link.call(OPERATIONS[name], request, (body,) if body else ()))
         while len(self.transport.sent) == before and not task.done():  # noqa: ASYNC110 - it has no event
             await asyncio.sleep(0)
         return task
 
     def answer(self, frame: Frame, reply: Any) -> None:
-        header, body = m.operation(frame.kind).pack(reply)
+        header, body = packed(m.operation(frame.kind), reply)
         self.give(frame.kind, frame.id, header, body)
 
     def give(self, kind: int, id: int, header: Any, body: Any = (), flags: int = REPLY) -> None:
@@ -78,7 +81,7 @@ async def ended(task: asyncio.Task[Any]) -> BaseException | None:
 
 async def test_answers_come_in_any_order() -> None:
     peer = Peer()
-    one, two = await peer.asked("topic", m.Named("a")), await peer.asked("purge", m.Named("b"))
+    one, two = await peer.asked("topic", r.Named("a")), await peer.asked("purge", r.Named("b"))
     first, second = peer.transport.sent
     peer.answer(second, 5)
     assert await two == 5
@@ -150,7 +153,7 @@ async def test_a_late_answer_that_cannot_be_read_ends_the_link_and_not_the_asker
 async def test_nothing_is_kept_of_what_is_over() -> None:
     peer = Peer()
     for order in (_cancel_first, _cross, _answer_first):
-        for name, request, reply in (("poll", POLL, GIVEN), ("purge", m.Named("a"), 1)):
+        for name, request, reply in (("poll", POLL, GIVEN), ("purge", r.Named("a"), 1)):
             task = await peer.asked(name, request)
             asked = peer.transport.sent[-1]
             await order(peer, task, lambda asked=asked, reply=reply: peer.answer(asked, reply))  # type: ignore[misc]
@@ -164,7 +167,7 @@ async def test_an_id_is_not_given_twice_when_they_begin_again() -> None:
     poll = await peer.asked("poll", POLL)
     taken = peer.transport.sent[0].id
     peer.link._last_id = 0xFFFF_FFFF - 1
-    tasks = [await peer.asked("purge", m.Named("a")) for _ in range(3)]
+    tasks = [await peer.asked("purge", r.Named("a")) for _ in range(3)]
     ids = [frame.id for frame in peer.transport.sent]
     assert ids == [taken, 0xFFFF_FFFF, 2, 3]
     for task in (poll, *tasks):
@@ -177,19 +180,19 @@ async def test_an_id_is_not_given_twice_when_they_begin_again() -> None:
 
 async def test_whoever_waits_is_told_when_the_connection_breaks() -> None:
     peer = Peer()
-    task = await peer.asked("purge", m.Named("a"))
+    task = await peer.asked("purge", r.Named("a"))
     peer.link.connection_lost(None)
     lost = await ended(task)
     assert isinstance(lost, LinkLost)
     assert lost.sent
     with pytest.raises(LinkLost) as caught:
-        await peer.link.call(m.OPERATIONS["purge"], m.Named("a"))
+        await peer.link.call(OPERATIONS["purge"], r.Named("a"))
     assert not caught.value.sent
 
 
 async def test_why_the_broker_closes_is_told_to_those_who_wait() -> None:
     peer = Peer()
-    task = await peer.asked("purge", m.Named("a"))
+    task = await peer.asked("purge", r.Named("a"))
     peer.give(0, 0, failure_of(BrokerUnavailable("it has its 5 connections")), flags=REPLY | ERROR)
     assert str(await ended(task)) == "it has its 5 connections"
     assert isinstance(peer.link.fault, BrokerUnavailable)
@@ -199,7 +202,7 @@ async def test_why_the_broker_closes_is_told_to_those_who_wait() -> None:
 async def test_a_request_larger_than_the_broker_takes_is_not_sent() -> None:
     peer = Peer(max_frame_bytes=1000)
     with pytest.raises(MessageTooLarge, match="more than the 1,000 that the broker takes"):
-        await peer.link.call(m.OPERATIONS["append"], m.Append("t", 1), (b"x" * 1000,))
+        await peer.link.call(OPERATIONS["append"], r.Append("t", 1), (b"x" * 1000,))
     assert peer.transport.sent == []
     assert not peer.link.gone
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import types
 import typing
 from typing import Any
@@ -14,33 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom import errors
-from postroom.broker.access import ACTIONS
-from postroom.endpoint.endpoint import (
-    DeadLetters,
-    Endpoint,
-    Fetched,
-    Grant,
-    PollReply,
-    PollRequest,
-    UnparkRequest,
-)
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS, Operation
+from postroom.endpoint.values import DeadLetters, Fetched, Grant, PollReply, PollRequest, UnparkRequest
 from postroom.errors import PostroomError, ProtocolError
 from postroom.model.policy.slow_lane import LanePolicy
 from postroom.model.topology.route import Range, Route, even_ranges
 from postroom.store.contract import StoredBatch
 from postroom.wire import messages as m
-from postroom.wire.client.remote import RemoteEndpoint
-from postroom.wire.failures import failure_of, raised
+from postroom.wire.frames import REPLY, Frame
+from postroom.wire.messages import failure_of, raised
+from postroom.wire.replies import packed, unpacked
 from tests.request_types import shape_of
 
-OPERATIONS = [one for one in m.OPERATIONS.values() if one.name != "brokers"]
-every_operation = pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.name)
-
-VERBS = {
-    name: verb
-    for name, verb in vars(Endpoint).items()
-    if not name.startswith("_") and name not in ("now_ms", "close")
-}
+every_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
 EXAMPLES = 6  # for each of forty operations
 
@@ -99,54 +85,21 @@ def _made(kind: Any, fields: dict[str, Any]) -> Any:
         return kind()  # a setting that is not allowed: the defaults
 
 
-def requests_of(kind: type[m.Request]) -> st.SearchStrategy[Any]:
+def requests_of(kind: type[r.Request]) -> st.SearchStrategy[Any]:
     hints = typing.get_type_hints(kind, include_extras=True)
     return st.builds(kind, *(values_of(hints[name]) for name in kind.__struct_fields__))
 
 
-def returned_by(name: str) -> Any:
-    hints = typing.get_type_hints(VERBS[name])
-    return hints["return"]
+def there_and_back(operation: Operation, reply: Any) -> Any:
+    header, body = packed(operation, reply)
+    return came(operation, header, b"".join(body))
 
 
-def there_and_back(operation: m.Operation, reply: Any) -> Any:
-    header, body = operation.pack(reply)
-    head = m.decode(m.encode_header(header), operation.reply)
-    return head if operation.unpack is None else operation.unpack(head, b"".join(body))
+def came(operation: Operation, header: Any, body: bytes) -> Any:
+    return unpacked(operation, Frame(operation.kind, REPLY, 1, m.encode_header(header), body))
 
 
-# ---- the table ----
-
-
-def test_every_verb_of_an_endpoint_is_in_the_table() -> None:
-    assert {one.name for one in OPERATIONS} == set(VERBS)
-    assert set(VERBS) <= set(ACTIONS)
-
-
-def test_every_kind_is_one_operation() -> None:
-    kinds = [one.kind for one in m.OPERATIONS.values()] + [m.HELLO, m.CANCEL, m.ASK]
-    assert len(set(kinds)) == len(kinds)
-    assert all(0 < kind < 256 for kind in kinds)
-    assert all(m.operation(one.kind) is one for one in m.OPERATIONS.values())
-
-
-@every_operation
-def test_the_fields_of_a_request_are_the_arguments_of_the_verb(operation: m.Operation) -> None:
-    parameters = list(inspect.signature(VERBS[operation.name]).parameters)[1:]
-    fields = [*operation.request.__struct_fields__]
-    assert [name for name in parameters if name != operation.body] == fields
-    assert (operation.body in parameters) == bool(operation.body)
-
-
-@every_operation
-def test_the_remote_endpoint_takes_the_same_arguments(operation: m.Operation) -> None:
-    found = inspect.signature(getattr(RemoteEndpoint, operation.name))
-    if [one.kind for one in found.parameters.values()][1:] == [
-        inspect.Parameter.VAR_POSITIONAL,
-        inspect.Parameter.VAR_KEYWORD,
-    ]:
-        return  # as they are: fields of the request
-    assert list(found.parameters) == list(inspect.signature(VERBS[operation.name]).parameters)
+# ---- there and back ----
 
 
 def test_an_unknown_kind_is_the_askers_fault() -> None:
@@ -154,13 +107,10 @@ def test_an_unknown_kind_is_the_askers_fault() -> None:
         m.operation(250)
 
 
-# ---- there and back ----
-
-
 @every_operation
 @given(data=st.data())
 @settings(max_examples=EXAMPLES)
-def test_requests_arrive_as_they_were_asked(operation: m.Operation, data: st.DataObject) -> None:
+def test_requests_arrive_as_they_were_asked(operation: Operation, data: st.DataObject) -> None:
     request = data.draw(requests_of(operation.request))
     assert m.decode(m.encode_header(request), operation.request) == request
 
@@ -168,23 +118,20 @@ def test_requests_arrive_as_they_were_asked(operation: m.Operation, data: st.Dat
 @every_operation
 @given(data=st.data())
 @settings(max_examples=EXAMPLES)
-def test_answers_arrive_as_they_were_given(operation: m.Operation, data: st.DataObject) -> None:
-    reply = data.draw(values_of(returned_by(operation.name)))
+def test_answers_arrive_as_they_were_given(operation: Operation, data: st.DataObject) -> None:
+    reply = data.draw(st.none() if operation.reply is None else values_of(operation.reply))
     assert there_and_back(operation, reply) == reply
 
 
 def test_a_route_travels_without_what_it_computes_for_itself() -> None:
     route = Route("a", 1, (Range(0, 1023, 0, 1),))
-    header, _ = m.OPERATIONS["route"].pack(route)
+    header, _ = packed(OPERATIONS["route"], route)
     assert not [key for key in msgspec.msgpack.decode(m.encode_header(header)) if key.startswith("_")]
 
 
 def test_a_route_that_covers_not_all_slots_is_refused() -> None:
-    header = m.encode_header({"topic": "a", "version": 1, "ranges": []})
-    operation = m.OPERATIONS["route"]
-    assert operation.unpack is not None
     with pytest.raises(ProtocolError, match="covers every slot"):
-        operation.unpack(m.decode(header, operation.reply), b"")
+        came(OPERATIONS["route"], {"topic": "a", "version": 1, "ranges": []}, b"")
 
 
 @pytest.mark.parametrize(
@@ -196,35 +143,30 @@ def test_a_route_that_covers_not_all_slots_is_refused() -> None:
     ],
 )
 def test_a_body_shorter_than_its_header_says_is_refused(name: str, reply: Any) -> None:
-    operation = m.OPERATIONS[name]
-    header, body = operation.pack(reply)
+    operation = OPERATIONS[name]
+    header, body = packed(operation, reply)
     assert b"".join(body) == b"ab"
-    head = m.decode(m.encode_header(header), operation.reply)
-    assert operation.unpack is not None
     with pytest.raises(ProtocolError, match="fewer bytes"):
-        operation.unpack(head, b"a")
+        came(operation, header, b"a")
 
 
 def test_a_batch_of_negative_length_is_refused() -> None:
-    operation = m.OPERATIONS["fetch"]
-    head = m.decode(m.encode_header([[[0, 1, 5, -1]], 0, 1]), operation.reply)
-    assert operation.unpack is not None
     with pytest.raises(ProtocolError, match="fewer bytes"):
-        operation.unpack(head, b"abc")
+        came(OPERATIONS["fetch"], [[[0, 1, 5, -1]], 0, 1], b"abc")
 
 
 # ---- newer and older peers ----
 
 
 @every_operation
-def test_fields_that_are_not_known_yet_are_ignored(operation: m.Operation) -> None:
+def test_fields_that_are_not_known_yet_are_ignored(operation: Operation) -> None:
     request = _simplest(operation.request)
     plain = msgspec.msgpack.decode(m.encode_header(request))
     newer = m.encode_header([*plain, "something new", {"and": [1]}])
     assert m.decode(newer, operation.request) == request
 
 
-def _simplest(kind: type[m.Request]) -> Any:
+def _simplest(kind: type[r.Request]) -> Any:
     hints = typing.get_type_hints(kind)
     simple = {str: "a", int: 1, bool: True, bytes: b"", float: 1.0}
     values = []
@@ -250,22 +192,22 @@ def _simplest(kind: type[m.Request]) -> Any:
 def test_keys_of_values_that_are_not_known_yet_are_ignored() -> None:
     request = PollRequest("t", "g", "m", 1, 2, 3, 4, True)
     newer = {**dataclasses.asdict(request), "fancy": {"a": 1}}
-    assert m.decode(m.encode_header([newer]), m.Poll) == m.Poll(request)
+    assert m.decode(m.encode_header([newer]), r.Poll) == r.Poll(request)
 
 
 def test_fields_that_an_older_client_leaves_out_have_defaults() -> None:
-    assert m.decode(m.encode_header(["t", 1]), m.Append) == m.Append("t", 1)
+    assert m.decode(m.encode_header(["t", 1]), r.Append) == r.Append("t", 1)
     assert m.decode(m.encode_header([1, 1, "c"]), m.Hello) == m.Hello(1, 1, "c")
-    assert m.decode(m.encode_header([[], 5]), m.OPERATIONS["poll"].reply).lost == ()
+    assert came(OPERATIONS["poll"], [[], 5], b"").lost == ()
     older = {"topic": "t", "group": "g", "member": "m", "token": 1, "messages": 2, "bytes": 3, "wait_ms": 4,
              "empty_handed": True}  # fmt: skip
-    assert m.decode(m.encode_header([older]), m.Poll).request.repeated is False
+    assert m.decode(m.encode_header([older]), r.Poll).request.repeated is False
 
 
 BAD = {
     "nothing": b"",
-    "cut": m.encode_header(m.Append("orders", 1))[:-3],
-    "something behind it": m.encode_header(m.Append("orders", 1)) + b"\0",
+    "cut": m.encode_header(r.Append("orders", 1))[:-3],
+    "something behind it": m.encode_header(r.Append("orders", 1)) + b"\0",
     "of other types": m.encode_header([1, "a"]),
     "too short": m.encode_header(["orders"]),
     "no UTF-8": b"\x92\xa2\xff\xfe\x01",
@@ -278,7 +220,7 @@ BAD = {
 @pytest.mark.parametrize("header", BAD.values(), ids=BAD)
 def test_a_header_that_cannot_be_read_is_the_peers_fault(header: bytes) -> None:
     with pytest.raises(ProtocolError, match="the header of a frame cannot be read"):
-        m.decode(header, m.Append)
+        m.decode(header, r.Append)
 
 
 def test_a_token_is_never_shown() -> None:

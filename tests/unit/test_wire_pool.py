@@ -8,6 +8,8 @@ from typing import Any, cast
 
 import pytest
 
+from postroom.endpoint import requests as r
+from postroom.endpoint.operations import OPERATIONS, Operation
 from postroom.errors import BrokerUnavailable, NotAuthenticated, PostroomError, ProtocolError
 from postroom.wire import messages as m
 from postroom.wire.client import pool as module
@@ -16,7 +18,7 @@ from postroom.wire.client.pool import Pool, ranked
 from postroom.wire.messages import BrokerInfo, Welcome
 
 HELLO = m.Hello(1, 1, "test")
-TOPIC, PURGE, POLL = m.OPERATIONS["topic"], m.OPERATIONS["purge"], m.OPERATIONS["poll"]
+TOPIC, PURGE, POLL = OPERATIONS["topic"], OPERATIONS["purge"], OPERATIONS["poll"]
 LOST, NOT_SENT = LinkLost("gone", sent=True), LinkLost("gone", sent=False)
 SILENT = LinkLost("does not answer", sent=True)
 STOPPING = BrokerUnavailable("it is stopping")
@@ -30,7 +32,7 @@ class Pretended:
         brokers = tuple(BrokerInfo(id, where) for where, id in town.brokers.items() if isinstance(id, str))
         self.welcome = Welcome(1, broker, "me", 0, 1 << 20, brokers)
 
-    async def call(self, operation: m.Operation, request: Any, body: Any = ()) -> Any:
+    async def call(self, operation: Operation, request: Any, body: Any = ()) -> Any:
         self.town.asked.append((self.welcome.broker, operation.name, request))
         await asyncio.sleep(0)
         outcomes = self.town.outcomes.get(self.welcome.broker, [])
@@ -88,7 +90,7 @@ async def test_one_address_is_enough_to_know_all(town: Town) -> None:
     town.brokers = {"a:1": "A", "b:1": "B"}
     asked = pool("a:1")
     await asked.open()
-    answers = {await asked.call(TOPIC, m.Named("t"), key=f"p{i}") for i in range(20)}
+    answers = {await asked.call(TOPIC, r.Named("t"), key=f"p{i}") for i in range(20)}
     assert answers == {"A", "B"}
     assert sorted(town.connected) == ["a:1", "b:1"]
 
@@ -99,20 +101,20 @@ async def test_the_next_broker_is_asked_when_one_goes_away(town: Town) -> None:
     await asked.open()
     one, other = first_for("k", "A", "B")
     town.outcomes[one] = [LOST]
-    assert await asked.call(TOPIC, m.Named("t"), key="k") == other
+    assert await asked.call(TOPIC, r.Named("t"), key="k") == other
     assert town.who == [one, other]
 
 
 async def test_a_connection_may_break_while_the_only_broker_lives(town: Town) -> None:
     town.brokers, town.outcomes = {"a:1": "A"}, {"A": [LOST]}
-    assert await pool("a:1").call(TOPIC, m.Named("t")) == "A"
+    assert await pool("a:1").call(TOPIC, r.Named("t")) == "A"
     assert town.connected == ["a:1", "a:1"]
 
 
 async def test_a_broker_that_loses_us_again_and_again_is_given_up(town: Town) -> None:
     town.brokers, town.outcomes = {"a:1": "A"}, {"A": [LOST] * 9}
     with pytest.raises(BrokerUnavailable, match="no other broker is there"):
-        await pool("a:1").call(TOPIC, m.Named("t"))
+        await pool("a:1").call(TOPIC, r.Named("t"))
     assert town.who == ["A", "A"]
 
 
@@ -121,13 +123,13 @@ async def test_a_broker_that_came_back_is_another(town: Town) -> None:
     asked = pool("a:1")
     await asked.open()
     town.brokers = {"a:1": "A2"}
-    assert await asked.call(TOPIC, m.Named("t")) == "A2"
+    assert await asked.call(TOPIC, r.Named("t")) == "A2"
 
 
 async def test_what_may_be_done_twice_is_not_repeated(town: Town) -> None:
     town.brokers, town.outcomes = {"a:1": "A", "b:1": "B"}, {"A": [LOST], "B": [LOST]}
     with pytest.raises(BrokerUnavailable, match="it is not known whether purge was done; look, then try"):
-        await pool("a:1").call(PURGE, m.Named("t"))
+        await pool("a:1").call(PURGE, r.Named("t"))
     assert len(town.asked) == 1
 
 
@@ -137,29 +139,29 @@ async def test_what_never_left_is_asked_elsewhere(town: Town) -> None:
     asked = pool("a:1")
     await asked.open()
     town.outcomes[one] = [NOT_SENT]
-    assert await asked.call(PURGE, m.Named("t"), key="k") == other
+    assert await asked.call(PURGE, r.Named("t"), key="k") == other
 
 
 async def test_a_poll_is_repeated_as_one_only_if_it_may_have_arrived(town: Town) -> None:
     town.brokers, town.outcomes = {"a:1": "A"}, {"A": [NOT_SENT]}
-    await pool("a:1").call(POLL, m.Named("first"), again=lambda: m.Named("repeated"))
+    await pool("a:1").call(POLL, r.Named("first"), again=lambda: r.Named("repeated"))
     assert [request.name for _, _, request in town.asked] == ["first", "first"]
     town.asked, town.outcomes = [], {"A": [LOST]}
-    await pool("a:1").call(POLL, m.Named("first"), again=lambda: m.Named("repeated"))
+    await pool("a:1").call(POLL, r.Named("first"), again=lambda: r.Named("repeated"))
     assert [request.name for _, _, request in town.asked] == ["first", "repeated"]
 
 
 async def test_a_broker_that_is_stopping_is_not_asked_again(town: Town) -> None:
     town.brokers, town.outcomes = {"a:1": "A"}, {"A": [STOPPING] * 9}
     with pytest.raises(BrokerUnavailable, match="no other broker"):
-        await pool("a:1").call(PURGE, m.Named("t"))
+        await pool("a:1").call(PURGE, r.Named("t"))
     assert town.who == ["A"]
 
 
 async def test_what_a_broker_says_about_the_request_is_the_askers(town: Town) -> None:
     town.brokers, town.outcomes = {"a:1": "A"}, {"A": [ProtocolError("no")]}
     with pytest.raises(ProtocolError):
-        await pool("a:1").call(TOPIC, m.Named("t"))
+        await pool("a:1").call(TOPIC, r.Named("t"))
     assert town.who == ["A"]
 
 
@@ -174,7 +176,7 @@ async def test_a_list_that_changes_while_we_connect_does_no_harm(town: Town) -> 
         asked._known = {"A": BrokerInfo("A", "a:1")}
 
     town.on_connect = learn
-    assert await asked.call(TOPIC, m.Named("t"), key=key) == "B"
+    assert await asked.call(TOPIC, r.Named("t"), key=key) == "B"
 
 
 # ---- brokers that cannot be used ----
@@ -186,7 +188,7 @@ async def test_one_that_does_not_take_us_is_passed_over(town: Town, error: Postr
     asked = pool("a:1", "b:1")
     await asked.open()
     town.brokers["b:1"] = error
-    assert {await asked.call(TOPIC, m.Named("t"), key=f"{i}") for i in range(20)} == {"A"}
+    assert {await asked.call(TOPIC, r.Named("t"), key=f"{i}") for i in range(20)} == {"A"}
     town.brokers["a:1"] = error
     asked = pool("c:1", "a:1", "b:1")
     with pytest.raises(type(error), match=str(error)):  # and not that there is nobody at c:1
@@ -198,7 +200,7 @@ async def test_however_many_ask_a_broker_is_tried_once(town: Town) -> None:
     asked = pool("a:1")
     await asked.open()
     town.brokers["b:1"] = BrokerUnavailable("down")
-    calls = (asked.call(TOPIC, m.Named("t"), key=f"p{i}") for i in range(50))
+    calls = (asked.call(TOPIC, r.Named("t"), key=f"p{i}") for i in range(50))
     assert set(await asyncio.gather(*calls)) == {"A"}
     assert town.connected.count("b:1") == 1
     until, tries = asked._away["b:1"]
@@ -211,24 +213,24 @@ async def test_nobody_waits_for_a_broker_that_fell_silent(town: Town) -> None:
     asked = pool("a:1")
     await asked.open()
     key = next(f"{i}" for i in range(99) if first_for(f"{i}", "A", "B")[0] == "B")
-    assert await asked.call(TOPIC, m.Named("t"), key=key) == "B"
+    assert await asked.call(TOPIC, r.Named("t"), key=key) == "B"
     town.outcomes["B"] = [SILENT]
-    assert await asked.call(TOPIC, m.Named("t"), key=key) == "A"
+    assert await asked.call(TOPIC, r.Named("t"), key=key) == "A"
     assert town.connected == ["a:1", "b:1"]
     asked._away["b:1"] = (0.0, 1)  # it was left alone for long enough
-    assert await asked.call(TOPIC, m.Named("t"), key=key) == "A"
+    assert await asked.call(TOPIC, r.Named("t"), key=key) == "A"
     await asyncio.gather(*asked._opening.values())
     assert town.connected == ["a:1", "b:1", "b:1"]  # it was looked for meanwhile
-    assert await asked.call(TOPIC, m.Named("t"), key=key) == "B"
+    assert await asked.call(TOPIC, r.Named("t"), key=key) == "B"
 
 
 async def test_the_only_broker_is_tried_however_often_it_was_not_there(town: Town) -> None:
     asked = pool("a:1")
     for _ in range(5):
         with pytest.raises(BrokerUnavailable, match="nobody at a:1"):
-            await asked.call(TOPIC, m.Named("t"))
+            await asked.call(TOPIC, r.Named("t"))
     town.brokers = {"a:1": "A"}
-    assert await asked.call(TOPIC, m.Named("t")) == "A"
+    assert await asked.call(TOPIC, r.Named("t")) == "A"
 
 
 async def test_one_broker_under_two_addresses_is_one(town: Town) -> None:
@@ -246,6 +248,6 @@ async def test_a_closed_pool_says_so(town: Town) -> None:
     opening = asyncio.ensure_future(pool("z:1").open())
     await asked.close()
     with pytest.raises(BrokerUnavailable, match="this connection is closed"):
-        await asked.call(TOPIC, m.Named("t"))
+        await asked.call(TOPIC, r.Named("t"))
     with pytest.raises(BrokerUnavailable):
         await opening

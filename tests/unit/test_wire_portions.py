@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.config import DEFAULTS
-from postroom.endpoint.endpoint import Beat, Held, Settle, Verdict
+from postroom.endpoint import requests as r
+from postroom.endpoint.values import Beat, Held, Settle, Verdict
 from postroom.model.delivery.delivery import Line
 from postroom.wire import messages as m
 from postroom.wire.client.remote import beatings, settles
@@ -25,9 +26,9 @@ def acks(count: int, reason: str = "") -> tuple[Verdict, ...]:
 def test_settles_of_any_size_are_taken(several: list[tuple[int, str]], singles: int) -> None:
     parts = [Settle(TOPIC, n, BIG, acks(count, reason)) for n, (count, reason) in enumerate(several)]
     parts += [Settle(TOPIC, n, BIG + n, acks(1)) for n in range(singles)]
-    sent = [m.SettleParts(TOPIC, "g" * 60, tuple(some)) for some in settles(parts)]
+    sent = [r.SettleParts(TOPIC, "g" * 60, tuple(some)) for some in settles(parts)]
     for one in sent:
-        assert m.decode(m.encode_header(one), m.SettleParts) == one
+        assert m.decode(m.encode_header(one), r.SettleParts) == one
     there = [
         (p.partition_id, p.token, v.kind, v.first) for one in sent for p in one.parts for v in p.verdicts
     ]
@@ -51,7 +52,7 @@ def test_what_a_line_claims_stays_with_it() -> None:
     sent = list(settles([Settle("t", 2, 1, acks(2500)), park]))
     assert [part for some in sent for part in some if part.partition_id == 1] == [park]
     for some in sent:
-        m.decode(m.encode_header(m.SettleParts("t", "g", tuple(some))), m.SettleParts)
+        m.decode(m.encode_header(r.SettleParts("t", "g", tuple(some))), r.SettleParts)
 
 
 @given(st.lists(counts, max_size=4), counts)
@@ -59,9 +60,9 @@ def test_heartbeats_of_any_size_are_taken(several: list[int], singles: int) -> N
     held = [Held(TOPIC, n, BIG, tuple((BIG - k, BIG) for k in range(c))) for n, c in enumerate(several) if c]
     held += [Held(TOPIC, n, BIG + n, ((0, n),)) for n in range(singles)]
     beat = Beat(TOPIC, "g" * 60, "m" * 120, "c" * 250, tuple(held))
-    sent = [m.Beats(tuple(some)) for some in beatings([beat])]
+    sent = [r.Beats(tuple(some)) for some in beatings([beat])]
     assert sent
     for one in sent:
-        assert m.decode(m.encode_header(one), m.Beats) == one
+        assert m.decode(m.encode_header(one), r.Beats) == one
     there = [(h.partition_id, h.token, s) for one in sent for b in one.beats for h in b.held for s in h.spans]
     assert there == [(h.partition_id, h.token, s) for h in held for s in h.spans]

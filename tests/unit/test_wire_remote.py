@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from postroom.endpoint.endpoint import Grant, Lease, PollReply, PollRequest, Settle, SettleReply, Verdict
+from postroom.endpoint.requests import Poll
+from postroom.endpoint.values import Grant, Lease, PollReply, PollRequest, Settle, SettleReply, Verdict
 from postroom.errors import BrokerUnavailable, InvalidSetting
 from postroom.wire.client.remote import RemoteEndpoint
-from postroom.wire.messages import Poll
 
 REQUEST = PollRequest("t", "g", "m", 7, 10, 1000, 0, True)
 

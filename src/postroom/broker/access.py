@@ -1,13 +1,13 @@
 """Who is let in to a served broker, and what each may ask for (R48).
 
-Decides who somebody is (by token, or by the name in a client's certificate) and which permission a call
-needs: `ACTIONS` has a line for every method of `Endpoint`. Rules about topics are in `model.access`.
+Decides who somebody is (by token, or by the name in a client's certificate). What a call needs is in its row
+of `endpoint.operations`, and rules about topics are in `model.access`.
 
 What a server has to do, for every request of a connection:
 
     principal = await gatekeeper.authenticate(token, peer_is_loopback=…, certificate_name=…)   # once
     principal = await gatekeeper.current(principal)                  # NotAuthenticated if it was removed
-    gatekeeper.check(principal, ACTIONS["append"], topic)            # PermissionDenied
+    gatekeeper.permit(principal, operation, request)                 # PermissionDenied
     await gatekeeper.check_partition(topic, partition_id)            # where a request names both
 
 Answers are remembered for `REMEMBER_MS`: so long a token that was removed may still be used. Only who was
@@ -26,6 +26,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..clock import Clock
+from ..endpoint.operations import Operation
+from ..endpoint.requests import Request
 from ..errors import (
     NotAuthenticated,
     PermissionDenied,
@@ -41,15 +43,10 @@ from ..model.topology.names import unknown_topic
 from ..store.contract import Store
 from ..tasks import SingleFlight
 
-__all__ = ["ACTIONS", "KINDS", "REMEMBER_MS", "SHOWN", "Gatekeeper", "InThread", "Refusals", "new_token"]
+__all__ = ["KINDS", "REMEMBER_MS", "SHOWN", "Gatekeeper", "InThread", "Refusals", "new_token"]
 
 
 # ---- refusals ----
-# Log lines about strangers who were refused: a few of each kind in a minute, and then a count.
-#
-# Whoever can reach a port can be refused a thousand times a second. The first `SHOWN` lines of a minute
-# are written as they are; of all others there is one line when the minute is over. Nothing else may log a
-# refusal.
 
 SHOWN = 10  # lines of each kind in a minute
 _MINUTE_S = 60.0
@@ -63,7 +60,12 @@ KINDS = {
 
 
 class Refusals:
-    """Used in the event loop only."""
+    """Logs that strangers were refused: a few lines of each kind in a minute, and then a count.
+
+    Whoever can reach a port can be refused a thousand times a second. The first `SHOWN` lines of a minute are
+    written as they are; of all others there is one line when the minute is over. Nothing else may log a
+    refusal. Used in the event loop only.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -104,64 +106,6 @@ _WRONG_PER_S = 10  # wrong tokens a second that are answered at once
 _SLOW_S = 1.0  # how long the answer to any further one takes
 _NAMED = 120  # characters of a topic that a refusal repeats: all that a topic's name may have
 _ASKING = 2  # look-ups at once: a flood of tokens must not keep the broker's threads from their work
-
-ACTIONS: dict[str, Need] = {
-    "create_topic": "manage",
-    "topics": "none",  # it shows what `visible` leaves
-    "topic": "any",
-    "alter_topic": "manage",
-    "delete_topic": "manage",
-    "purge": "manage",
-    "route": "any",
-    "route_history": "any",
-    "route_change": "any",
-    "split": "manage",
-    "merge": "manage",
-    "move": "manage",
-    "shards": "manage",  # of the whole queue, as are the next two
-    "drain_shard": "manage",
-    "open_shard": "manage",
-    "append": "send",
-    "cancel": "send",
-    "fetch": "consume",
-    "resolve": "consume",
-    "bounds": "consume",
-    "create_group": "manage",
-    "groups": "any",
-    "alter_group": "manage",
-    "pause": "manage",
-    "delete_group": "manage",
-    "reset": "manage",
-    "lag": "any",
-    "lanes": "any",
-    "report_sources": "consume",
-    "subscribe": "consume",
-    "unsubscribe": "consume",
-    "poll": "consume",
-    "settle": "consume",
-    "hand_over": "consume",
-    "unpark": "consume",
-    "beat": "consume",
-    "dead_letters": "consume",
-    "redrive": "consume",
-    "discard": "manage",
-    "stopped": "consume",
-    "restart_stopped": "consume",
-    "skip_stopped": "consume",
-    "drop_stopped": "consume",
-    "set_rate": "manage",  # on the whole queue, if it is about a producer
-    "rates": "manage",
-    "stage": "send",  # and the next four: on every topic that they name
-    "staged_marks": "send",
-    "decide_staged": "send",
-    "publish_staged": "send",
-    "drop_staged": "send",
-    "open_replies": "consume",  # this and the next: on the reply topic of that name that is its own
-    "close_replies": "consume",
-    "now_ms": "none",
-    "close": "none",
-}
-"""What each method of `Endpoint` needs on its topic; `beat` on that of each beat."""
 
 
 class InThread(Protocol):
@@ -233,7 +177,7 @@ class Gatekeeper:
         )
 
     async def current(self, principal: Principal) -> Principal:
-        """The same principal with the permissions it has now; NotAuthenticated if its token is gone."""
+        """Returns the principal with the permissions it has now; NotAuthenticated if its token is gone."""
         if principal is ANONYMOUS:
             return principal
         key = ("secret", principal.secret_hash) if principal.secret_hash else ("name", principal.name)
@@ -297,11 +241,16 @@ class Gatekeeper:
 
     # ---- what ----
 
+    def permit(self, principal: Principal, operation: Operation, request: Request) -> None:
+        """Raises PermissionDenied unless the principal may ask this of every topic it is about."""
+        for topic in operation.topics(request, principal.name):
+            self.check(principal, operation.need, topic)
+
     def check(self, principal: Principal, need: Need, topic: str | None) -> None:
-        """PermissionDenied, with the grant that is missing. `topic` None: it is about the whole queue."""
+        """Raises PermissionDenied, with the grant that is missing. `topic` None: the whole queue."""
         if allows(principal, need, topic):
             return
-        wanted, base = ("manage", "*") if topic is None else needed(need, topic)
+        wanted, base = (need, "*") if topic is None else needed(need, topic)
         about = "the queue as a whole" if topic is None else f"topic {shortened(base, _NAMED)}"
         base = base if len(base) <= _NAMED else f"{base[:_NAMED]}…"
         what, grant, other = f"may not {wanted} {about}", f"{wanted}:{base}", ""
@@ -315,11 +264,11 @@ class Gatekeeper:
         )
 
     def visible(self, principal: Principal, topics: Iterable[str]) -> set[str]:
-        """Of these topics, those that the principal is shown."""
+        """Returns those of these topics that the principal is shown."""
         return set(visible(principal, topics))
 
     async def check_places(self, places: Iterable[tuple[str, int]]) -> None:
-        """As `check_partition`, for deliveries: nobody makes progress where there is no partition.
+        """Checks deliveries as `check_partition` does: nobody makes progress where there is no partition.
 
         While the store is away nothing is refused: it cannot be told, and progress cannot begin then either.
         """
@@ -331,13 +280,13 @@ class Gatekeeper:
                     return
 
     def shown(self, principal: Principal, error: UnknownTopic) -> UnknownTopic:
-        """The same without the names of topics that the principal is not shown."""
+        """Returns the error without the names of topics that the principal is not shown."""
         close = error.details.get("close") or ()
         allowed = visible(principal, close)
         return error if len(allowed) == len(close) else unknown_topic(str(error.details["topic"]), allowed)
 
     async def check_partition(self, topic: str, partition_id: int) -> None:
-        """UnknownPartition if it is not a partition of that topic: permissions are about topics."""
+        """Raises UnknownPartition if it is not a partition of that topic: permissions are about topics."""
         known = {partition_id} if self._topics.get(partition_id) == topic else None
         if partition_id not in await self._looks.look(topic, known, self._partitions, topic):
             raise UnknownPartition(

@@ -18,7 +18,7 @@ from functools import partial
 from ..address import Address
 from ..clock import Clock, SystemClock
 from ..config import DEFAULTS, Limits
-from ..endpoint.endpoint import (
+from ..endpoint.values import (
     Beat,
     DeadLetters,
     Fetched,

@@ -1,76 +1,118 @@
-"""A broker that counts what it is asked: around every verb of the `Endpoint`, and nothing else.
+"""A broker that counts what it is asked: every operation, and nothing else.
 
-What it holds is in `figures`. Everything that is no verb (`store`, `in_thread`, `duties`, …) is the broker's
-own, so that it can stand wherever the broker can. Must never change an answer or an error.
+What it counts is in its `figures`. Everything that is no operation (`store`, `in_thread`, `duties`, …) is the
+broker's own, so that it can be served wherever the broker can. Must never change an answer or an error.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
 
-from ..endpoint.endpoint import Beat, Held, PollReply, PollRequest, Settle, SettleReply
+from ..address import Address
+from ..endpoint.asking import AskingEndpoint
+from ..endpoint.operations import Operation
+from ..endpoint.values import Beat, Held, PollReply, PollRequest, Settle, SettleReply
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import read_header
-from ..store.contract import Appended
-from .access import ACTIONS
+from ..store.contract import Appended, Store
+from .access import InThread
 from .broker import Broker
+from .duties import DutyRunner
 from .metrics import Figures, group_label, topic_label
+from .presence import Presence
+from .served import Servable
+from .topology.catalog_cache import Listing
 
-__all__ = ["figures_of", "measured", "unmeasured"]
-
-_VERBS = ACTIONS.keys() - {"now_ms", "close"}
-
-
-def measured(broker: Broker) -> Broker:
-    """The same broker, counted. It looks like one to whoever has it."""
-    return broker if figures_of(broker) is not None else cast(Broker, _Measured(broker, Figures()))
+__all__ = ["MeteredBroker", "figures_of", "measured", "unmeasured"]
 
 
-def unmeasured(broker: Broker) -> Broker:
-    """The broker itself: what it is asked there is not counted."""
-    return broker._broker if isinstance(broker, _Measured) else broker
+def measured(broker: Servable) -> Servable:
+    """Returns the broker so that what it is asked is counted."""
+    return MeteredBroker(broker, Figures()) if isinstance(broker, Broker) else broker
 
 
-def figures_of(broker: Broker) -> Figures | None:
-    """What was counted; None: this broker is not measured."""
-    return getattr(broker, "figures", None)
+def unmeasured(broker: Servable) -> Servable:
+    """Returns the broker itself: what it is asked there is not counted."""
+    return broker.itself if isinstance(broker, MeteredBroker) else broker
 
 
-class _Measured:
+def figures_of(broker: Servable) -> Figures | None:
+    """Returns what was counted; None if this broker is not measured."""
+    return broker.figures if isinstance(broker, MeteredBroker) else None
+
+
+class _Counted:
+    """Counts one call, however it ends."""
+
+    __slots__ = ("_began", "_figures", "_operation")
+
+    def __init__(self, figures: Figures, operation: str) -> None:
+        self._figures, self._operation = figures, operation
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._figures.ended(self._operation, time.perf_counter() - self._began, error)
+
+
+class MeteredBroker(AskingEndpoint):
+    """A broker that counts what it is asked."""
+
     def __init__(self, broker: Broker, figures: Figures) -> None:
-        self._broker, self.figures = broker, figures
+        self.itself, self.figures = broker, figures
         broker.watch(figures)
 
-    def __getattr__(self, name: str) -> Any:
-        found = getattr(self._broker, name)
-        if name in _VERBS:
-            found = self.__dict__[name] = partial(self._call, name, found)
-        return found
+    async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        with _Counted(self.figures, operation.name):
+            return await getattr(self.itself, operation.name)(**arguments)
 
-    async def _call(
-        self, operation: str, verb: Callable[..., Awaitable[Any]], *args: Any, **named: Any
-    ) -> Any:
-        began, error = time.perf_counter(), None
-        try:
-            return await verb(*args, **named)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.figures.ended(operation, time.perf_counter() - began, error)
-            del error  # it refers to this frame
+    # ---- the process that it lives in ----
 
-    # ---- verbs that are about messages ----
+    @property
+    def store(self) -> Store:
+        return self.itself.store
+
+    @property
+    def in_thread(self) -> InThread:
+        return self.itself.in_thread
+
+    @property
+    def presence(self) -> Presence:
+        return self.itself.presence
+
+    @property
+    def duties(self) -> DutyRunner:
+        return self.itself.duties
+
+    @property
+    def listing(self) -> Listing:
+        return self.itself.listing
+
+    async def identity_key(self) -> bytes:
+        return await self.itself.identity_key()
+
+    async def add_shards(self, shards: Mapping[str, Address]) -> None:
+        await self.itself.add_shards(shards)
+
+    def now_ms(self) -> int:
+        return self.itself.now_ms()
+
+    async def close(self) -> None:
+        await self.itself.close()
+
+    # ---- operations that are about messages ----
 
     async def append(
         self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, **more: Any
     ) -> Appended:
-        stored: Appended = await self._call(
-            "append", self._broker.append, topic, partition_id, batch, due_at=due_at, **more
-        )
+        with _Counted(self.figures, "append"):
+            stored = await self.itself.append(topic, partition_id, batch, due_at=due_at, **more)
         figures, label = self.figures, (topic_label(topic),)
         header = read_header(batch)
         repeats = header.records if stored.duplicate else len(stored.repeats)
@@ -83,7 +125,8 @@ class _Measured:
         return stored
 
     async def poll(self, request: PollRequest) -> PollReply:
-        reply: PollReply = await self._call("poll", self._broker.poll, request)
+        with _Counted(self.figures, "poll"):
+            reply = await self.itself.poll(request)
         leases = [lease for grant in reply.grants for lease in grant.leases]
         if leases:
             figures, label = self.figures, (topic_label(request.topic), group_label(request.group))
@@ -95,7 +138,8 @@ class _Measured:
         return reply
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        reply: SettleReply = await self._call("settle", self._broker.settle, topic, group, parts)
+        with _Counted(self.figures, "settle"):
+            reply = await self.itself.settle(topic, group, parts)
         label = (topic_label(topic), group_label(group))
         sums: dict[str, int] = {}
         for part in parts:
@@ -112,12 +156,5 @@ class _Measured:
         return reply
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
-        began, error = time.perf_counter(), None
-        try:
-            return self._broker.beat(beats)
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self.figures.ended("beat", time.perf_counter() - began, error)
-            del error
+        with _Counted(self.figures, "beat"):
+            return self.itself.beat(beats)

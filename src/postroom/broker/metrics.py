@@ -47,7 +47,7 @@ class Tally:
 
 
 class Spread:
-    """How durations are spread over buckets, for each combination of labels."""
+    """A count of durations in each bucket, for each combination of labels."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..address import FIRST_SHARD
 from ..config import DEFAULTS
-from ..endpoint.endpoint import Endpoint, GroupInfo, Lag, RateInfo, ResetPlan, ShardInfo, TopicInfo
+from ..endpoint.endpoint import Endpoint
+from ..endpoint.values import GroupInfo, Lag, RateInfo, ResetPlan, ShardInfo, TopicInfo
 from ..errors import GroupExists, InvalidSetting, UnknownTopic
 from ..model.policy.rate import Rate, group_rate, producer_rate, topic_rate
 from ..model.policy.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings

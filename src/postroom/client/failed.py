@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Awaitable, Iterable, Iterator
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeVar
 
-from ..endpoint.endpoint import DeadLetters, Endpoint, StoppedMessage
+from ..endpoint.endpoint import Endpoint
+from ..endpoint.values import DeadLetters, StoppedMessage
 from ..errors import CatalogError, InvalidSetting
 from ..model.messages.batch import records
 from ..model.topology.names import HEADER_PREFIX

@@ -1,37 +1,38 @@
 """Who a request comes from, and an endpoint that does only what that principal may do (R48).
 
 A token comes as `Authorization: Bearer pst_…` or `X-Postroom-Token`; a client certificate counts by its
-name. `Permitted` asks `broker.gatekeeper.ACTIONS` about every verb before the broker is asked, so that no
+name. `Permitted` asks the table of operations what each one needs before the broker is asked, so that no
 handler can forget to. A broker started with `--dev` lets anybody in who is on this machine; a web page that
 a browser on this machine shows is not one of them, and neither does a client's certificate speak for pages of
-other sites (`browsers`).
+other sites (`refuse_pages`).
 
 Must never log a token, and never put one into an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, MutableMapping
-from functools import partial
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
-from ..broker.access import ACTIONS, Gatekeeper
-from ..broker.broker import Broker
-from ..endpoint.endpoint import Endpoint
+from ..broker.access import Gatekeeper
+from ..broker.served import Servable
+from ..endpoint.asking import AskingEndpoint
+from ..endpoint.operations import OPERATIONS, Operation
+from ..endpoint.requests import Beats
+from ..endpoint.values import Beat, Held
 from ..errors import NotAuthenticated, PermissionDenied, UnknownTopic
 from ..model.access import ANONYMOUS, Principal
+from ..model.delivery.delivery import Span
 from ..serve_settings import is_loopback
 
 __all__ = ["CERTIFICATE_NAME", "HEADERS", "Permitted", "authenticate", "careful", "refuse_pages", "token_of"]
 
 
 # ---- browsers ----
-# Browsers: what every answer tells them, and whose pages may use a broker without a token of their own.
-#
-# A browser adds a client's certificate, or the address of this machine, to requests of any page it shows.
-# So where one of these is all that says who somebody is, the page must be this broker's own: its scheme,
-# its name and its port (`refuse_pages`). A token is not added by itself: whoever has one meant it.
+# A browser adds a client's certificate, or the address of this machine, to requests of any page it shows. So
+# where one of these is all that says who somebody is, the page must be this broker's own: its scheme, its
+# name and its port. A token is not added by itself: whoever has one meant it.
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -54,7 +55,7 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def careful(send: Send) -> Send:
-    """Sends with `HEADERS`."""
+    """Returns a `send` that adds `HEADERS` to every answer."""
 
     async def sending(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
@@ -96,12 +97,10 @@ def _place(address: str) -> tuple[str, str, int | None] | None:
         return None
 
 
-# ---- access ----
+# ---- principals ----
 
 CERTIFICATE_NAME = "postroom.certificate_name"
 """Where the server puts the name of a client's certificate in the scope of a request."""
-
-_WHOLE = ("topics", "shards", "drain_shard", "open_shard", "rates")  # about no topic in particular
 
 
 async def authenticate(scope: Mapping[str, Any], gatekeeper: Gatekeeper) -> Principal:
@@ -123,7 +122,7 @@ async def authenticate(scope: Mapping[str, Any], gatekeeper: Gatekeeper) -> Prin
 
 
 def token_of(headers: Mapping[bytes, bytes]) -> str | None:
-    """None: there is none. What is no token at all is refused here, since nobody could have it."""
+    """Returns the token; None if there is none. What is no token at all is refused: nobody could have it."""
     own = headers.get(b"x-postroom-token")
     if own is not None:
         return own.decode("latin-1").strip() or None
@@ -135,67 +134,40 @@ def token_of(headers: Mapping[bytes, bytes]) -> str | None:
     return rest.strip()
 
 
-class Permitted:
+class Permitted(AskingEndpoint):
     """The broker, for one principal. Closing it leaves the broker alone."""
 
-    def __init__(self, broker: Broker, gatekeeper: Gatekeeper, principal: Principal) -> None:
+    def __init__(self, broker: Servable, gatekeeper: Gatekeeper, principal: Principal) -> None:
         self._broker, self._gatekeeper = broker, gatekeeper
         self.principal = principal  # with the permissions it has now
 
-    @property
-    def endpoint(self) -> Endpoint:
-        return cast(Endpoint, self)
-
-    def permit(self, verb: str, *topics: str | None) -> None:
+    def permit(self, name: str, *topics: str | None) -> None:
+        """PermissionDenied unless the principal may do what this operation does to these topics."""
         for topic in topics:
-            self._gatekeeper.check(self.principal, ACTIONS[verb], topic)
+            self._gatekeeper.check(self.principal, OPERATIONS[name].need, topic)
 
-    async def check_places(self, verb: str, places: Collection[tuple[str, int]]) -> None:
+    async def check_places(self, name: str, places: Collection[tuple[str, int]]) -> None:
         """PermissionDenied, or UnknownPartition: what is settled is of a topic that the principal may use."""
-        self.permit(verb, *{topic for topic, _ in places})
+        self.permit(name, *{topic for topic, _ in places})
         await self._gatekeeper.check_places(places)
 
-    def __getattr__(self, verb: str) -> Any:
-        if verb not in ACTIONS:
-            raise AttributeError(verb)
-        return partial(self._call, verb, getattr(self._broker, verb))
-
-    async def _call(
-        self, verb: str, function: Callable[..., Awaitable[Any]], *args: Any, **named: Any
-    ) -> Any:
-        self.permit(verb, *_topics(verb, args, named))
-        if verb == "append" and self.principal is not ANONYMOUS:
-            named["producer"] = self.principal.name
+    async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        asked = arguments.copy()
+        asked.pop(operation.body, None)
+        self._gatekeeper.permit(self.principal, operation, operation.request(**asked))
+        arguments.update(operation.told(self.principal))
         try:
-            return await function(*args, **named)
+            return await getattr(self._broker, operation.name)(**arguments)
         except UnknownTopic as error:
             raise self._gatekeeper.shown(self.principal, error) from None
 
-    async def topics(self) -> Any:
-        return await self._broker.topics(viewer=self.principal)
-
-    def beat(self, beats: Any) -> Any:
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         """Blocks."""
-        for beat in beats:
-            self.permit("beat", beat.topic, *(held.topic for held in beat.held))
+        self._gatekeeper.permit(self.principal, OPERATIONS["beat"], Beats(tuple(beats)))
         return self._broker.beat(beats)
 
     def now_ms(self) -> int:
         return self._broker.now_ms()
 
-    async def close(self) -> None: ...
-
-
-def _topics(verb: str, args: tuple[Any, ...], named: Mapping[str, Any]) -> Iterable[str | None]:
-    """The topics that a call is about; None: the whole queue."""
-    if verb in _WHOLE:
-        return (None,)
-    first = args[0] if args else next(iter(named.values()))
-    if verb in ("poll", "unpark"):
-        return (first.topic,)
-    if verb == "set_rate":
-        return (first.subject[0] or None,)
-    if verb == "settle":
-        parts = args[2] if len(args) > 2 else named["parts"]
-        return (first, *{part.topic for part in parts})
-    return (first,)
+    async def close(self) -> None:
+        """The broker lives on."""

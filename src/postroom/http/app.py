@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any
 
 from ..broker.access import Gatekeeper
-from ..broker.broker import Broker
 from ..broker.metered import unmeasured
+from ..broker.served import Servable
 from ..errors import UsageError, how_to_install
 from ..wire.server.server import WireServer
 
@@ -46,7 +46,7 @@ _ABOUT = 'Every error is `{"error": {"code", "message", "retriable", "details"}}
 
 
 def make_app(
-    broker: Broker,
+    broker: Servable,
     gatekeeper: Gatekeeper,
     *,
     server: WireServer | None = None,

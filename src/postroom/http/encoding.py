@@ -1,4 +1,4 @@
-"""Bytes in JSON: as text where they are text, else as base64."""
+"""Bytes in JSON: as text where they are text, else as base64. And handles, by which messages are settled."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from ..endpoint.endpoint import Verdict
+from ..endpoint.values import Verdict
 from ..model.delivery.delivery import Span
 from ..model.policy.bounds import Offset, PartitionId, Token, TopicName
 from .failures import BadRequest
@@ -49,7 +49,7 @@ def text_or_base64(value: bytes, *, always_base64: bool = False) -> tuple[str | 
 def json_bytes(
     value: bytes, key: bytes | None, headers: Mapping[str, bytes], *, always_base64: bool = False
 ) -> int:
-    """How much a message takes in JSON, about: text with control characters takes six times its size.
+    """Returns about how much a message takes in JSON: control characters take six times their size.
 
     >>> json_bytes(b"\\0" * 1000, None, {}) - json_bytes(b"", None, {})
     6000
@@ -83,17 +83,19 @@ def texts(headers: Mapping[str, bytes]) -> dict[str, str]:
 
 
 # ---- handles ----
-# Handles: what a polled message is settled with, so that the broker need not remember who polled what.
-#
-# A handle is base64 of topic, partition, token and offset. It is not signed: the token is 63 random bits
-# that nobody else was told (I7), and whoever settles needs permission on the topic anyway. Clients must
-# not look into it; its first byte is a version.
 
 _VERSION = 1
 _LONGEST = 400
 
 
 class Handle(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A polled message is settled with it, so that the broker need not remember who polled what.
+
+    It travels as base64 of its fields; the first byte is a version, and clients must not look into it. It is
+    not signed: the token is 63 random bits that nobody else was told (I7), and whoever settles needs
+    permission on the topic anyway.
+    """
+
     topic: TopicName  # where it is stored: the topic, or the group's retry topic
     partition_id: PartitionId
     token: Token

@@ -63,7 +63,7 @@ _HIDDEN = "the broker failed; its log has the reason under {}"
 
 
 class BadRequest(errors.UsageError):
-    """What was sent cannot be understood, or is not what is taken here."""
+    """The request cannot be understood, or is not what is taken here."""
 
     code = "invalid_request"
 

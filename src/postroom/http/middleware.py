@@ -238,7 +238,7 @@ def _said_bytes(headers: dict[bytes, bytes]) -> int:
 
 
 def _route(scope: Scope) -> str:
-    """As the handler was registered, whatever names are in the path."""
+    """Returns the path as its handler was registered, whatever names are in it."""
     found = getattr(scope.get("route"), "path", None)
     if found is None:
         return "(none)"
@@ -246,7 +246,7 @@ def _route(scope: Scope) -> str:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """What was read already, then what comes: that the client has gone."""
+    """Returns a `receive` that gives what was read already, and then what comes: that the client has gone."""
     told = False
 
     async def again() -> MutableMapping[str, Any]:

@@ -119,7 +119,7 @@ class _Server(uvicorn.Server):
         self._room = _Room(most)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own, with limits where a connection is accepted."""
+        """Starts as uvicorn's own does, with limits where a connection is accepted."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise UsageError("HTTP could not be started: the log has the reason")
@@ -149,7 +149,7 @@ class _Server(uvicorn.Server):
 
 
 class _Quiet(logging.Filter):
-    """What uvicorn warns of is about strangers' requests: they are logged as other refusals are."""
+    """A log filter: uvicorn warns of strangers' requests, which are logged as other refusals are."""
 
     def __init__(self, service: Service) -> None:
         super().__init__()
@@ -189,7 +189,7 @@ class _Room:
         self._over.discard(one)
 
     def is_over(self, one: _Protocol) -> bool:
-        """Whether it came when there was no room, and there still is none."""
+        """Returns whether it came when there was no room, and there still is none."""
         return one in self._over and len(self._there) > self._most
 
 
@@ -228,7 +228,7 @@ class _Protocol(H11Protocol):
 
     @property
     def known(self) -> bool:
-        """Whether it is at work for somebody who said who it is."""
+        """Returns whether it is at work for somebody who said who it is."""
         return self._at_work and "principal" in self.scope.get("state", {})
 
     def give_way(self) -> None:

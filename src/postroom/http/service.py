@@ -14,8 +14,8 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 from fastapi import Depends, Request
 
 from ..broker.access import Gatekeeper
-from ..broker.broker import Broker
 from ..broker.metered import figures_of, measured
+from ..broker.served import Servable
 from ..client.connection import Connection
 from ..errors import BrokerUnavailable
 from ..model.access import ANONYMOUS, Principal
@@ -54,7 +54,7 @@ def _room() -> Answers:
 
 
 class Service:
-    def __init__(self, broker: Broker, gatekeeper: Gatekeeper, server: WireServer | None) -> None:
+    def __init__(self, broker: Servable, gatekeeper: Gatekeeper, server: WireServer | None) -> None:
         self.broker = measured(broker)
         figures = figures_of(self.broker)
         assert figures is not None, "it was just measured"
@@ -71,7 +71,7 @@ class Service:
         if found is None:
             permitted = Permitted(self.broker, self.gatekeeper, principal)
             client = "http" if principal is ANONYMOUS else principal.name
-            found = Caller(permitted, Connection(permitted.endpoint, client), self)
+            found = Caller(permitted, Connection(permitted, client), self)
             self._make_room()
         found.broker.principal = principal
         self._callers[principal.name] = found  # the latest last

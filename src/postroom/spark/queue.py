@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 from ..address import Address, parse
 from ..client.connection import Connection, connect
 from ..client.producer.appending import pause
-from ..endpoint.endpoint import Fetched
+from ..endpoint.values import Fetched
 from ..errors import InvalidSetting, PostroomError, UnknownGroup, UnknownPartition
 from ..model.messages.batch import TopicBounds
 from ..model.policy.bounds import MOST_PARTITIONS

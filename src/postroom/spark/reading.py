@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..endpoint.endpoint import Fetched
+from ..endpoint.values import Fetched
 from ..errors import CorruptBatch, DataLoss, UnknownPartition
 from ..store.contract import StoredBatch
 from .columns import Columns

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from ..errors import ProtocolError
 
-__all__ = ["ERROR", "MORE", "PREFIX_BYTES", "REPLY", "Frame", "FrameParser", "encode"]
+__all__ = ["ERROR", "PREFIX_BYTES", "REPLY", "Frame", "FrameParser", "encode"]
 
 _PREFIX = Struct(">IIIBBH")
 PREFIX_BYTES = _PREFIX.size
@@ -29,8 +29,7 @@ _AFTER_LENGTH = PREFIX_BYTES - _LENGTH_BYTES
 # flags
 REPLY = 1  # an answer
 ERROR = 2  # an answer that says why not: its header is a failure
-MORE = 4  # an answer after which others follow under the same id
-_FLAGS = REPLY | ERROR | MORE
+_FLAGS = REPLY | ERROR
 
 _FOREIGN = {
     **dict.fromkeys((b"GET ", b"POST", b"PUT ", b"HEAD", b"OPTI", b"DELE", b"PRI "), "HTTP"),

@@ -1,106 +1,37 @@
-"""Messages: what the header of each kind of frame holds, in one table.
+"""Messages of the protocol that are no operation of a queue, and how headers are written and read.
 
-Most operations are a verb of `Endpoint`: the fields of the request are its arguments, in their order, and
-the answer is what it returns. A request is an array, so that fields can be added at its end: who does not
-know them leaves them out, and they have a default. Values in it are maps, whose unknown keys are ignored.
-Batches are never in a header: it has their sizes, and they follow in the body (`batches`).
+A connection begins with `Hello`, and its requests may be cancelled; which brokers there are may be asked by
+anybody who is let in, so that is no operation of `endpoint.operations`. Any request may be answered with a
+`Failure`. Headers are MessagePack. Batches are never in one: it has their sizes, and they follow in the body
+(`replies`).
 """
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import msgspec
 
-from ..endpoint.endpoint import (
-    Beat,
-    Decided,
-    GroupInfo,
-    Held,
-    Lag,
-    PollRequest,
-    Published,
-    RateInfo,
-    ResetPlan,
-    Settle,
-    SettleReply,
-    ShardInfo,
-    TopicInfo,
-    UnparkRequest,
-)
+from .. import errors
+from ..endpoint.operations import Operation, operation_of
+from ..endpoint.requests import Request
 from ..errors import InvalidName, InvalidSetting, MessageTooLarge, PostroomError, ProtocolError
-from ..model.delivery.delivery import Span
-from ..model.messages.batch import TopicBounds
-from ..model.messages.requests import ReplyTopic
-from ..model.policy.bounds import (
-    MOST_PARTS,
-    ClientName,
-    Count,
-    GroupName,
-    Ids,
-    Long,
-    MemberName,
-    MessageId,
-    Millis,
-    Moment,
-    Number,
-    Offset,
-    PartitionId,
-    PartitionIds,
-    Position,
-    Positions,
-    ShardName,
-    Size,
-    SpotList,
-    Token,
-    TopicName,
-    Whole,
-)
-from ..model.policy.rate import Rate
-from ..model.policy.settings import GroupWish, Start, TopicSettings
-from ..model.policy.slow_lane import LaneInfo, LaneView
-from ..model.topology.route import Change
-from ..store.contract import Appended
-from . import requests as lanes
-from . import requests as staging
-from . import values as batches
-from . import values as routes
-from .requests import Request
+from ..model.policy.bounds import ClientName, Long, Whole
 
 __all__ = [
-    "ASK",
-    "BROKERS",
-    "CANCEL",
-    "HELLO",
-    "MAX_VERSION",
-    "MIN_VERSION",
-    "OPERATIONS",
-    "Answer",
-    "Ask",
-    "BrokerInfo",
-    "Brokers",
-    "Cancel",
-    "Failure",
-    "Hello",
-    "Operation",
-    "Request",
-    "Welcome",
-    "decode",
-    "encode_header",
-    "operation",
-]
+    "ASK", "BROKERS", "CANCEL", "HELLO", "LIST_BROKERS", "MAX_VERSION", "MIN_VERSION", "BrokerInfo",
+    "BrokerList", "Brokers", "Cancel", "Failure", "Hello", "Welcome", "decode", "encode_header",
+    "failure_of", "operation", "raised",
+]  # fmt: skip
+
+_log = logging.getLogger("postroom.wire")
 
 MIN_VERSION = MAX_VERSION = 1
 
-# of headers that have lists; others have room for a few names and numbers
-_LONG = 128 * 1024
-_LONGER = 256 * 1024
-_LONGEST = 512 * 1024
-
-# kinds that are no verb of `Endpoint`
+# kinds of frames that are of no operation of a queue
 HELLO = 1
 CANCEL = 2
 BROKERS = 3
@@ -145,13 +76,13 @@ class Welcome(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Cancel(Request):
-    """Nobody waits for the answer to that request any more. It is answered all the same."""
+    """Says that nobody waits for the answer to that request any more. It is answered all the same."""
 
     id: Long
 
 
 class Brokers(Request):
-    """Which brokers there are, and what time it is; also sent by a client that has nothing else to say."""
+    """Asks which brokers there are, and what time it is; also by a client with nothing else to say."""
 
 
 class BrokerList(msgspec.Struct, array_like=True, frozen=True):
@@ -159,23 +90,23 @@ class BrokerList(msgspec.Struct, array_like=True, frozen=True):
     now_ms: int
 
 
-class Ask(Request):
-    """From a broker to a client: the leases on these end soon; are they at work, or done (R19)?"""
-
-    topic: str
-    group: str
-    member: str
-    held: tuple[Held, ...]
-    lease_ms: int  # what is at work is held for so long again
+LIST_BROKERS = Operation(BROKERS, "brokers", Brokers, BrokerList, "none", lambda request, who: ())
+"""As if it were an operation, for the client; a broker answers it without asking the queue."""
 
 
-class Answer(msgspec.Struct, array_like=True, frozen=True):
-    """To `Ask`. What is in neither is not known to the client: it is delivered again when its lease ends."""
+# ---- errors ----
+# A code for machines, a sentence for people, and what a program may want to read. An error of our tree
+# arrives as the same class; one that the other side does not know as the nearest thing it does, a
+# `PostroomError` with its code in the details, and as retriable as it was. What is not of our tree is a fault
+# of the broker: it is logged there, and the client is told no more than that. Where a sentence is for whoever
+# runs the broker, its `_served` goes instead: a client is never told to do what it cannot.
 
-    most_bytes: ClassVar[int] = 512 * 1024
-
-    working: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_PARTS)] = ()
-    done: Annotated[tuple[Held, ...], msgspec.Meta(max_length=MOST_PARTS)] = ()
+_CLASSES: dict[str, type[PostroomError]] = {
+    found.code: found
+    for found in vars(errors).values()
+    if isinstance(found, type) and issubclass(found, PostroomError)
+}
+_PLAIN = (str, int, float, bool, bytes, type(None))
 
 
 class Failure(msgspec.Struct, array_like=True, frozen=True):
@@ -187,323 +118,45 @@ class Failure(msgspec.Struct, array_like=True, frozen=True):
     details: dict[str, Any] = {}
 
 
-# ---- verbs ----
-
-
-class CreateTopic(Request):
-    name: TopicName
-    settings: TopicSettings
-    partitions: Number
-    exist_ok: bool
-
-
-class Nothing(Request):
-    """No arguments."""
-
-
-class Named(Request):
-    name: TopicName
-
-
-class OfTopic(Request):
-    topic: TopicName
-
-
-class AlterTopic(Request):
-    name: TopicName
-    settings: TopicSettings
-
-
-class Split(Request):
-    topic: TopicName
-    partition: Number
-    at: Number | None = None
-
-
-class Merge(Request):
-    topic: TopicName
-    one: Number
-    other: Number
-
-
-class MoveTo(Request):
-    topic: TopicName
-    partition: Number
-    shard: ShardName | None = None
-
-
-class Append(Request):
-    """The batch is the body."""
-
-    most_bytes: ClassVar[int] = _LONGER
-
-    topic: TopicName
-    partition_id: PartitionId
-    due_at: Moment = 0
-    ids: Ids = b""
-    producer: ClientName = ""  # whose rate it counts towards (R40), if the broker does not know it better
-
-
-class BoundsOf(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    topic: TopicName
-    at: Positions = ()
-
-
-class CancelDelayed(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    topic: TopicName
-    id: MessageId
-
-
-class Fetch(Request):
-    topic: TopicName
-    partition_id: PartitionId
-    offset: Offset
-    max_messages: Count
-    max_bytes: Size
-    wait_ms: Millis
-
-
-class Resolve(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    topic: TopicName
-    start: Start
-
-
-class OfGroup(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    topic: TopicName
-    name: GroupName
-    wish: GroupWish
-
-
-class Pause(Request):
-    topic: TopicName
-    name: GroupName
-    paused: bool
-
-
-class DeleteGroup(Request):
-    topic: TopicName
-    name: GroupName
-    force: bool
-
-
-class Reset(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    topic: TopicName
-    name: GroupName
-    start: Start
-    force: bool
-    dry_run: bool = False
-
-
-class LagOf(Request):
-    topic: TopicName
-    group: GroupName
-
-
-class Subscribe(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    topic: TopicName
-    group: GroupName
-    wish: GroupWish
-    member: MemberName
-    client: ClientName
-    named: bool = True
-
-
-class Unsubscribe(Request):
-    topic: TopicName
-    group: GroupName
-    member: MemberName
-
-
-class Poll(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    request: PollRequest
-
-
-class SettleParts(Request):
-    most_bytes: ClassVar[int] = _LONGEST
-
-    topic: TopicName
-    group: GroupName
-    parts: Annotated[tuple[Settle, ...], msgspec.Meta(max_length=MOST_PARTS)]
-
-
-class Unpark(Request):
-    most_bytes: ClassVar[int] = _LONG  # a key has 32 KB at most
-
-    request: UnparkRequest
-
-
-class HandOver(Request):
-    most_bytes: ClassVar[int] = _LONG
-
-    topic: TopicName
-    group: GroupName
-    token: Token
-    partition_ids: PartitionIds
-
-
-class Beats(Request):
-    most_bytes: ClassVar[int] = _LONGEST
-
-    beats: Annotated[tuple[Beat, ...], msgspec.Meta(max_length=MOST_PARTS)]
-
-
-class Letters(Request):
-    topic: TopicName
-    group: GroupName
-    limit: Count
-    after: tuple[PartitionId, Position] | None = None
-
-
-class Spots(Request):
-    most_bytes: ClassVar[int] = _LONGER
-
-    topic: TopicName
-    group: GroupName
-    spots: SpotList | None = None
-
-
-class StoppedOf(Request):
-    topic: TopicName
-    group: GroupName
-    limit: Count
-    after: tuple[PartitionId, Position] | None = None
-    behind: bool = True
-
-
-class SetRate(Request):
-    rate: Rate
-
-
-class Requester(Request):
-    """Whose reply topic it is; the broker adds the principal's name."""
-
-    client: ClientName
-
-
-# ---- the table ----
-
-Packed = tuple[Any, Sequence[bytes]]
-"""What goes into the header, and what follows it."""
-
-
-def _plain(reply: Any) -> Packed:
-    return reply, ()
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """A kind of request."""
-
-    kind: int
-    name: str  # the verb of `Endpoint`
-    request: type[Request]
-    reply: Any  # the type of the answer's header
-    repeatable: bool = True  # if its answer was lost it may be asked again: nothing is done twice
-    body: str = ""  # the argument that is the body
-    pack: Callable[[Any], Packed] = _plain
-    unpack: Callable[[Any, bytes], Any] | None = None
-
-
-def _once(kind: int, name: str, request: type[Request], reply: Any) -> Operation:
-    return Operation(kind, name, request, reply, repeatable=False)
-
-
-def _routed(kind: int, name: str, request: type[Request], *, repeatable: bool) -> Operation:
-    return Operation(
-        kind, name, request, routes.RouteHead, repeatable, pack=routes.pack_route, unpack=routes.route
-    )
-
-
-_TABLE = (
-    Operation(BROKERS, "brokers", Brokers, BrokerList),
-    # log
-    Operation(10, "append", Append, Appended, body="batch"),
-    Operation(11, "fetch", Fetch, batches.FetchedHead, pack=batches.pack_fetched, unpack=batches.fetched),
-    Operation(12, "resolve", Resolve, dict[int, int]),
-    _once(13, "cancel", CancelDelayed, bool),  # repeated it would say that nothing was waiting
-    Operation(14, "bounds", BoundsOf, TopicBounds),
-    # deliveries
-    Operation(20, "subscribe", Subscribe, GroupInfo),
-    Operation(21, "unsubscribe", Unsubscribe, None),
-    Operation(22, "poll", Poll, batches.PollHead, pack=batches.pack_poll, unpack=batches.polled),
-    Operation(23, "settle", SettleParts, SettleReply),
-    Operation(24, "hand_over", HandOver, None),
-    Operation(25, "beat", Beats, list[tuple[Held, tuple[Span, ...]]]),
-    Operation(26, "report_sources", lanes.Report, LaneView | None),
-    Operation(27, "unpark", Unpark, batches.PollHead, pack=batches.pack_poll, unpack=batches.polled),
-    # topics
-    _once(30, "create_topic", CreateTopic, TopicInfo),
-    Operation(31, "topics", Nothing, list[TopicInfo]),
-    Operation(32, "topic", Named, TopicInfo),
-    Operation(33, "alter_topic", AlterTopic, TopicInfo),
-    _once(34, "delete_topic", Named, None),
-    _once(35, "purge", Named, int),
-    # routes and shards
-    _routed(40, "route", OfTopic, repeatable=True),
-    Operation(
-        41, "route_history", OfTopic, list[routes.RouteHead], pack=routes.pack_routes, unpack=routes.routes
-    ),
-    Operation(42, "route_change", OfTopic, Change | None),
-    _routed(43, "split", Split, repeatable=False),
-    _routed(44, "merge", Merge, repeatable=False),
-    _routed(45, "move", MoveTo, repeatable=False),
-    Operation(46, "shards", Nothing, list[ShardInfo]),
-    Operation(47, "drain_shard", Named, ShardInfo),
-    Operation(48, "open_shard", Named, ShardInfo),
-    # groups
-    _once(50, "create_group", OfGroup, GroupInfo),
-    Operation(51, "groups", OfTopic, list[GroupInfo]),
-    Operation(52, "alter_group", OfGroup, GroupInfo),
-    Operation(53, "pause", Pause, GroupInfo),
-    _once(54, "delete_group", DeleteGroup, None),
-    _once(55, "reset", Reset, ResetPlan),
-    Operation(56, "lag", LagOf, Lag),
-    Operation(57, "lanes", LagOf, LaneInfo),
-    # dead letters
-    Operation(
-        60, "dead_letters", Letters, list[batches.LettersHead],
-        pack=batches.pack_letters, unpack=batches.letters,
-    ),
-    _once(61, "redrive", Spots, int),
-    _once(62, "discard", Spots, int),
-    # what stopped
-    Operation(
-        63, "stopped", StoppedOf, list[batches.StoppedHead],
-        pack=batches.pack_stopped, unpack=batches.stopped,
-    ),
-    _once(64, "restart_stopped", Spots, int),
-    _once(65, "skip_stopped", Spots, int),
-    _once(66, "drop_stopped", Spots, int),
-    # rates
-    Operation(70, "set_rate", SetRate, None),
-    Operation(71, "rates", Nothing, list[RateInfo]),
-    # staging
-    Operation(80, "stage", staging.Stage, None, body="data"),
-    Operation(81, "staged_marks", staging.Marks, dict[str, int]),
-    Operation(82, "decide_staged", staging.Decide, Decided),
-    Operation(83, "publish_staged", staging.Publish, Published),
-    Operation(84, "drop_staged", staging.Drop, int),
-    # replies
-    Operation(90, "open_replies", Requester, ReplyTopic),
-    Operation(91, "close_replies", Requester, None),
-)  # fmt: skip
-
-OPERATIONS = {operation.name: operation for operation in _TABLE}
-_BY_KIND = {operation.kind: operation for operation in _TABLE}
+class _Foreign(PostroomError):
+    """An error of a newer broker that may be tried again."""
+
+    retriable = True
+
+
+def failure_of(error: BaseException) -> Failure:
+    if isinstance(error, PostroomError):
+        details = {
+            name: value
+            for name, value in error.details.items()
+            if not name.startswith("_") and _travels(value)
+        }
+        return Failure(error.code, error.details.get("_served") or str(error), error.retriable, details)
+    _log.error("a request failed in an unexpected way", exc_info=error)
+    return Failure("broker", f"the broker failed ({type(error).__name__}): look into its log")
+
+
+def raised(failure: Failure) -> PostroomError:
+    """Returns the error to raise for a failure."""
+    kind = _CLASSES.get(failure.code)
+    found = (kind or (_Foreign if failure.retriable else PostroomError))(failure.message)
+    found.details.update(failure.details)  # whatever their names are
+    if kind is None:
+        found.details.setdefault("code", failure.code)
+    return found
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, int):
+        return -(2**63) <= value < 2**64
+    if isinstance(value, list | tuple):
+        return all(map(_travels, value))
+    if isinstance(value, dict):
+        return all(isinstance(k, str | int) and _travels(v) for k, v in value.items())
+    return isinstance(value, _PLAIN)
+
+
+# ---- headers ----
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -511,7 +164,8 @@ encode_header = _encoder.encode
 
 
 def operation(kind: int) -> Operation:
-    found = _BY_KIND.get(kind)
+    """The operation that frames of this kind ask for; ProtocolError if it is not in the table."""
+    found = operation_of(kind)
     if found is None:
         raise ProtocolError(f"there is no request of kind {kind} in version {MAX_VERSION} of the protocol")
     return found
@@ -560,7 +214,7 @@ def _unreadable(error: Exception) -> ProtocolError:
 
 
 def _out_of_bounds(error: msgspec.ValidationError, kind: Any) -> PostroomError | None:
-    """What to say of a request that can be read, but for one value that is too long or too large."""
+    """Returns the error for a request that can be read, but for one value that is too long or too large."""
     found = _BOUND.match(str(error))
     if found is None or not (isinstance(kind, type) and issubclass(kind, Request)):
         return None

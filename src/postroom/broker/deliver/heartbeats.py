@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ...endpoint.endpoint import Beat, Held
+from ...endpoint.values import Beat, Held
 from ...errors import GateClosed, GenerationChanged, StoreUnavailable
 from ...model.delivery.delivery import Span
 from ...store.contract import Store

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Grant, PollRequest
+from ...endpoint.values import Grant, PollRequest
 from ...errors import GateClosed, StoreError, StoreUnavailable, UnknownGroup, UnknownTopic
 from ...model.delivery.delivery import NOBODY, OrderedAsk
 from ...model.delivery.ordered import Plan, plan

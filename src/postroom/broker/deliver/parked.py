@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ...endpoint.endpoint import Grant, Lease, PollReply, UnparkRequest
+from ...endpoint.values import Grant, Lease, PollReply, UnparkRequest
 from ...errors import CorruptBatch
 from ...model.delivery.delivery import NOBODY, Span
 from ...model.messages.batch import stored_records

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ...config import Limits
-from ...endpoint.endpoint import PollReply, PollRequest, Settle, SettleReply, UnparkRequest
+from ...endpoint.values import PollReply, PollRequest, Settle, SettleReply, UnparkRequest
 from ...errors import GateClosed, GenerationChanged, PostroomError, UsageError
 from ...model.delivery.delivery import NOBODY
 from ...model.policy.settings import GroupSettings

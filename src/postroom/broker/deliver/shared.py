@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import secrets
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TypeVar
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Grant, Lease, PollRequest, Settle, Verdict
+from ...endpoint.values import Grant, Lease, PollRequest, Settle, Verdict
 from ...errors import (
     GateClosed,
     GenerationChanged,
@@ -49,7 +49,6 @@ __all__ = [
     "is_of_a_shard",
     "lease_of",
     "new_stamp",
-    "released",
 ]
 
 T = TypeVar("T")
@@ -427,19 +426,6 @@ class PollBudget:
 def is_of_a_shard(error: StoreUnavailable) -> bool:
     """Whether the queue has several shards, and one of them is away: the others go on (R6)."""
     return "shard" in error.details
-
-
-def released(request: PollRequest, grants: Iterable[Grant]) -> list[Settle]:
-    """What gives everything back that a poll was given."""
-    return [
-        Settle(
-            grant.topic,
-            grant.partition_id,
-            request.token,
-            tuple(Verdict("release", lease.first, lease.last) for lease in grant.leases),
-        )
-        for grant in grants
-    ]
 
 
 def _by_partition(parts: Sequence[Settle]) -> list[list[Settle]]:

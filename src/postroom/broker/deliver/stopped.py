@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from ...endpoint.endpoint import StoppedMessage
+from ...endpoint.values import StoppedMessage
 from ...errors import CorruptBatch, GateClosed, GenerationChanged, UnknownPartition
 from ...model.delivery.delivery import Delivery, Span
 from ...model.messages.batch import BatchBuilder, Record, records, stored_records, with_base_offset

@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ...endpoint.endpoint import DeadLetters
+from ...endpoint.values import DeadLetters
 from ...errors import UsageError
 from ...model.delivery.delivery import Ask, Kind, Settlement, Span
 from ...model.topology.names import REDRIVE_GROUP

@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Literal
 
-from ...endpoint.endpoint import Verdict
+from ...endpoint.values import Verdict
 from ...errors import CorruptBatch, PartitionSealed, PostroomError, UnknownFate
 from ...model.delivery.delivery import MOVED_TOGETHER, Delivery, Kind, Settlement, Stamp
 from ...model.delivery.settlement import uncovered, within

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ...config import Limits
-from ...endpoint.endpoint import Decided, Published, PublishedPlace
+from ...endpoint.values import Decided, Published, PublishedPlace
 from ...errors import (
     InvalidSetting,
     PartitionSealed,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from ...endpoint.endpoint import NEVER_STORED, PollRequest, RateInfo
+from ...endpoint.values import NEVER_STORED, PollRequest, RateInfo
 from ...errors import ClosedError, PostroomError
 from ...model.policy.rate import NOTHING, Rate, spend
 from ...model.topology.names import base_of

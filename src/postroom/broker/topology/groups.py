@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
 
 from ...config import Limits
-from ...endpoint.endpoint import GroupInfo, MemberInfo, ResetPlan
+from ...endpoint.values import GroupInfo, MemberInfo, ResetPlan
 from ...errors import GroupExists, GroupLive, StoreBusy, StoreUnavailable, UnknownGroup, UnknownTopic
 from ...model.policy.bounds import make_room
 from ...model.policy.settings import GroupSettings, GroupWish, Start

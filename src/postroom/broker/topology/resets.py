@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from ...endpoint.endpoint import PartitionReset
+from ...endpoint.values import PartitionReset
 from ...errors import GateClosed, InvalidSetting, StoreUnavailable
 from ...model.delivery.delivery import Span
 from ...model.policy.settings import Start

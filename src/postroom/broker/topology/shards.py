@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 
 from ...address import FIRST_SHARD
-from ...endpoint.endpoint import ShardInfo
+from ...endpoint.values import ShardInfo
 from ...errors import InvalidSetting, RouteConflict, StoreUnavailable, UnknownPartition, UnknownTopic
 from ...model.topology.route import Range
 from ...store.contract import ShardState, Store

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Lag, PartitionLag, TopicInfo
+from ...endpoint.values import Lag, PartitionLag, TopicInfo
 from ...errors import TopicExists, UnknownPartition
 from ...model.access import Principal, beginnings, visible
 from ...model.messages.batch import Kept, TopicBounds

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ...address import parse_shards
-from ...broker.broker import Broker
+from ...broker.served import Servable
 from ...errors import InvalidURL, PostroomError, PrincipalExists, UsageError
 from ...serve_settings import ServeSettings, key_of, read_settings
 from ...wire.server.listening import HANDSHAKES, Listening
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
     from ...broker.access import Gatekeeper
-    from ...broker.broker import Broker
+    from ...broker.served import Servable
     from ...http.server import HttpServer
     from ...wire.server.listening import Listening
     from ...wire.server.server import WireServer
@@ -217,7 +217,7 @@ log = logging.getLogger("postroom.serve")
 
 
 class NewShards:
-    def __init__(self, broker: Broker, known: Mapping[str, str], read: Callable[[], ServeSettings]) -> None:
+    def __init__(self, broker: Servable, known: Mapping[str, str], read: Callable[[], ServeSettings]) -> None:
         self._broker, self._read = broker, read
         self._known = dict(known)
         self._looking: asyncio.Task[None] | None = None
@@ -434,7 +434,7 @@ def listening(settings: ServeSettings) -> Listening:
     )
 
 
-async def _open(settings: ServeSettings) -> Broker:
+async def _open(settings: ServeSettings) -> Servable:
     from ...address import parse, parse_shards
     from ...broker.broker import open_endpoint
     from ...broker.metered import measured
@@ -532,7 +532,7 @@ def _http_url(settings: ServeSettings, port: int) -> str:
 # ---- the first token ----
 
 
-async def show_first_token(broker: Broker, url: str, *, as_json: bool) -> None:
+async def show_first_token(broker: Servable, url: str, *, as_json: bool) -> None:
     """The very first start makes a principal for whoever started it, and shows its token once."""
     from ...broker.access import new_token
     from ...model.access import ALL, Principal, hash_of

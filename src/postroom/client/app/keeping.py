@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...endpoint.endpoint import GroupInfo
+from ...endpoint.values import GroupInfo
 from ...errors import GroupConflict, PermissionDenied, UnknownGroup, UnknownTopic
 from ...model.policy.settings import FIXED
 from ...model.topology.names import base_of

@@ -19,7 +19,8 @@ from typing import Literal, Protocol, Self, TypeVar
 
 from ...broker.broker import Broker
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Beat, Endpoint, GroupInfo, Verdict
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Beat, GroupInfo, Verdict
 from ...errors import ClosedError, InvalidSetting, PostroomError, UnknownGroup, UsageError
 from ...model.policy.settings import GroupWish
 from ...model.topology.names import base_of

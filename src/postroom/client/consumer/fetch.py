@@ -27,7 +27,8 @@ from itertools import chain
 from typing import NamedTuple
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Beat, Grant, Lease, PollReply, PollRequest
 from ...errors import CorruptBatch, PostroomError
 from ...model.messages.batch import Record, opened
 from ...store.contract import StoredBatch

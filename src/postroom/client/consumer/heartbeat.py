@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterable
 
 from ...clock import CautiousTime, Clock, is_real
-from ...endpoint.endpoint import Beat, Endpoint, Held
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.requests import Answer, Ask
+from ...endpoint.values import Beat, Held
 from ...model.delivery.delivery import Span
-from ...wire.messages import Answer, Ask
 from ..owner_check import Guard
 from .in_flight import Hands, Leased
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Held, Lease, Settle
+from ...endpoint.values import Held, Lease, Settle
 from ...model.delivery.delivery import Span
 from ..message import Kind
 

@@ -16,7 +16,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from ...endpoint.endpoint import Verdict
+from ...endpoint.values import Verdict
 from ...errors import UnknownGroup, UnknownTopic
 from ..app.handler import ACK, RELEASE, Outcome
 from ..message import Received

@@ -17,7 +17,8 @@ from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Beat, Endpoint, Grant, Lease, Settle, Verdict
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Beat, Grant, Lease, Settle, Verdict
 from ...errors import CorruptBatch, InvalidSetting, PostroomError, UsageError
 from ...model.delivery.delivery import Span
 from ...model.messages.batch import Record, stored_records

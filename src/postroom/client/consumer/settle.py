@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Beat, Held, Settle, SettleReply, Verdict
 from ...errors import ClosedError, LeaseLost, PostroomError, StoreUnavailable, UsageError
 from ...model.delivery.delivery import Line, Span
 from ..message import Kind, Received

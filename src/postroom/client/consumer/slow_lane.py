@@ -20,8 +20,8 @@ from dataclasses import replace
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from ...broker.deliver.shared import released
-from ...endpoint.endpoint import Beat, Endpoint, PollReply, PollRequest
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Beat, PollReply, PollRequest, released
 from ...errors import PostroomError
 from ...model.policy.slow_lane import MOST_SOURCES, LaneView, Pace, Seen, room, source_name, spent
 from ...model.topology.names import is_lane

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...address import FIRST_SHARD
-from ...endpoint.endpoint import NEVER_STORED, Endpoint
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import NEVER_STORED
 from ...errors import (
     BacklogFull,
     BrokerUnavailable,

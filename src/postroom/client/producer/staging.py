@@ -24,7 +24,8 @@ from itertools import islice
 from typing import TypeVar
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Endpoint, Published
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Published
 from ...errors import InvalidMessage, MessageTooLarge, PostroomError, UsageError
 from ...model.messages.batch import BatchBuilder, Headers
 from ...model.messages.slot import slot_of

@@ -18,7 +18,8 @@ from functools import partial
 from typing import Any
 
 from ...config import DEFAULTS
-from ...endpoint.endpoint import Endpoint, Fetched, GroupInfo
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Fetched, GroupInfo
 from ...errors import (
     ClosedError,
     InvalidSetting,

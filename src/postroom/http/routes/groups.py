@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from ...client.consumer.reading import Position
 from ...client.failed import longest_first
 from ...client.message import DeadLetter, Stopped
-from ...endpoint.endpoint import GroupInfo, Lag, ResetPlan
+from ...endpoint.values import GroupInfo, Lag, ResetPlan
 from ...model.policy.slow_lane import LaneInfo, SlowLane
 from ..encoding import ANSWER_BYTES, json_bytes, text_or_base64, texts
 from ..failures import BadRequest

@@ -47,7 +47,7 @@ class Readiness:
         self._holder = f"ready-{secrets.token_hex(4)}"
 
     async def why_not(self) -> PostroomError | None:
-        """None: it is ready."""
+        """Returns the reason why it is not ready; None if it is."""
         if self._service.stopping:
             return BrokerUnavailable("this broker is stopping: ask another")
         if time.monotonic() - self._answered_at < _REMEMBER_S:

@@ -30,11 +30,9 @@ __all__ = ["METRICS", "Collector", "Metrics", "Named", "router", "sees_all"]
 
 
 # ---- names ----
-# Names in figures: which topics and groups a scrape shows to whom.
-#
-# Names are shown to those who would see them in a list: of a topic one has a permission on, and of all to
-# whoever has one on `_metrics`, which `*` includes. Everything else is added up as `(other)`, so that
-# totals are right for anybody. Ages and debts of others are the largest of them.
+# A scrape shows the names of topics and groups to those who would see them in a list: of a topic one has a
+# permission on, and of all to whoever has one on `_metrics`, which `*` includes. Everything else is added up
+# as `(other)`, so that totals are right for anybody. Ages and debts of others are the largest of them.
 
 METRICS = "_metrics"
 """A topic that nobody has: a permission on it is one to see all names in figures."""
@@ -52,7 +50,7 @@ def sees_all(principal: Principal) -> bool:
 
 
 class Named:
-    """What a collector collects, with names as this principal may see them."""
+    """A collector that shows names as this principal may see them."""
 
     def __init__(self, collected: Collected, principal: Principal) -> None:
         self._collected, self._principal = collected, principal
@@ -172,7 +170,7 @@ class Collector:
         yield _one("groups_age_seconds", "Age of the figures of groups; -1: none yet.", self._sampler.age_s)
 
     def _outbox(self) -> Iterator[Family]:
-        """Of one in the queue's own database; others are shown by the process of their relay."""
+        """Shows an outbox in the queue's own database; others are shown by the process of their relay."""
         found = self._sampler.last.outbox
         figures = (
             (0.0, 0.0, 0.0) if found is None else (found.messages, found.age_ms / 1000, len(found.stuck))

@@ -21,7 +21,8 @@ from fastapi import APIRouter, Request
 from ...client.codec import Expiry, unpack
 from ...client.consumer.reading import GIVEN_UP, Browsed, told_of
 from ...client.message import Kind, Received
-from ...endpoint.endpoint import Beat, Endpoint, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.values import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
 from ...errors import CorruptBatch, GroupConflict, LeaseLost, StoreUnavailable
 from ...model.delivery.delivery import Span
 from ...model.messages.batch import stored_records
@@ -43,7 +44,7 @@ _Place = tuple[str, int, int]  # of a delivery: where it is, and its token
 
 @dataclass(slots=True)
 class _Opened:
-    """What a reply held, as far as it fits into an answer."""
+    """The messages of a reply, as far as they fit into an answer, and what becomes of the rest."""
 
     base64: bool = False  # all values are shown so
     size: int = 0  # of what is shown, as JSON
@@ -79,7 +80,7 @@ async def poll(who: Who, topic: str, group: str, wish: Poll, request: Request) -
 
 
 async def _join(who: Caller, topic: str, group: str, member: str) -> None:
-    endpoint = who.broker.endpoint
+    endpoint = who.broker
     try:
         await endpoint.subscribe(topic, group, GroupWish(mode="shared"), member, who.mq.client_id)
     except GroupConflict:
@@ -92,7 +93,7 @@ async def _join(who: Caller, topic: str, group: str, member: str) -> None:
 
 
 async def _poll(who: Caller, topic: str, group: str, wish: Poll, share: Share) -> Polled:
-    loop, endpoint = asyncio.get_running_loop(), who.broker.endpoint
+    loop, endpoint = asyncio.get_running_loop(), who.broker
     deadline = loop.time() + wish.wait_s
     while True:
         token = secrets.randbits(63) | 1
@@ -230,7 +231,7 @@ def _handles(wish: SettleBody) -> int:
 
 
 def _read(wish: SettleBody) -> tuple[list[tuple[Handle, Verdict]], list[Handle]]:
-    """What is to be settled, and how; and what is to be extended."""
+    """Returns what is to be settled, and how; and what is to be extended."""
     given, held = _verdicts(wish), [Handle.decode(text) for text in wish.extends]
     _refuse_twice([*(handle for handle, _ in given), *held])
     return given, held
@@ -261,7 +262,7 @@ async def _settle(who: Caller, topic: str, group: str, given: list[tuple[Handle,
     """Returns those that were lost."""
     if not given:
         return []
-    reply = await who.broker.endpoint.settle(topic, group, _parts(given))
+    reply = await who.broker.settle(topic, group, _parts(given))
     if reply.away:
         away = {(part.topic, part.partition_id, part.token) for part in reply.away}
         raise StoreUnavailable(

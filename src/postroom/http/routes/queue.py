@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from ...endpoint.endpoint import RateInfo, ShardInfo
+from ...endpoint.values import RateInfo, ShardInfo
 from ...store.contract import ServedBroker
 from ..models import SetRate
 from ..service import Who

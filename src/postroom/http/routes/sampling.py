@@ -15,9 +15,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from ...broker.broker import Broker
 from ...broker.metrics import topic_label
-from ...endpoint.endpoint import PartitionLag, RateInfo
+from ...broker.served import Servable
+from ...endpoint.values import PartitionLag, RateInfo
 from ...errors import CatalogError, PostroomError, StoreError
 from ...model.policy.slow_lane import LaneInfo
 from ...model.topology.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic
@@ -55,7 +55,7 @@ class Sample:
 
 
 class Sampler:
-    def __init__(self, broker: Broker, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, broker: Servable, clock: Callable[[], float] = time.monotonic) -> None:
         self._broker, self._clock = broker, clock
         self.last = Sample()
         self._looking: asyncio.Task[None] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from ...endpoint.endpoint import TopicInfo
+from ...endpoint.values import TopicInfo
 from ..models import AlterTopic, CreateTopic, Merge, Move, RouteShown, Split, route_shown
 from ..service import Who
 

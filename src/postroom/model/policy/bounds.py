@@ -1,8 +1,8 @@
 """How long a name or a list of a request may be, and how large a number: the types that say so.
 
-Whoever decodes a request (`wire.messages`) refuses what is beyond them before anybody looks at it. They bound
-what a stranger can make a broker keep, compare, list or add up; what a name or a setting may be within them
-is said by `model.names` and `model.settings`. A sum of a few of these numbers fits into 64 bits.
+Whoever decodes a request (`endpoint.requests`) refuses what is beyond them before anybody looks at it. They
+bound what a stranger can make a broker keep, compare, list or add up; what a name or a setting may be within
+them is said by `topology.names` and `settings`. A sum of a few of these numbers fits into 64 bits.
 
 Every text, list and number of a request has one of these types; a test walks through all of them.
 """

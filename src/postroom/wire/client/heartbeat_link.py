@@ -16,10 +16,12 @@ from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ...endpoint.operations import OPERATIONS
+from ...endpoint.requests import Beats
 from ...errors import BrokerUnavailable, ProtocolError
-from ..failures import raised
 from ..frames import ERROR, Frame, FrameParser, encode
-from ..messages import HELLO, OPERATIONS, Beats, Failure, Hello, Welcome, decode, encode_header
+from ..messages import HELLO, Failure, Hello, Welcome, decode, encode_header, raised
+from ..replies import unpacked
 
 __all__ = ["Beater"]
 
@@ -130,7 +132,7 @@ class _BlockingLink:
 
     def call(self, beats: Beats) -> Any:
         operation = OPERATIONS["beat"]
-        return decode(self._ask(operation.kind, encode_header(beats)).header, operation.reply)
+        return unpacked(operation, self._ask(operation.kind, encode_header(beats)))
 
     def _ask(self, kind: int, header: bytes) -> Frame:
         self._socket.sendall(b"".join(encode(kind, 1, header)))

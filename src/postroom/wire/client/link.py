@@ -15,26 +15,25 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from ...endpoint.operations import Operation
+from ...endpoint.requests import Answer, Ask, Request
 from ...errors import BrokerUnavailable, MessageTooLarge, PostroomError, ProtocolError
-from ..failures import raised
 from ..frames import ERROR, PREFIX_BYTES, REPLY, Frame, FrameParser, encode
 from ..messages import (
     ASK,
     CANCEL,
     HELLO,
-    OPERATIONS,
-    Answer,
-    Ask,
+    LIST_BROKERS,
     Brokers,
     Cancel,
     Failure,
     Hello,
-    Operation,
-    Request,
     Welcome,
     decode,
     encode_header,
+    raised,
 )
+from ..replies import unpacked
 
 __all__ = ["Link", "LinkLost", "connect"]
 
@@ -94,7 +93,7 @@ class Link(asyncio.Protocol):
         return self.welcome
 
     async def call(self, operation: Operation, request: Request, body: Sequence[bytes] = ()) -> Any:
-        slow = operation.name in ("poll", "fetch", "drain_shard")
+        slow = operation.waits or operation.slow
         late = (operation, request) if operation.name == "poll" else None
         header = encode_header(request)
         size, limit = len(header) + sum(map(len, body)) + PREFIX_BYTES, self.welcome.max_frame_bytes
@@ -105,7 +104,7 @@ class Link(asyncio.Protocol):
                 max_bytes=limit,
             )
         answer = await self._ask(operation.kind, header, body, slow=slow, late=late)
-        return _unpacked(operation, answer)
+        return unpacked(operation, answer)
 
     async def _ask(
         self,
@@ -168,7 +167,7 @@ class Link(asyncio.Protocol):
         if frame.flags & ERROR:
             return
         try:
-            self.on_late(request, _unpacked(operation, frame))
+            self.on_late(request, unpacked(operation, frame))
         except ProtocolError as error:
             self._end(f"{self.address} answered with something else: {error}")
 
@@ -191,7 +190,7 @@ class Link(asyncio.Protocol):
             self._listed_at = sent_at
             try:
                 async with asyncio.timeout(_SILENCE_S):
-                    self.on_list(self, await self.call(OPERATIONS["brokers"], Brokers()), sent_at)
+                    self.on_list(self, await self.call(LIST_BROKERS, Brokers()), sent_at)
             except TimeoutError:
                 if self._heard_at < sent_at and self._unsent() >= unsent:  # a long request may be on its way
                     self.silent = True
@@ -272,11 +271,6 @@ class Link(asyncio.Protocol):
             self._end(f"the connection to {self.address} was closed here")
         if self._watching is not None:
             await asyncio.gather(self._watching, return_exceptions=True)
-
-
-def _unpacked(operation: Operation, answer: Frame) -> Any:
-    reply = decode(answer.header, operation.reply)
-    return reply if operation.unpack is None else operation.unpack(reply, answer.body)
 
 
 async def connect(address: str, hello: Hello, tls: ssl.SSLContext | None, *, timeout_ms: int) -> Link:

@@ -15,20 +15,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from ...endpoint.operations import Operation
+from ...endpoint.requests import Answer, Ask, Request
 from ...errors import BrokerUnavailable, NotAuthenticated, PostroomError, ProtocolError
-from ..messages import Answer, Ask, BrokerInfo, Hello, Operation, Request
+from ..messages import BrokerInfo, Hello
 from .link import Link, LinkLost, connect
 
 __all__ = ["Pool", "ranked"]
 
 
-# ---- rendezvous ----
-# Which broker is preferred for a key: the same for everybody, and little moves when one comes or goes
-# (R2).
-#
-# Rendezvous hashing: each broker has a weight for the key, and the heaviest is the first choice. Those of
-# the asker's own zone come before all others. Any other choice is as correct; this one makes batches and
-# caches good.
+# ---- rendezvous hashing ----
+# Each broker has a weight for a key, and the heaviest is the first choice: the same for everybody, and little
+# moves when one comes or goes (R2). Those of the asker's own zone come before all others. Any other choice is
+# as correct; this one makes batches and caches good.
 
 
 def ranked(key: str, brokers: Iterable[tuple[str, str]], zone: str = "") -> list[str]:
@@ -140,7 +139,7 @@ class Pool:
         return await self._any(excluded)
 
     async def _any(self, excluded: set[str]) -> Link:
-        """Of the addresses we were given: those of the list may not be reachable from here."""
+        """Tries the addresses we were given: those of the list may not be reachable from here."""
         why: PostroomError | None = None
         for address in self._seeds:
             try:

@@ -11,15 +11,17 @@ import asyncio
 import logging
 import ssl
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
-from ...broker.deliver.shared import released
 from ...clock import Clock
-from ...endpoint.endpoint import (
+from ...endpoint import requests as r
+from ...endpoint.asking import AskingEndpoint
+from ...endpoint.endpoint import Endpoint
+from ...endpoint.operations import OPERATIONS, Operation
+from ...endpoint.values import (
     Beat,
-    Endpoint,
     Fetched,
     Held,
     PollReply,
@@ -28,13 +30,13 @@ from ...endpoint.endpoint import (
     SettleReply,
     UnparkRequest,
     Verdict,
+    released,
 )
 from ...errors import InvalidName, InvalidSetting, MessageTooLarge, PostroomError, ProtocolError, UsageError
 from ...model.delivery.delivery import Span, as_reason
 from ...model.policy.bounds import MOST_PARTS, MOST_SPOTS
 from ...store.contract import Appended
 from .. import messages as m
-from ..requests import Stage
 from .heartbeat_link import Beater
 from .pool import Pool
 
@@ -42,11 +44,9 @@ __all__ = ["RemoteEndpoint", "beatings", "open_remote", "settles"]
 
 
 # ---- portions ----
-# Settles and heartbeats of any size, cut into requests that a broker takes.
-#
-# A request has room for so many deliveries, and its header for so many bytes (`model.bounds`,
-# `wire.messages`). A consumer may hold more: what it says of it then goes in several requests, each of
-# which stands for itself. Almost always there is one, and it is passed on as it is.
+# A request has room for so many deliveries, and its header for so many bytes (`endpoint.requests`). A
+# consumer may hold more: what it says of them then goes in several requests, each of which stands for itself.
+# Almost always there is one, and it is passed on as it is.
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ _SPAN_BYTES = 20
 
 
 def settles(parts: Sequence[Settle]) -> Iterator[Sequence[Settle]]:
-    """What is settled together, in the order in which it came."""
+    """Yields what is settled in one request, in the order in which it came."""
     if len(parts) + sum(len(part.verdicts) for part in parts) <= _FEW and not any(
         len(verdict.reason) > _SHORT for part in parts for verdict in part.verdicts
     ):
@@ -90,7 +90,7 @@ def _size(verdict: Verdict) -> int:
 
 
 def beatings(beats: Sequence[Beat]) -> Iterator[Sequence[Beat]]:
-    """Heartbeats that go together. A member is heard of in each that has some of its deliveries."""
+    """Yields heartbeats that go together. A member is heard of in each that has some of its deliveries."""
     if sum(1 + len(held.spans) for beat in beats for held in beat.held) <= _FEW:
         yield beats
         return
@@ -118,7 +118,7 @@ def _portions(items: Iterable[tuple[T, int]], most: int) -> Iterator[list[T]]:
         yield some
 
 
-# ---- remote ----
+# ---- the endpoint ----
 
 _log = logging.getLogger("postroom.wire")
 
@@ -132,46 +132,17 @@ async def open_remote(
     zone: str = "",
     clock: Clock | None = None,
 ) -> Endpoint:
-    """Connected to one of these brokers at least; BrokerUnavailable if none answers."""
+    """Returns an endpoint that is connected to one of these brokers; BrokerUnavailable if none answers."""
     endpoint = RemoteEndpoint(addresses, client=client, token=token, tls=tls, zone=zone, clock=clock)
     try:
         await endpoint.open()
     except BaseException:
         await endpoint.close()
         raise
-    return cast(Endpoint, endpoint)
+    return endpoint
 
 
-def _asked(name: str) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """A verb whose arguments are the fields of its request."""
-    operation = m.OPERATIONS[name]
-
-    async def verb(self: RemoteEndpoint, *args: Any, **named: Any) -> Any:
-        request = operation.request(*args, **named)
-        _check(operation, request)
-        return await self.pool.call(operation, request)
-
-    verb.__name__ = name
-    return verb
-
-
-def _asked_of_spots(name: str) -> Callable[..., Coroutine[Any, Any, int]]:
-    """A verb that is told of many messages, some thousands at a time, and answers how many there were."""
-    verb = _asked(name)
-
-    async def each(
-        self: RemoteEndpoint, topic: str, group: str, spots: Sequence[tuple[int, int]] | None = None
-    ) -> int:
-        if spots is None or len(spots) <= MOST_SPOTS:
-            return int(await verb(self, topic, group, spots))
-        some = [spots[at : at + MOST_SPOTS] for at in range(0, len(spots), MOST_SPOTS)]
-        return sum([int(await verb(self, topic, group, one)) for one in some])
-
-    each.__name__ = name
-    return each
-
-
-def _check(operation: m.Operation, request: m.Request) -> None:
+def _check(operation: Operation, request: r.Request) -> None:
     """InvalidSetting if the broker could not read it: that were a fault of the whole connection."""
     try:
         m.decode(m.encode_header(request), operation.request)
@@ -185,8 +156,8 @@ def _check(operation: m.Operation, request: m.Request) -> None:
         ) from error
 
 
-class RemoteEndpoint:
-    """Implements `Endpoint`. Belongs to one event loop, but for `beat` and `now_ms`."""
+class RemoteEndpoint(AskingEndpoint):
+    """A served queue. Belongs to one event loop, but for `beat` and `now_ms`."""
 
     def __init__(
         self,
@@ -202,7 +173,7 @@ class RemoteEndpoint:
         self.pool = Pool(addresses, hello, tls, zone)
         self.pool.on_time, self.pool.on_late = self._time_told, self._came_late
         self.pool.on_ask = lambda ask: self.on_ask(ask)
-        self.on_ask: Callable[[m.Ask], m.Answer] = lambda ask: m.Answer()
+        self.on_ask: Callable[[r.Ask], r.Answer] = lambda ask: r.Answer()
         self._clock = clock  # of tests that move time
         self._loop = asyncio.get_running_loop()
         self._offset_ms = 0.0  # what the store's clock is ahead of this process's
@@ -226,69 +197,24 @@ class RemoteEndpoint:
         return int(time.monotonic() * 1000 + self._offset_ms)
 
     def _time_told(self, now_ms: int, sent_at: float) -> None:
-        """Of all answers the quickest tells the time best; it is forgotten by and by."""
+        """Believes the quickest of all answers, which tells the time best, and forgets it by and by."""
         took = self._loop.time() - sent_at
         if took <= self._round_trip_s * 1.1:
             self._round_trip_s = took
             self._offset_ms = now_ms - (time.monotonic() - took / 2) * 1000
         self._round_trip_s *= 1.05
 
-    # ---- verbs that are asked as they are ----
+    # ---- operations that are asked as they are ----
 
-    create_topic = _asked("create_topic")
-    topics = _asked("topics")
-    topic = _asked("topic")
-    alter_topic = _asked("alter_topic")
-    delete_topic = _asked("delete_topic")
-    purge = _asked("purge")
+    async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        request = operation.request(**arguments)
+        if isinstance(request, r.Spots) and request.spots is not None and len(request.spots) > MOST_SPOTS:
+            some = (request.spots[at : at + MOST_SPOTS] for at in range(0, len(request.spots), MOST_SPOTS))
+            return sum([await self._ask(operation, {**arguments, "spots": spots}) for spots in some])
+        _check(operation, request)
+        return await self.pool.call(operation, request)
 
-    route = _asked("route")
-    route_history = _asked("route_history")
-    route_change = _asked("route_change")
-    split = _asked("split")
-    merge = _asked("merge")
-    move = _asked("move")
-    shards = _asked("shards")
-    drain_shard = _asked("drain_shard")
-    open_shard = _asked("open_shard")
-
-    resolve = _asked("resolve")
-    bounds = _asked("bounds")
-    cancel = _asked("cancel")
-
-    create_group = _asked("create_group")
-    groups = _asked("groups")
-    alter_group = _asked("alter_group")
-    pause = _asked("pause")
-    delete_group = _asked("delete_group")
-    reset = _asked("reset")
-    lag = _asked("lag")
-    lanes = _asked("lanes")
-    report_sources = _asked("report_sources")
-
-    subscribe = _asked("subscribe")
-    _unsubscribe = _asked("unsubscribe")
-    hand_over = _asked("hand_over")
-
-    dead_letters = _asked("dead_letters")
-    redrive = _asked_of_spots("redrive")
-    discard = _asked_of_spots("discard")
-
-    stopped = _asked("stopped")
-    restart_stopped = _asked_of_spots("restart_stopped")
-    skip_stopped = _asked_of_spots("skip_stopped")
-    drop_stopped = _asked_of_spots("drop_stopped")
-
-    set_rate = _asked("set_rate")
-    rates = _asked("rates")
-
-    staged_marks = _asked("staged_marks")
-    decide_staged = _asked("decide_staged")
-    publish_staged = _asked("publish_staged")
-    drop_staged = _asked("drop_staged")
-
-    open_replies = _asked("open_replies")
-    close_replies = _asked("close_replies")
+    # ---- staging ----
 
     async def stage(
         self,
@@ -301,8 +227,8 @@ class RemoteEndpoint:
         data: bytes,
         producer: str = "",
     ) -> None:
-        request = Stage(topic, query, batch, segment, number, tuple(partition_ids), producer)
-        await self.pool.call(m.OPERATIONS["stage"], request, (data,), key=f"q{query}")
+        request = r.Stage(topic, query, batch, segment, number, tuple(partition_ids), producer)
+        await self.pool.call(OPERATIONS["stage"], request, (data,), key=f"q{query}")
 
     # ---- the log ----
 
@@ -316,16 +242,16 @@ class RemoteEndpoint:
         ids: bytes = b"",
         producer: str = "",
     ) -> Appended:
-        request = m.Append(topic, partition_id, due_at, ids, producer)
-        answer = await self.pool.call(m.OPERATIONS["append"], request, (batch,), key=f"p{partition_id}")
+        request = r.Append(topic, partition_id, due_at, ids, producer)
+        answer = await self.pool.call(OPERATIONS["append"], request, (batch,), key=f"p{partition_id}")
         assert isinstance(answer, Appended)
         return answer
 
     async def fetch(
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
     ) -> Fetched:
-        request = m.Fetch(topic, partition_id, offset, max_messages, max_bytes, wait_ms)
-        answer = await self.pool.call(m.OPERATIONS["fetch"], request, key=f"p{partition_id}")
+        request = r.Fetch(topic, partition_id, offset, max_messages, max_bytes, wait_ms)
+        answer = await self.pool.call(OPERATIONS["fetch"], request, key=f"p{partition_id}")
         assert isinstance(answer, Fetched)
         return answer
 
@@ -334,25 +260,25 @@ class RemoteEndpoint:
     async def poll(self, request: PollRequest) -> PollReply:
         key = self._polls_at[request.topic, request.group] = f"m{request.member}"
         answer = await self.pool.call(
-            m.OPERATIONS["poll"],
-            m.Poll(request),
+            OPERATIONS["poll"],
+            r.Poll(request),
             key=key,
-            again=lambda: m.Poll(replace(request, repeated=True)),
+            again=lambda: r.Poll(replace(request, repeated=True)),
         )
         assert isinstance(answer, PollReply)
         return answer
 
     async def unpark(self, request: UnparkRequest) -> PollReply:
         key = self._polls_at.get((request.topic, request.group), "")
-        answer = await self.pool.call(m.OPERATIONS["unpark"], m.Unpark(request), key=key)
+        answer = await self.pool.call(OPERATIONS["unpark"], r.Unpark(request), key=key)
         assert isinstance(answer, PollReply)
         return answer
 
     async def unsubscribe(self, topic: str, group: str, member: str) -> None:
         self._polls_at.pop((topic, group), None)  # members of it that stay say so with their next poll
-        await self._unsubscribe(topic, group, member)
+        await super().unsubscribe(topic, group, member)
 
-    def _came_late(self, asked: m.Poll, reply: PollReply) -> None:
+    def _came_late(self, asked: r.Poll, reply: PollReply) -> None:
         """The answer to a poll that was cancelled: what it brings is given back."""
         if reply.grants and not asked.request.on_delivery:
             giving_back = self._loop.create_task(self._give_back(asked.request, reply))
@@ -372,7 +298,7 @@ class RemoteEndpoint:
             _log.warning("what a cancelled poll was given waits for its lease to end: %s", error)
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        """By the broker that handed it out, if it can be reached: it knows who has what."""
+        """Asks the broker that handed it out, if it can be reached: it knows who has what."""
         found = SettleReply()
         for some in settles(parts):
             reply = await self._settle(topic, group, some)
@@ -380,32 +306,32 @@ class RemoteEndpoint:
         return found
 
     async def _settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        request = m.SettleParts(topic, group, tuple(parts))
+        request = r.SettleParts(topic, group, tuple(parts))
         key = self._polls_at.get((topic, group), "")
         repeated = False
 
-        def again() -> m.SettleParts:
+        def again() -> r.SettleParts:
             nonlocal repeated
             repeated = True
             return request
 
-        answer = await self.pool.call(m.OPERATIONS["settle"], request, key=key, again=again)
+        answer = await self.pool.call(OPERATIONS["settle"], request, key=key, again=again)
         assert isinstance(answer, SettleReply)
         return replace(answer, lost=_really_lost(answer)) if repeated else answer
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         lost: list[tuple[Held, tuple[Span, ...]]] = []
         for some in beatings(beats):
-            lost += self._beater.beat(m.Beats(tuple(some)))
+            lost += self._beater.beat(r.Beats(tuple(some)))
         asked = {(held.topic, held.partition_id, held.token): held for beat in beats for held in beat.held}
         return [(asked[held.topic, held.partition_id, held.token], spans) for held, spans in lost]
 
-    async def _beat(self, beats: m.Beats) -> Any:
-        return await self.pool.call(m.OPERATIONS["beat"], beats, key=f"m{beats.beats[0].member}")
+    async def _beat(self, beats: r.Beats) -> Any:
+        return await self.pool.call(OPERATIONS["beat"], beats, key=f"m{beats.beats[0].member}")
 
 
 def _really_lost(answer: SettleReply) -> tuple[tuple[Settle, tuple[Span, ...]], ...]:
-    """Of a repeated request: what was retried or released by the first is in other hands because of that."""
+    """Returns what a repeated settle lost in truth: what the first retried or released is elsewhere."""
     return tuple(
         (part, spans)
         for part, spans in answer.lost

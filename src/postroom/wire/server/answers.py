@@ -32,7 +32,7 @@ class _QueuedAnswer(NamedTuple):
 
 
 class Answers:
-    """What all connections share."""
+    """The room for answers that all connections share."""
 
     def __init__(self, all_bytes: int, connection_bytes: int, wait_ms: int) -> None:
         self.most = all_bytes
@@ -46,12 +46,12 @@ class Answers:
         ] = {}  # who waits, by principal; the next one's turn first
 
     def share(self, principal: str) -> Share:
-        """Of one connection."""
+        """Returns the share of a new connection."""
         return Share(self, principal)
 
     @property
     def waiting(self) -> int:
-        """How many requests wait for room."""
+        """The number of requests that wait for room."""
         return sum(map(len, self._lines.values()))
 
     @property
@@ -59,7 +59,7 @@ class Answers:
         return bool(self._lines)
 
     def wanted_of(self, share: Share) -> bool:
-        """Whether others wait for what this connection holds."""
+        """Returns whether others wait for what this connection holds."""
         return any(
             one.share is not share
             and (principal == share.principal or not _fits(self.held, one.size, self.most))
@@ -126,7 +126,7 @@ class Answers:
 
 
 class Share:
-    """What one connection holds."""
+    """The part of that room which one connection holds."""
 
     __slots__ = ("_answers", "held", "principal", "unread")
 
@@ -136,7 +136,7 @@ class Share:
         self.unread = 0  # of these, bytes that are in the socket's buffer
 
     def fits(self, size: int, mine: int = 0) -> bool:
-        """Whether there is room for so much more; `mine` of what is held is for the same answer."""
+        """Returns whether there is room for so much more; `mine` of what is held is for the same answer."""
         answers = self._answers
         return (
             _fits(self.held, size, answers.most_of_connection, mine)
@@ -145,7 +145,7 @@ class Share:
         )
 
     def hold(self, size: int) -> None:
-        """So much more, or less."""
+        """Holds so much more, or less."""
         if size:
             self.held += size
             self._answers.add(self.principal, size)
@@ -158,13 +158,13 @@ class Share:
             await self._answers.wait(self, size)
 
     def saw_unread(self, size: int) -> None:
-        """So much is in the socket's buffer now."""
+        """Holds as much as is in the socket's buffer now."""
         more, self.unread = size - self.unread, size
         self.hold(more)
 
     @property
     def wanted(self) -> bool:
-        """Whether somebody waits for what it holds."""
+        """True if somebody waits for what it holds."""
         return self._answers.waited_for and self.held > 0 and self._answers.wanted_of(self)
 
 

@@ -16,8 +16,9 @@ from collections.abc import Coroutine
 from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
+from ...endpoint.operations import OPERATIONS, Operation
+from ...endpoint.requests import Answer, Ask
 from ...errors import BrokerUnavailable, PostroomError, ProtocolError, UnknownTopic
-from ..failures import failure_of
 from ..frames import ERROR, REPLY, Frame, FrameParser, encode
 from ..messages import (
     ASK,
@@ -26,26 +27,24 @@ from ..messages import (
     HELLO,
     MAX_VERSION,
     MIN_VERSION,
-    OPERATIONS,
-    Answer,
-    Ask,
     Cancel,
     Hello,
-    Operation,
     Welcome,
     decode,
     encode_header,
+    failure_of,
     operation,
 )
+from ..replies import packed
 from .answers import no_room
 from .listening import Listening
-from .session import SMALL, Session
+from .session import Session
 
 __all__ = ["Connection", "Host"]
 
 _log = logging.getLogger("postroom.wire")
 
-_WAITING = frozenset(OPERATIONS[name].kind for name in ("poll", "fetch"))  # long, and without doing anything
+_WAITING = frozenset(one.kind for one in OPERATIONS.values() if one.waits)
 _UNDONE = _WAITING | {OPERATIONS["append"].kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
 _TICK_MS = 1000  # what is to be looked at less often waits for the tick
@@ -55,7 +54,7 @@ _STOPPING = "this broker is stopping: ask another"
 
 
 class Host(Protocol):
-    """What a connection needs of its server."""
+    """The server, as far as a connection needs it."""
 
     listening: Listening
     held_bytes: int
@@ -122,7 +121,7 @@ class Connection(asyncio.Protocol):
         self._count_begun(self._parser.waiting)
 
     def _count_begun(self, size: int) -> None:
-        """Of frames that are not whole, all connections together hold so much, and no more."""
+        """Bounds what all connections together hold of frames that are not whole."""
         grown, self._begun_bytes = size - self._begun_bytes, size
         self._host.begun_bytes += grown
         if grown > 0 and self._host.begun_bytes > self._host.listening.all_request_bytes:
@@ -231,9 +230,9 @@ class Connection(asyncio.Protocol):
                 raise BrokerUnavailable(_STOPPING)
             await self._writable.wait()  # no more is fetched for a client that does not read
             assert self._session is not None
-            if found.name in SMALL:
+            if found.small:  # no room is looked for
                 reply = await self._session.call(found, request, frame.body)
-                header, body = found.pack(reply)
+                header, body = packed(found, reply)
                 self._write(frame, header, body)
             else:
                 await self._serve_large(self._session, frame, found, request)
@@ -245,20 +244,20 @@ class Connection(asyncio.Protocol):
             self._fail(frame, error)
 
     async def _serve_large(self, session: Session, frame: Frame, found: Operation, request: Any) -> None:
-        """What is answered may be large: there is room for it first, which is held until it is read."""
-        share, held = session.share, session.expected(found.name, request)
+        """Serves what may have a large answer: room is held for it first, until it is read."""
+        share, held = session.share, session.expected(found, request)
         await share.room(held)
         try:
             if not self._writable.is_set():
                 await self._writable.wait()
             reply = await session.call(found, request, frame.body)
-            header, body = found.pack(reply)
+            header, body = packed(found, reply)
             head = encode_header(header)
             size = len(head) + sum(map(len, body))
-            if size > held and not share.fits(size - held, held) and session.may_drop(found.name, request):
-                await session.give_back(found.name, request, reply)
+            if size > held and not share.fits(size - held, held) and session.may_drop(found, request):
+                await session.give_back(request, reply)
                 raise no_room()
-            session.granted(found.name, request, reply, size)
+            session.granted(found, request, reply, size)
             share.hold(size - held)
             held = size
             self._send(frame, head, body)
@@ -330,7 +329,7 @@ class Connection(asyncio.Protocol):
             self._look_soon()
 
     def count_unread(self) -> None:
-        """What the client has not read is held; nothing, as a rule."""
+        """Holds room for what the client has not read; nothing, as a rule."""
         share = None if self._session is None else self._session.share
         size = 0 if self._transport is None else self._transport.get_write_buffer_size()
         if share is not None and (size or share.unread):
@@ -388,7 +387,7 @@ class Connection(asyncio.Protocol):
         return min(limits.silent_ms, limits.slow_reader_ms) if wanted else limits.silent_ms
 
     def tick(self, now: float) -> None:
-        """Whether its time is up for something; called about once a second."""
+        """Looks whether its time is up for something; called about once a second."""
         limits = self._host.listening
         if self._refused_at is not None:
             if now - self._refused_at > _CLOSING_S:

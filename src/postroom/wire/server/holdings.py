@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ...endpoint.endpoint import Beat, Held, PollReply, PollRequest, Settle
+from ...endpoint.requests import Ask
+from ...endpoint.values import Beat, Held, PollReply, PollRequest, Settle
 from ...model.delivery.delivery import Span
-from ..messages import Ask
 
 __all__ = ["Holdings", "answered"]
 
@@ -32,7 +32,7 @@ class _Holding:
 
 
 class Holdings:
-    """Of one connection. Times are the server's own, in milliseconds."""
+    """The deliveries that one connection holds. Times are the server's own, in milliseconds."""
 
     def __init__(self) -> None:
         self._holdings: dict[tuple[int, int], _Holding] = {}  # by partition and token
@@ -43,7 +43,7 @@ class Holdings:
 
     @property
     def look_ms(self) -> int:
-        """How often `due` is to be asked: eight times in the shortest lease; 0: nothing is held."""
+        """How often `due` is to be asked: eight times in the shortest lease; 0 if nothing is held."""
         return self._shortest_ms // 8 if self._holdings else 0
 
     def _hold(self, key: tuple[int, int], holding: _Holding) -> None:
@@ -90,7 +90,7 @@ class Holdings:
                     )
 
     def due(self, now_ms: int, before_ms: int) -> list[Ask]:
-        """What is to be asked now. It is forgotten: who is at work holds it anew (`kept`)."""
+        """Returns what is to be asked now, and forgets it: who is at work holds it anew (`kept`)."""
         asks: dict[tuple[str, str, str, int], list[Held]] = {}
         for key, holding in list(self._holdings.items()):
             if holding.until_ms - min(before_ms, holding.lease_ms // 2) <= now_ms:
@@ -112,7 +112,7 @@ class Holdings:
 
 
 def answered(ask: Ask, held: Iterable[Held]) -> list[Held]:
-    """Of what a client answers, that which it was asked about: each delivery once, with all of its spans."""
+    """Returns what a client was asked about of its answer: each delivery once, with all of its spans."""
     asked = {(one.topic, one.partition_id, one.token) for one in ask.held}
     spans: dict[tuple[str, int, int], set[Span]] = {}
     for one in held:

@@ -35,7 +35,7 @@ _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 def listen(host: str, port: int, what: str, advice: str) -> list[socket.socket]:
-    """Sockets that listen on the addresses of that host; "": on all of this machine. UsageError: on none."""
+    """Returns sockets that listen on that host; "": on all of this machine. UsageError if none can."""
     found: list[socket.socket] = []
     failed: OSError | None = None
     try:
@@ -150,12 +150,10 @@ def _end(accepted: socket.socket) -> None:
         accepted.shutdown(socket.SHUT_RDWR)
 
 
-# ---- listening ----
-# What a server of brokers is set to, and what it gives everybody together.
-
-
 @dataclass(frozen=True, slots=True)
 class Listening:
+    """The settings of a server of brokers, and what it gives everybody together."""
+
     host: str = "127.0.0.1"
     port: int = 7070  # 0: any that is free
     zone: str = ""

@@ -15,7 +15,7 @@ import uuid
 from ipaddress import ip_address
 
 from ...broker.access import Gatekeeper
-from ...broker.broker import Broker
+from ...broker.served import Servable
 from ...errors import BrokerUnavailable, PostroomError
 from ..messages import BrokerInfo, BrokerList, Hello, Welcome
 from .answers import Answers
@@ -33,7 +33,7 @@ _TICK_S = 1.0
 
 
 class WireServer:
-    def __init__(self, broker: Broker, listening: Listening, gatekeeper: Gatekeeper) -> None:
+    def __init__(self, broker: Servable, listening: Listening, gatekeeper: Gatekeeper) -> None:
         self.broker, self.listening, self._gatekeeper = broker, listening, gatekeeper
         self.id = str(uuid.uuid4())
         self.connections: set[Connection] = set()

@@ -25,17 +25,8 @@ from dataclasses import replace
 from functools import partial
 
 from ....config import DEFAULTS
-from ....endpoint.endpoint import (
-    Beat,
-    Endpoint,
-    Grant,
-    Lease,
-    PollReply,
-    PollRequest,
-    Settle,
-    UnparkRequest,
-    Verdict,
-)
+from ....endpoint.endpoint import Endpoint
+from ....endpoint.values import Beat, Grant, Lease, PollReply, PollRequest, Settle, UnparkRequest, Verdict
 from ....errors import CorruptBatch, PostroomError
 from ....model.delivery.delivery import Line
 from ....model.delivery.ordered import FAR

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
-from ....endpoint.endpoint import Held, Lease, Settle
+from ....endpoint.values import Held, Lease, Settle
 from ....model.delivery.delivery import Span
 from ...message import Received
 from ..in_flight import ACKING, BACK, GIVING, LOST, OPEN, PARKING, GrantedPartition, Hands, HeldDelivery

@@ -16,9 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
-from ....endpoint.endpoint import Endpoint
 from ....errors import LeaseLost, UsageError
 from ....tasks import end
 from ...producer.appending import pause
@@ -127,9 +126,10 @@ class Relay:
         """Until it is told to stop, or something ends it: that is returned."""
         settings, holder = self._settings, secrets.token_hex(16)
         way = DrawingEndpoint.over(self._mq._endpoint, settings.table.name, holder)
-        endpoint = self._mq._endpoint if way is None else cast(Endpoint, way)
         source = OutboxSource(settings.table, settings.opening, settings.lease_ms, holder, way)
-        forwarder = Forwarder(endpoint, source, client=self._mq.client_id, look_ms=settings.poll_ms)
+        forwarder = Forwarder(
+            way or self._mq._endpoint, source, client=self._mq.client_id, look_ms=settings.poll_ms
+        )
         self._source, self._forwarder = source, forwarder
         running, stopping = (asyncio.create_task(one) for one in (forwarder.run(), self._stopping.wait()))
         try:

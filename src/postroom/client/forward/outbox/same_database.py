@@ -9,13 +9,17 @@ sees this relay's lease: that is how the two are known to be one database.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ....broker.broker import Broker
+from ....endpoint.asking import AskingEndpoint
 from ....endpoint.endpoint import Endpoint
+from ....endpoint.operations import Operation
+from ....endpoint.values import Beat, Held
+from ....model.delivery.delivery import Span
 from ....model.messages.batch import read_header
 from ....model.moves.forwarding import Batch, Stamp
-from ....model.topology.route import Route
 from ....store import SqlStore
 from ....store.contract import Appended
 from ....store.contract.values import Drawn
@@ -23,8 +27,8 @@ from ....store.contract.values import Drawn
 __all__ = ["DrawingEndpoint"]
 
 
-class DrawingEndpoint:
-    """The two calls that the forwarder makes, and what the source asks and tells. From any thread."""
+class DrawingEndpoint(AskingEndpoint):
+    """The queue's own broker, for the forwarder, and what the source asks and tells. From any thread."""
 
     def __init__(self, broker: Broker, store: SqlStore, table: str, holder: str) -> None:
         self._broker, self._store = broker, store
@@ -57,13 +61,42 @@ class DrawingEndpoint:
 
     # ---- for the forwarder ----
 
-    async def route(self, topic: str) -> Route:
-        return await self._broker.route(topic)
+    async def append(
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
+    ) -> Appended:
+        return await self._broker.append(
+            topic,
+            partition_id,
+            batch,
+            due_at=due_at,
+            ids=ids,
+            producer=producer,
+            drawn=self._drawn(partition_id, batch),
+        )
 
-    async def append(self, topic: str, partition_id: int, batch: bytes, **options: Any) -> Appended:
+    def _drawn(self, partition_id: int, batch: bytes) -> Drawn | None:
+        """The rows that leave with this batch; None: it was stamped in the table."""
         header = read_header(batch)
         found = self.open.get(Stamp(header.producer_id, partition_id, header.base_sequence))
-        if found is None:  # it was stamped in the table
-            return await self._broker.append(topic, partition_id, batch, **options)
-        drawn = Drawn(self._table, self._holder, tuple(row.id for row in found.rows))
-        return await self._broker.append(topic, partition_id, batch, drawn=drawn, **options)
+        if found is None:
+            return None
+        return Drawn(self._table, self._holder, tuple(row.id for row in found.rows))
+
+    async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        return await getattr(self._broker, operation.name)(**arguments)
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        return self._broker.beat(beats)
+
+    def now_ms(self) -> int:
+        return self._broker.now_ms()
+
+    async def close(self) -> None:
+        """The broker lives on: it is the connection's."""

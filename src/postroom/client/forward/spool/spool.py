@@ -16,17 +16,20 @@ import os
 import secrets
 import socket
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Any, Self
 
 from ....address import parse, parse_shards
 from ....clock import Clock, SystemClock
 from ....config import DEFAULTS
-from ....endpoint.endpoint import Endpoint
+from ....endpoint.asking import AskingEndpoint
+from ....endpoint.operations import Operation
+from ....endpoint.values import Beat, Held
 from ....errors import ClosedError, PostroomError
+from ....model.delivery.delivery import Span
 from ....model.topology.names import check_topic
 from ....tasks import end
 from ....units import Duration, Moment, duration_ms
@@ -126,8 +129,7 @@ class Spool:
             raise ClosedError(f"the spool {self.path} is not open: use it within `async with`")
         found = self._producers.get(topic) if isinstance(topic, str) else None
         if found is None or found.closed:
-            clock = cast(Endpoint, _Now(self))
-            found = SpooledProducer(clock, self._guard, check_topic(topic), self._landing)
+            found = SpooledProducer(_Now(self), self._guard, check_topic(topic), self._landing)
             self._producers[topic] = found
         return found
 
@@ -254,11 +256,23 @@ class _Reaching:
             zone=way.zone,
             clock=self._clock,
         )
-        return Connection(cast(Endpoint, endpoint), client_id, self._clock)
+        return Connection(endpoint, client_id, self._clock)
 
 
-class _Now:
-    """All that a spooled producer asks of an endpoint."""
+class _Now(AskingEndpoint):
+    """All that a spooled producer asks of an endpoint is the time: the queue may be away."""
 
     def __init__(self, spool: Spool) -> None:
-        self.now_ms = spool._now_ms
+        self._spool = spool
+
+    def now_ms(self) -> int:
+        return self._spool._now_ms()
+
+    async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        raise AssertionError(f"a spooled producer leaves {operation.name} to the forwarder")
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        raise AssertionError("a spooled producer holds no delivery")
+
+    async def close(self) -> None:
+        """There is nothing to close."""

@@ -1,44 +1,37 @@
-"""Batches behind a header: the header has where each begins in its log and how long it is, the body has them.
+"""Replies as they travel: most as they are, and what holds batches or a route in a form of its own.
 
-Offsets, records and times are in the header, since the broker does not open batches, and a reader needs them
-before it does.
+A reply with batches is a header that has where each begins in its log and how long it is, and a body that has
+them. Offsets, records and times are in the header, since the broker does not open batches, and a reader needs
+them before it does. `packed` and `unpacked` choose by the type of the reply that the operation's row names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from ..endpoint.endpoint import DeadLetters, Fetched, Grant, Lease, PollReply, StoppedMessage
+from ..endpoint.operations import OPERATIONS, Operation
+from ..endpoint.values import DeadLetters, Fetched, Grant, Lease, PollReply, StoppedMessage
 from ..errors import ProtocolError
 from ..model.delivery.delivery import Line, Span
 from ..model.policy.slow_lane import LaneView
 from ..model.topology.route import Range, Route
 from ..store.contract import StoredBatch
+from .frames import Frame
+from .messages import decode
 
 __all__ = [
-    "BatchHead",
-    "FetchedHead",
-    "GrantHead",
-    "LettersHead",
-    "PollHead",
-    "RouteHead",
-    "StoppedHead",
-    "fetched",
-    "letters",
-    "pack_fetched",
-    "pack_letters",
-    "pack_poll",
-    "pack_route",
-    "pack_routes",
-    "pack_stopped",
-    "polled",
-    "route",
-    "routes",
-    "stopped",
-]
+    "BatchHead", "FetchedHead", "GrantHead", "LettersHead", "PollHead", "RouteHead", "StoppedHead", "head_of",
+    "packed", "unpacked",
+]  # fmt: skip
+
+Packed = tuple[Any, Sequence[bytes]]
+"""What goes into the header, and what follows it."""
+
+
+# ---- batches ----
 
 
 class BatchHead(NamedTuple):
@@ -118,16 +111,16 @@ class _Body:
             self._at = end
 
 
-def pack_fetched(reply: Fetched) -> tuple[Any, Sequence[bytes]]:
+def _pack_fetched(reply: Fetched) -> Packed:
     head = FetchedHead(_heads(reply.batches), reply.start, reply.end, reply.sealed)
     return head, [batch.data for batch in reply.batches]
 
 
-def fetched(head: FetchedHead, body: bytes) -> Fetched:
+def _fetched(head: FetchedHead, body: bytes) -> Fetched:
     return Fetched(_Body(body).take(head.batches), head.start, head.end, head.sealed)
 
 
-def pack_poll(reply: PollReply) -> tuple[Any, Sequence[bytes]]:
+def _pack_poll(reply: PollReply) -> Packed:
     grants = tuple(
         GrantHead(g.topic, g.partition, g.partition_id, g.leases, _heads(g.batches), g.position, g.lines)
         for g in reply.grants
@@ -138,7 +131,7 @@ def pack_poll(reply: PollReply) -> tuple[Any, Sequence[bytes]]:
     return head, [batch.data for grant in reply.grants for batch in grant.batches]
 
 
-def polled(head: PollHead, body: bytes) -> PollReply:
+def _polled(head: PollHead, body: bytes) -> PollReply:
     batches = _Body(body)
     grants = tuple(
         Grant(g.topic, g.partition, g.partition_id, g.leases, batches.take(g.batches), g.position, g.lines)
@@ -149,17 +142,17 @@ def polled(head: PollHead, body: bytes) -> PollReply:
     )
 
 
-def pack_letters(reply: Sequence[DeadLetters]) -> tuple[Any, Sequence[bytes]]:
+def _pack_letters(reply: Sequence[DeadLetters]) -> Packed:
     heads = [LettersHead(d.topic, d.partition, d.partition_id, d.open, _heads(d.batches)) for d in reply]
     return heads, [batch.data for letters in reply for batch in letters.batches]
 
 
-def letters(heads: Sequence[LettersHead], body: bytes) -> list[DeadLetters]:
+def _letters(heads: Sequence[LettersHead], body: bytes) -> list[DeadLetters]:
     batches = _Body(body)
     return [DeadLetters(h.topic, h.partition, h.partition_id, h.open, batches.take(h.batches)) for h in heads]
 
 
-def pack_stopped(reply: Sequence[StoppedMessage]) -> tuple[Any, Sequence[bytes]]:
+def _pack_stopped(reply: Sequence[StoppedMessage]) -> Packed:
     heads = [
         StoppedHead(
             one.topic, one.partition, one.partition_id, one.attempts, one.reason, one.since,
@@ -170,7 +163,7 @@ def pack_stopped(reply: Sequence[StoppedMessage]) -> tuple[Any, Sequence[bytes]]
     return heads, [one.batch.data for one in reply]
 
 
-def stopped(heads: Sequence[StoppedHead], body: bytes) -> list[StoppedMessage]:
+def _stopped(heads: Sequence[StoppedHead], body: bytes) -> list[StoppedMessage]:
     batches = _Body(body)
     return [
         StoppedMessage(
@@ -181,8 +174,7 @@ def stopped(heads: Sequence[StoppedHead], body: bytes) -> list[StoppedMessage]:
     ]  # fmt: skip
 
 
-# ---- routes ----
-# Routes as they travel: what a reader needs, and nothing of what a `Route` computes for itself.
+# ---- routes: what a reader needs, and nothing of what a `Route` computes for itself ----
 
 
 class RouteHead(msgspec.Struct, frozen=True):
@@ -199,15 +191,15 @@ def _head(one: Route) -> RouteHead:
     return RouteHead(one.topic, one.version, one.ranges, one.by_id, one.sealed, one.predecessors, one.away)
 
 
-def pack_route(reply: Route) -> tuple[Any, Sequence[bytes]]:
+def _pack_route(reply: Route) -> Packed:
     return _head(reply), ()
 
 
-def pack_routes(reply: Sequence[Route]) -> tuple[Any, Sequence[bytes]]:
+def _pack_routes(reply: Sequence[Route]) -> Packed:
     return [_head(one) for one in reply], ()
 
 
-def route(head: RouteHead, body: bytes = b"") -> Route:
+def _route(head: RouteHead, body: bytes = b"") -> Route:
     try:
         return Route(
             head.topic, head.version, head.ranges, head.by_id, head.sealed, dict(head.predecessors), head.away
@@ -216,5 +208,46 @@ def route(head: RouteHead, body: bytes = b"") -> Route:
         raise ProtocolError(f"the route of {head.topic!r} is none: {error}") from error
 
 
-def routes(heads: Sequence[RouteHead], body: bytes = b"") -> list[Route]:
-    return [route(head) for head in heads]
+def _routes(heads: Sequence[RouteHead], body: bytes = b"") -> list[Route]:
+    return [_route(head) for head in heads]
+
+
+# ---- by the type of the reply ----
+
+
+class _Form(NamedTuple):
+    """The form in which replies of one type travel."""
+
+    head: Any  # the type of the header
+    pack: Callable[[Any], Packed]
+    unpack: Callable[[Any, bytes], Any]
+
+
+_FORMS: dict[Any, _Form] = {
+    Fetched: _Form(FetchedHead, _pack_fetched, _fetched),
+    PollReply: _Form(PollHead, _pack_poll, _polled),
+    list[DeadLetters]: _Form(list[LettersHead], _pack_letters, _letters),
+    list[StoppedMessage]: _Form(list[StoppedHead], _pack_stopped, _stopped),
+    Route: _Form(RouteHead, _pack_route, _route),
+    list[Route]: _Form(list[RouteHead], _pack_routes, _routes),
+}
+_OF = {operation: _FORMS[operation.reply] for operation in OPERATIONS.values() if operation.reply in _FORMS}
+
+
+def head_of(operation: Operation) -> Any:
+    """The type of the header of its reply."""
+    form = _OF.get(operation)
+    return operation.reply if form is None else form.head
+
+
+def packed(operation: Operation, reply: Any) -> Packed:
+    form = _OF.get(operation)
+    return (reply, ()) if form is None else form.pack(reply)
+
+
+def unpacked(operation: Operation, frame: Frame) -> Any:
+    """The reply in a frame that answers this operation; ProtocolError if it holds another."""
+    form = _OF.get(operation)
+    if form is None:
+        return decode(frame.header, operation.reply)
+    return form.unpack(decode(frame.header, form.head), frame.body)
