@@ -13,7 +13,7 @@ from typing import Protocol, Self
 
 from ..address import Address, parse, parse_shards
 from ..broker.deliver.fetch import fetch_stored
-from ..endpoint.endpoint import Fetched
+from ..endpoint.values import Fetched
 from ..store import open_store
 from .options import Reach
 from .planning import Span

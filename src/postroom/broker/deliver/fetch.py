@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ...endpoint.endpoint import Fetched
+from ...endpoint.values import Fetched
 from ...store.contract import Bounds, Store, StoredBatch
 
 __all__ = ["fetch_stored"]
