@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from ..config import Limits
 from ..errors import PostroomError
 from ..store.contract import News, Store
 
@@ -29,8 +30,7 @@ Awaited = Callable[[str], Sequence[int] | None]
 _AFTER_FAILURE_S = 0.2
 _MOST_NAMED = 2000
 _LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
-_CALM_S = 0.05  # a watcher that has seen nothing for a while asks the store no less often than this
-_CALMING = 4  # it pauses for one part in so many of the time since the last news
+_CALMING = 8  # a watcher pauses for one part in so many of the time since the last news
 
 _log = logging.getLogger("postroom.broker")
 
@@ -118,21 +118,21 @@ async def wait(news: asyncio.Event, seconds: float) -> None:
 class WatcherThread:
     """A watcher looks for commits of other processes while somebody waits here, and tells the event loop.
 
-    It asks the store every `interval_ms` while there is news, and less and less often when there is none: it
-    pauses for a quarter of the time since the last news, `_CALM_S` at most. So what another process sends is
-    seen late by a quarter of the silence before it, and by 50 ms at most, and a consumer that has nothing to
-    do costs a tenth. News in this process does not come this way, and a store that waits for news itself
-    (PostgreSQL, MariaDB) is asked again at once.
+    It asks the store every `watch_interval_ms` while there is news, and less and less often when there is
+    none: it pauses for an eighth of the time since the last news, `watch_cap_ms` at most. So what another
+    process sends is late by an eighth of the silence before it, and a consumer that has nothing to do costs a
+    tenth. News in this process does not come this way, and a store that waits for news itself (PostgreSQL,
+    MariaDB) is asked again at once.
     """
 
     def __init__(
         self,
         store: Store,
-        interval_ms: int,
+        limits: Limits,
         report: Callable[[News | None, dict[int, int] | None], None],
     ) -> None:
         self._store = store
-        self._interval_s = interval_ms / 1000
+        self._interval_s, self._cap_s = limits.watch_interval_ms / 1000, limits.watch_cap_ms / 1000
         self.on_due: Callable[[int], None] = lambda due_at: None  # in this thread: the next delayed message
         self.awaited: Awaited = lambda kind: None  # whose news are read
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
@@ -190,7 +190,7 @@ class WatcherThread:
 
     def _pause(self, asked_at: float, news_at: float) -> None:
         now = time.monotonic()
-        pause_s = min(_CALM_S, (now - news_at) / _CALMING) - (now - asked_at)
+        pause_s = min(self._cap_s, (now - news_at) / _CALMING) - (now - asked_at)
         if pause_s <= self._interval_s:
             time.sleep(self._interval_s)  # half of what it costs to wait for an event, 200 times a second
         else:
