@@ -19,7 +19,7 @@ from ..config import Limits
 from ..errors import PostroomError
 from ..store.contract import News, Store
 
-__all__ = ["Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
+__all__ = ["LULL_S", "Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
 
 Key = tuple[str, int]
 """("partition", id) or ("group", id)."""
@@ -30,6 +30,10 @@ Awaited = Callable[[str], Sequence[int] | None]
 _AFTER_FAILURE_S = 0.2
 _MOST_NAMED = 2000
 _LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
+LULL_S = 1.0
+"""Nobody waited for so long: what other processes did meanwhile may not be known. A shorter time is no lull:
+a watcher that is wanted again within its `_LINGER_S` tells all that was committed since it was last asked."""
+
 _CALMING = 8  # a watcher pauses for one part in so many of the time since the last news
 
 _log = logging.getLogger("postroom.broker")
@@ -47,7 +51,8 @@ class Waiters:
     def __init__(self) -> None:
         self._events: dict[Key, set[Listener]] = {}
         self._count = 0
-        self.lulls = 0  # how often nobody waited any more: news of other processes may have been missed since
+        self.lulls = 0  # how often nobody waited for so long that news of other processes may be missed
+        self._left_at = -LULL_S
         self.on_first: Callable[[], None] = lambda: None  # somebody waits now
         self.on_none: Callable[[], None] = lambda: None  # nobody waits any more
 
@@ -67,13 +72,14 @@ class Waiters:
         """Somebody waits: news of other processes are looked for."""
         self._count += 1
         if self._count == 1:
+            self.lulls += time.monotonic() - self._left_at >= LULL_S
             self.on_first()
         try:
             yield
         finally:
             self._count -= 1
             if self._count == 0:
-                self.lulls += 1
+                self._left_at = time.monotonic()
                 self.on_none()
 
     def listen(self, listener: Listener, keys: Iterable[Key]) -> None:
@@ -91,6 +97,9 @@ class Waiters:
         for key in keys:
             for event in self._events.get(key, ()):
                 event.set()
+
+    def listens(self, key: Key) -> bool:
+        return key in self._events
 
     def awaited(self, kind: str) -> list[int] | None:
         """Partitions, or groups, that somebody listens to; None: so many that all may be read. Any thread."""

@@ -364,7 +364,7 @@ class StagingWork:
         return [Staged(known.id, place, one) for place, one in zip(partition_ids, batches, strict=True)]
 
     def _of_topic(self, topic: str, partition_ids: Collection[int]) -> Topic:
-        for known in (self._catalog.topic(topic), self._catalog.fresh_topic(topic)):
+        for known in (self._catalog.topic(topic), self._catalog.topic(topic, fresh=True)):
             if {piece.partition_id for piece in known.route.partitions}.issuperset(partition_ids):
                 return known
         raise UnknownPartition(
