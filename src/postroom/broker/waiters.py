@@ -188,7 +188,12 @@ class WatcherThread:
         asked_at = news_at = time.monotonic()
         try:
             while self._wanted.wait(_LINGER_S) and not self._stopping.is_set():
-                self._pause(asked_at, news_at)
+                now = time.monotonic()
+                pause_s = min(self._cap_s, (now - news_at) / _CALMING) - (now - asked_at)
+                if pause_s > self._interval_s:
+                    self._stopping.wait(pause_s)
+                else:
+                    time.sleep(self._interval_s)  # half of what it costs to wait for an event
                 if self._stopping.is_set():
                     return
                 asked_at = time.monotonic()
@@ -196,14 +201,6 @@ class WatcherThread:
                     news_at = time.monotonic()
         finally:
             watcher.close()
-
-    def _pause(self, asked_at: float, news_at: float) -> None:
-        now = time.monotonic()
-        pause_s = min(self._cap_s, (now - news_at) / _CALMING) - (now - asked_at)
-        if pause_s <= self._interval_s:
-            time.sleep(self._interval_s)  # half of what it costs to wait for an event, 200 times a second
-        else:
-            self._stopping.wait(pause_s)
 
     def _failed(self, error: PostroomError) -> None:
         if not self._failing:

@@ -95,10 +95,11 @@ class Polling:
 
     async def _sources(self, request: PollRequest) -> list[Source]:
         """What the poll reads. A poll that takes nothing of the slow lane does not wait for it (R42)."""
-        topic, group, lane = request.topic, request.group, request.lane_messages > 0
-        known: list[Source] | None = self._catalog.known(sources_key(topic, group, lane))
+        key = sources_key(request.topic, request.group, request.lane_messages > 0)
+        known: list[Source] | None = self._catalog.known(key)
         if known is None:
-            read = partial(self._catalog.sources, topic, group, lane=lane)
+            topic, group = request.topic, request.group
+            read = partial(self._catalog.sources, topic, group, lane=request.lane_messages > 0)
             known = await self._workers.run_for((topic, group), read)
         return known
 
@@ -109,6 +110,7 @@ class Polling:
     ) -> PollReply | None:
         """None: the group is another one now."""
         settings = sources[0][1].settings
+        key = sources_key(request.topic, request.group, request.lane_messages > 0)
         fresh_s = min(self._limits.poll_wait_ms, settings.lease_ms // 2) / 1000
         name = (request.topic, request.group, sources[-1][0].name)
         queue = self._queues.of(name, sources, partial(_keys, sources), fresh_s)
@@ -120,7 +122,10 @@ class Polling:
                 if permit is None or self._closed:
                     return _reply(Handed(), settings)
                 try:
-                    if await self._sources(request) is not sources:
+                    if (
+                        self._catalog.known(key) is not sources
+                        and await self._sources(request) is not sources
+                    ):
                         return None
                     group = sources[0][1]
                     if self._quotas.off:

@@ -224,7 +224,7 @@ class Deliveries:
 
         If a repeated request's token holds something, its answer was lost: only that is handed over (I6).
         """
-        ranges = rotated(pieces, self._turn)
+        ranges = rotated(pieces, self._turn) if len(pieces) > 1 else [*pieces]
         if held:
             return [r for r in ranges if r.partition_id in held]
         due = {partition_id for partition_id, peek in peeks.items() if has_due(peek, now)}
