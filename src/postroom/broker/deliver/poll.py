@@ -122,10 +122,8 @@ class Polling:
                 if permit is None or self._closed:
                     return _reply(Handed(), settings)
                 try:
-                    if (
-                        self._catalog.known(key) is not sources
-                        and await self._sources(request) is not sources
-                    ):
+                    known = self._catalog.known(key)
+                    if known is not sources and await self._sources(request) is not sources:
                         return None
                     group = sources[0][1]
                     if self._quotas.off:
