@@ -1,7 +1,6 @@
-"""Looks into the store that many wait for: one looks, and all go on with what it found, in their order.
+"""Tasks that many share, and tasks that must end.
 
-Appends of one producer come in the order of their sequences (I3), and must not overtake each other because
-one of them had to look something up. Used in the event loop only.
+For the event loop only.
 """
 
 from __future__ import annotations
@@ -16,40 +15,84 @@ __all__ = ["SingleFlight", "end"]
 T = TypeVar("T")
 
 
+class _Flight:
+    """A call that is under way, or was just now: not all who waited for it have gone on yet."""
+
+    __slots__ = ("call", "places", "waiting")
+
+    def __init__(self, call: asyncio.Future[Any]) -> None:
+        self.call, self.waiting = call, 0
+        self.places: list[asyncio.Future[None]] = []  # of those who wait for its end, in their order
+
+
 class SingleFlight:
+    """One call for all who ask for the same at the same time: they go on with its result, in their order.
+
+    Appends of one producer come in the order of their sequences (I3), and must not overtake each other
+    because one of them had to look something up. Whoever comes after the call has ended, and before the last
+    of those who waited for it has gone on, goes on behind them. `in_thread` runs the call; a caller that is
+    cancelled does not end it.
+    """
+
     def __init__(self, in_thread: Callable[..., Awaitable[Any]]) -> None:
         self._in_thread = in_thread
-        self._under_way: dict[Hashable, asyncio.Future[Any]] = {}
+        self._flights: dict[Hashable, _Flight] = {}
+
+    def busy(self, key: Hashable) -> bool:
+        """Whether somebody waits for that key: whoever goes on without waiting overtakes."""
+        return key in self._flights
 
     async def look(self, key: Hashable, known: T | None, function: Callable[..., T], *args: Any) -> T:
-        """`known`: what it is, if that is known already; also then nobody who looks is overtaken."""
-        looking = self._under_way.get(key)
-        if looking is None:
+        """The result of the function. What is `known` already is returned at once, unless somebody waits."""
+        flight = self._flights.get(key)
+        if flight is None:
             if known is not None:
                 return known
-            looking = self._under_way[key] = asyncio.ensure_future(self._in_thread(function, *args))
-            looking.add_done_callback(lambda done: self._looked(key, done))
-        found: T = await asyncio.shield(looking)
-        return found
+            call = asyncio.ensure_future(self._in_thread(function, *args))
+            flight = self._flights[key] = _Flight(call)
+            call.add_done_callback(lambda done: self._ended(key, flight))
+        loop = asyncio.get_running_loop()
+        place: asyncio.Future[None] = loop.create_future()
+        if flight.call.done():
+            loop.call_soon(_go_on, place)  # those who waited before are woken in this turn of the loop
+        else:
+            flight.places.append(place)
+        flight.waiting += 1
+        try:
+            await place
+            found: T = flight.call.result()
+            return found
+        finally:
+            flight.waiting -= 1
+            self._forget(key, flight)
 
-    def _looked(self, key: Hashable, done: asyncio.Future[Any]) -> None:
-        del self._under_way[key]
-        if not done.cancelled():
-            done.exception()  # those who wait are told
+    def _ended(self, key: Hashable, flight: _Flight) -> None:
+        if not flight.call.cancelled():
+            flight.call.exception()  # those who wait are told
+        for place in flight.places:
+            _go_on(place)
+        self._forget(key, flight)  # if all were cancelled
+
+    def _forget(self, key: Hashable, flight: _Flight) -> None:
+        if not flight.waiting and flight.call.done() and self._flights.get(key) is flight:
+            del self._flights[key]
 
 
-# ---- ending ----
-# Ending tasks for certain.
-#
-# One `cancel()` may not do: on Python 3.11 `asyncio.wait_for` swallows a cancel that arrives together
-# with the result it waits for, and whoever then awaits the task waits for ever. Must never be used on a
-# task that has something to finish: that one is awaited, not ended.
+def _go_on(place: asyncio.Future[None]) -> None:
+    if not place.done():
+        place.set_result(None)
+
 
 _AGAIN_SECONDS = 0.05
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks until they are done; what they raise is nobody's concern any more."""
+    """Cancel the tasks until they are done; what they raise is nobody's concern any more.
+
+    One `cancel()` may not do: on Python 3.11 `asyncio.wait_for` swallows a cancel that arrives together with
+    the result it waits for, and whoever then awaits the task waits for ever. Must never be used on a task
+    that has something to finish: that one is awaited, not ended.
+    """
     running = {task for task in tasks if not task.done()}
     while running:
         for task in running:

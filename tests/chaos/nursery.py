@@ -37,8 +37,8 @@ ROLES: dict[str, Callable[..., Coroutine[Any, Any, None]]] = {
     "operator": operate,
 }
 
-_STORES = ("store.mysql", "store.postgres", "store.sqlite")
-_LATE = ("broker.embedded", "client.connection", "wire.server", *_STORES)
+_STORES = ("store.dialects.mysql", "store.dialects.postgres", "store.dialects.sqlite")
+_LATE = ("broker.broker", "client.connection", "wire.server.server", *_STORES)
 """What Postroom imports only when somebody connects."""
 
 

@@ -219,7 +219,7 @@ async def test_what_a_batch_that_failed_had_taken_is_there_for_the_next(mq: Conn
     await mq.create_topic("orders", partitions=1)
     await mq.limit_rate(topic="orders", messages_per_s=10)
     work = broker_of(mq)._work
-    with mock.patch.object(work, "append", side_effect=StoreUnavailable("away")) as append:
+    with mock.patch.object(work, "writer_of", side_effect=StoreUnavailable("away")) as append:
         task = asyncio.ensure_future(mq.send("orders", b"x", timeout=20))
         await until(lambda: append.call_count >= 4)
     await task

@@ -223,8 +223,8 @@ async def until_quiet(broker: Broker, waiting: int) -> None:
     """Until so many polls wait in line, and nobody looks."""
     async with asyncio.timeout(PATIENCE_S):
         while True:
-            crowd = broker._polling._crowds._known.get(("quiet", "own", "quiet"))
-            if crowd and len(crowd._line) == waiting and not crowd._looking and crowd._barren:
+            crowd = broker._polling._queues._known.get(("quiet", "own", "quiet"))
+            if crowd and len(crowd._line) == waiting and not crowd._permits and crowd._empty:
                 return
             await asyncio.sleep(0.002)
 

@@ -63,7 +63,5 @@ async def test_told_once_the_change_is_made_and_not_before(pauses: list[float]) 
 
 async def test_looks_often_at_first_since_a_change_takes_a_moment(pauses: list[float]) -> None:
     await _helped(12)
-    assert len(pauses) == 11 and sum(pauses[:4]) < 0.1  # a change takes some 10 to 50 ms
-    assert (
-        pauses == sorted(pauses) and pauses[-1] == 0.1
-    )  # and is not asked for all the time if it takes long
+    assert len(pauses) == 11 and sum(pauses[:4]) < 0.15  # a change takes some 10 to 50 ms
+    assert all(0.1 <= pause <= 0.15 for pause in pauses[5:])  # nor is it asked for all the time if it lasts

@@ -10,8 +10,8 @@ from typing import cast
 import pytest
 import uvloop
 
-from postroom.broker.deliver.poll_queue import _BURST_S, _PACE_S, Permit, PollQueue
-from postroom.broker.waiters import Waiters
+from postroom.broker.deliver.poll_queue import Pacing, Permit, PollQueue
+from postroom.broker.waiters import LULL_S, Waiters
 from postroom.client.producer.parcel import Parcel
 from postroom.client.producer.router import HeldParcels
 from postroom.errors import SendTimeout, StoreBusy, UnknownGroup
@@ -27,7 +27,7 @@ async def crowd() -> PollQueue:
 
 
 def asks(crowd: PollQueue, seconds: float = LONG_S) -> asyncio.Task[Permit | None]:
-    return asyncio.create_task(crowd.turn(asyncio.get_running_loop().time() + seconds))
+    return asyncio.create_task(crowd.permit(asyncio.get_running_loop().time() + seconds))
 
 
 async def settle() -> None:
@@ -36,7 +36,7 @@ async def settle() -> None:
 
 
 async def barren(crowd: PollQueue, seconds: float = LONG_S) -> None:
-    turn = crowd.begin()
+    turn = crowd.at_once()
     turn.begin()
     turn.found_nothing(seconds)
 
@@ -104,7 +104,7 @@ async def test_news_that_came_during_a_look_was_not_seen_by_it(crowd: PollQueue)
 
 async def test_a_look_beside_one_that_found_something_knows_too_little(crowd: PollQueue) -> None:
     """It may not have seen when the lease ends that the other one was given."""
-    one, other = crowd.begin(), crowd.begin()
+    one, other = crowd.at_once(), crowd.at_once()
     one.begin()
     other.begin()
     one.found(rich=False)
@@ -120,8 +120,9 @@ async def test_who_is_cancelled_passes_its_turn_on(crowd: PollQueue, looked: boo
     crowd.set()
     if looked:  # it has its turn, and ends without a look
         await settle()
-        with pytest.raises(ZeroDivisionError), tasks[0].result() or crowd.begin():
-            raise ZeroDivisionError
+        permit = tasks[0].result()
+        assert permit is not None
+        permit.end()
     else:  # it was called, and has not run since
         tasks[0].cancel()
     await settle()
@@ -136,15 +137,15 @@ async def test_who_is_called_at_its_deadline_has_its_turn(crowd: PollQueue) -> N
     crowd._loop.call_later(0.01, crowd.set)
     time.sleep(0.05)  # noqa: ASYNC251 - so that both come at once: it is called, and then its time is up
     assert await task is not None
-    assert crowd._looking == 1
+    assert crowd._permits == 1
 
 
 async def test_at_its_deadline_it_looks_only_if_something_may_be_there(crowd: PollQueue) -> None:
     await barren(crowd)
-    assert await crowd.turn(crowd._loop.time() + 0.01) is None
-    busy = [crowd.begin(), crowd.begin()]
+    assert await crowd.permit(crowd._loop.time() + 0.01) is None
+    busy = [crowd.at_once(), crowd.at_once()]
     crowd.set()
-    assert await crowd.turn(crowd._loop.time() + 0.01) is not None  # others look, and do not end
+    assert await crowd.permit(crowd._loop.time() + 0.01) is not None  # others look, and do not end
     assert len(busy) == 2
 
 
@@ -174,6 +175,53 @@ async def test_nothing_is_known_for_longer_than_is_good(crowd: PollQueue) -> Non
 async def test_nothing_is_known_after_nobody_was_there(crowd: PollQueue) -> None:
     with crowd.attended():
         await barren(crowd)
+    with crowd.attended():  # a moment later: the watcher has kept what it would have told
+        short = asks(crowd)
+        await settle()
+        assert not short.done()
+        await cancel(short)
+    crowd._waiters._left_at -= LULL_S
+    with crowd.attended():
+        task = asks(crowd)
+        await settle()
+        assert task.done()
+
+
+async def took_all(crowd: PollQueue, seconds: float = LONG_S, *, news: bool = False) -> None:
+    turn = crowd.at_once()
+    turn.begin()
+    if news:
+        crowd.set()
+    turn.found(rich=False, nothing_for_s=seconds)
+
+
+async def test_after_one_took_all_the_next_waits_for_news(crowd: PollQueue) -> None:
+    await took_all(crowd)
+    task = asks(crowd)
+    await settle()
+    assert not task.done()
+    crowd.set()
+    await settle()
+    assert task.done()
+
+
+async def test_after_one_took_all_its_lease_calls_the_next(crowd: PollQueue) -> None:
+    await took_all(crowd, 0.02)
+    assert await asyncio.wait_for(asks(crowd), 20) is not None
+
+
+async def test_who_took_all_has_not_seen_what_came_meanwhile(crowd: PollQueue) -> None:
+    await took_all(crowd, news=True)
+    task = asks(crowd)
+    await settle()
+    assert task.done()
+
+
+async def test_who_asks_beside_one_that_took_all_does_not_know_its_lease(crowd: PollQueue) -> None:
+    beside = crowd.at_once()
+    beside.begin()
+    await took_all(crowd)
+    beside.found_nothing(LONG_S)
     task = asks(crowd)
     await settle()
     assert task.done()
@@ -209,7 +257,7 @@ async def looks(crowd: PollQueue, seconds: float, *, rich: bool) -> int:
     loop, count = asyncio.get_running_loop(), 0
     end = loop.time() + seconds
     while loop.time() < end:
-        turn = await crowd.turn(end)
+        turn = await crowd.permit(end)
         if turn is not None:
             turn.begin()
             turn.found(rich)
@@ -220,21 +268,22 @@ async def looks(crowd: PollQueue, seconds: float, *, rich: bool) -> int:
 
 async def test_looks_that_empty_the_group_keep_a_distance(crowd: PollQueue) -> None:
     """So that messages that come one by one, close to each other, cost less than a look each."""
-    assert 3 <= await looks(crowd, 0.2, rich=False) <= 0.2 / _PACE_S + _BURST_S / _PACE_S + 2
+    most = (0.2 + Pacing.BURST_S) / Pacing.EACH_S + 2
+    assert 3 <= await looks(crowd, 0.2, rich=False) <= most
     assert await looks(crowd, 0.2, rich=True) > 300  # where there is more, nobody waits
 
 
 @pytest.mark.parametrize("rich", [True, False])
 async def test_nobody_rests_for_long_however_many_looks_there_were(crowd: PollQueue, rich: bool) -> None:
     for _ in range(2000):  # as short polls do, which do not wait
-        turn = crowd.begin()
+        turn = crowd.at_once()
         turn.begin()
         turn.found(rich)
-    turn = crowd.begin()
+    turn = crowd.at_once()
     turn.begin()
     turn.found(rich=False)
     began = time.monotonic()
-    assert await crowd.turn(asyncio.get_running_loop().time() + LONG_S) is not None
+    assert await crowd.permit(asyncio.get_running_loop().time() + LONG_S) is not None
     assert time.monotonic() - began < 30
 
 
@@ -244,7 +293,7 @@ async def test_one_now_and_then_is_looked_for_at_once(crowd: PollQueue) -> None:
         await settle()
         assert task.done()
         turn_of(task).found(rich=False)
-        await asyncio.sleep(2 * _PACE_S)
+        await asyncio.sleep(2 * Pacing.EACH_S)
 
 
 def test_timers_of_uvloop_that_are_due_at_once() -> None:

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from postroom.config import DEFAULTS
 from postroom.model.messages.batch import records
 from postroom.model.messages.ids import digest
+from postroom.model.moves.batch_line import LINE_BATCHES
 from postroom.model.moves.forwarding import (
-    LINE_BATCHES,
     Batch,
     ForwardRow,
     Stamp,

@@ -10,10 +10,11 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ..address import Address
 from ..clock import Clock, SystemClock
@@ -36,14 +37,16 @@ from ..endpoint.values import (
     TopicInfo,
     UnparkRequest,
 )
-from ..errors import PartitionSealed, PostroomError, UsageError
+from ..errors import PartitionSealed, PostroomError, StoreUnavailable, UsageError
 from ..model.access import Principal, producer_of
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import TopicBounds, verify
 from ..model.messages.ids import digest, digests_of
+from ..model.messages.requests import ReplyTopic
 from ..model.policy.bounds import Positions, make_room
 from ..model.policy.rate import Rate
 from ..model.policy.settings import GroupWish, Start, TopicSettings
+from ..model.policy.slow_lane import LaneInfo, LaneView, Seen
 from ..model.topology.route import Change, Route
 from ..store import open_store
 from ..store.contract import Append, Appended, News, Store, StoredBatch, Topic
@@ -56,7 +59,7 @@ from .deliver.ordered import OrderedDeliveries
 from .deliver.poll import HOLDERS, Polling
 from .deliver.readable import TailCache
 from .deliver.shared import Deliveries
-from .deliver.slow_lanes import Lanes, LaneVerbs
+from .deliver.slow_lanes import Lanes
 from .deliver.stopped import Spot, StoppedMessages
 from .duties import (
     CutStrays,
@@ -75,11 +78,11 @@ from .moves.staged import FinishDecisions, Publisher, StagingVerbs, StagingWork
 from .moves.unreadable import CheckBatches, letter_box
 from .presence import Presence
 from .publish.backlog import BacklogGate
-from .publish.rates import Quotas
-from .shard_workers import ShardWork, nothing_stored
+from .publish.rates import Quotas, RateGate, Share
+from .shard_workers import ShardWork, never_stored
 from .topology.catalog_cache import CatalogCache, Listing
 from .topology.groups import Groups
-from .topology.replies import ForgetReplies, Replies, ReplyVerbs
+from .topology.replies import ForgetReplies, Replies
 from .topology.resets import Resets
 from .topology.route_changes import FinishChanges, RouteChanges, RouteHelp
 from .topology.shards import Drain
@@ -119,9 +122,9 @@ async def open_endpoint(
     return broker
 
 
-class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
+class Broker(StagingVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
-        self.store = store
+        self.store, self.now_ms = store, store.now_ms
         self._clock = clock
         self._limits = limits
         self._loop = asyncio.get_running_loop()
@@ -203,9 +206,6 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         self._mover.met_unreadable = partial(figures.found_unreadable, found_by="delivery")
         self._check.found = partial(figures.found_unreadable, found_by="check")
 
-    def now_ms(self) -> int:
-        return self.store.now_ms()
-
     async def close(self) -> None:
         if self._closed:
             return
@@ -238,8 +238,9 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
             self._loop.call_soon_threadsafe(self._waiters.notify_all)
 
     def _appended(self, ends: dict[int, int]) -> None:
-        make_room(self._ends, _MOST_ENDS)
         for partition_id, end in ends.items():
+            if partition_id not in self._ends:
+                make_room(self._ends, _MOST_ENDS)
             self._ends[partition_id] = max(end, self._ends.get(partition_id, 0))
             self._waiters.notify(("partition", partition_id))
 
@@ -266,7 +267,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         if dues is not None:
             self._notify_due(dues, self._dues.get(shard, {}))
             self._dues[shard] = dues
-            if self._holders_timer is None:
+            ordered = self._ordered.remembers_members or self._waiters.listens(HOLDERS)
+            if ordered and self._holders_timer is None:
                 self._holders_timer = self._loop.call_later(_HOLDERS_S, self._notify_holders)
 
     def _notify_holders(self) -> None:
@@ -277,12 +279,12 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
 
     def _notify_due(self, dues: dict[int, int], before: dict[int, int]) -> None:
         """Wake groups with something due soon, if that is new: it moved, or came due just now."""
-        now = self.store.now_ms()
+        now = self.now_ms()
         for group_id, due in dues.items():
             if due < now + _SOON_MS and (due != before.get(group_id) or due > now - _JUST_MS):
                 self._waiters.notify(("group", group_id))
             elif due != before.get(group_id):
-                self._polling.due_at(group_id, due)
+                self._polling.due_in(group_id, (due - now) / 1000)
 
     def _route_changed(self) -> None:
         self._catalog.forget()
@@ -319,7 +321,7 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
 
     def _route_now(self, topic: str) -> Route:
         """With what is known to be away: who sends without a key goes elsewhere (R6)."""
-        route = self._catalog.fresh_topic(topic).route
+        route = self._catalog.topic(topic, fresh=True).route
         here = [piece.partition_id for piece in route.ranges]
         away = set(here).difference(self.store.present(here))
         return replace(route, away=tuple(sorted(away))) if away else route
@@ -386,16 +388,18 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
-        producer_id = header.producer_id
-        with nothing_stored():
+        producer_id, messages, size = header.producer_id, header.records, header.size
+        counted, passed = None, list[tuple[RateGate, Share]]()
+        try:
             if owner and producer_id >= 0:
                 producer_id = producer_of(await self.identity_key(), owner, producer_id)
             known = await self._topic(topic)
-            limited = self._backlog.limits(known.settings) and self._backlog.is_now(due_at)
-            counted = (
-                await self._backlog.pass_through(known, header.records, header.size) if limited else None
-            )
-            passed = await self._quotas.pass_through(topic, producer, header.records, header.size)
+            if self._backlog.limits(known.settings) and self._backlog.is_now(due_at):
+                counted = await self._backlog.pass_through(known, messages, size)
+            if not self._quotas.off:
+                passed = await self._quotas.pass_through(topic, producer, messages, size)
+        except StoreUnavailable as error:
+            raise never_stored(error) from None
         window_ms = known.settings.dedup_ms
         if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
             small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
@@ -403,12 +407,13 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
             ids = b""
         try:
+            writer = self._work.writer_of(partition_id) or await self._work.find_writer(partition_id)
             stored = Append(partition_id, batch, due_at, ids, window_ms, drawn, producer_id)
-            return await self._work.append(stored, (known.id, producer_id))
+            return await writer.append(stored, (known.id, producer_id))
         except PostroomError as error:
             self._quotas.put_back(passed)
             if counted is not None:
-                counted.put_back(header.records, header.size)
+                counted.put_back(messages, size)
             if isinstance(error, PartitionSealed):
                 self._route_changed()
                 await self._help.met_seal(topic, partition_id, error)
@@ -425,7 +430,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         return await self._in_thread(self.store.schedule.cancel, topic_id, digest(id))
 
     async def _topic(self, name: str) -> Topic:
-        return await self._looks.look(name, self._catalog.known_topic(name), self._catalog.topic, name)
+        known: Topic | None = self._catalog.known(("topic", name))
+        return await self._looks.look(name, known, self._catalog.topic, name)
 
     async def fetch(
         self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
@@ -494,8 +500,8 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
         await self._in_thread(self._groups.unsubscribe, topic, group, member)
         self._polling.notify_groups(concerned)
 
-    async def poll(self, request: PollRequest) -> PollReply:
-        return await self._polling.poll(request)
+    def poll(self, request: PollRequest) -> Coroutine[Any, Any, PollReply]:
+        return self._polling.poll(request)
 
     async def unpark(self, request: UnparkRequest) -> PollReply:
         return await self._polling.unpark(request)
@@ -503,11 +509,29 @@ class Broker(StagingVerbs, LaneVerbs, ReplyVerbs):
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
         await self._polling.hand_over(topic, group, token, partition_ids)
 
-    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        return await self._polling.settle(topic, group, parts)
+    def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> Coroutine[Any, Any, SettleReply]:
+        return self._polling.settle(topic, group, parts)
 
     def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
         return self._beating.beat(beats)
+
+    # ---- slow lanes ----
+
+    async def lanes(self, topic: str, group: str) -> LaneInfo:
+        return await self._lanes.listed(topic, group)
+
+    async def report_sources(
+        self, topic: str, group: str, seen: Sequence[Seen], version: int = 0
+    ) -> LaneView | None:
+        return await self._lanes.report(topic, group, seen, version)
+
+    # ---- replies ----
+
+    async def open_replies(self, client: str, owner: str = "") -> ReplyTopic:
+        return await self._in_thread(self._replies.open, client, owner)
+
+    async def close_replies(self, client: str, owner: str = "") -> None:
+        await self._in_thread(self._replies.close, client, owner)
 
     # ---- dead letters ----
 

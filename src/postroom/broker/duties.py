@@ -390,14 +390,13 @@ class DutyRunner:
                 _log.warning("lease of duty %s is left to run out: %s", name, error)
 
 
-# ---- strays ----
-# The duty that cuts leases of a clock that was set back (I26): see `store.strays`.
-#
-# It looks when it first runs, since the clock may have been set while nobody was there, and whenever the
-# store's time goes on by less than the steady clock has.
-
-
 class CutStrays:
+    """The background job that cuts the leases of a clock that was set back (I26).
+
+    It looks when it first runs, since the clock may have been set while nobody was there, and whenever the
+    store's time goes on by less than the steady clock has.
+    """
+
     name: str = "cut-strays"
     every_s: float = 10
 

@@ -7,8 +7,7 @@ nothing: sends appends to the writer of their partition's shard.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,10 +17,10 @@ from ..store.contract import Append, Appended, News, Store, StoredBatch
 from .deliver.readable import TailCache
 from .metrics import Figures
 from .moves.schedule import ScheduleMover, ScheduleThread
-from .publish.writer import LineKey, Writer
+from .publish.writer import Writer
 from .waiters import Awaited, WatcherThread
 
-__all__ = ["ShardWork", "nothing_stored"]
+__all__ = ["ShardWork", "never_stored"]
 
 Told = Callable[[str, News | None, dict[int, int] | None], None]
 """Is told news in the event loop: by which shard, of its log, and when groups have something due there."""
@@ -57,7 +56,7 @@ class ShardWork:
 
     def _begin(self, name: str, part: Store) -> None:
         writer = self._writers[name] = Writer(part.log, self._tail, self._limits, self._appended)
-        watcher = WatcherThread(part, self._limits.watch_interval_ms, partial(self._told, name))
+        watcher = WatcherThread(part, self._limits, partial(self._told, name))
         watcher.awaited = self._awaited
         watching = partial(_watch_schedule, watcher)
         mover = ScheduleMover(part, self._limits, self._holder, self._due_moved, watching, name)
@@ -74,13 +73,22 @@ class ShardWork:
         if self._waited_for:
             self._watchers[-1].resume()
 
-    async def append(self, append: Append, line: LineKey | None = None) -> Appended:
-        name = self._store.known_shard(append.partition_id)
-        if name is None:
-            with nothing_stored():
-                name = await self._in_thread(self._store.shard_of, append.partition_id)
-        writer = self._writers.get(name) or self._writers[""]  # which says what is wrong
-        return await writer.append(append, line)
+    async def append(self, append: Append) -> Appended:
+        """An append of the broker's own; those of producers go to `writer_of` at once."""
+        writer = self.writer_of(append.partition_id) or await self.find_writer(append.partition_id)
+        return await writer.append(append)
+
+    def writer_of(self, partition_id: int) -> Writer | None:
+        """The writer of the partition's shard; None: the store has to be asked which that is."""
+        name = self._store.known_shard(partition_id)
+        return None if name is None else self._writers.get(name)
+
+    async def find_writer(self, partition_id: int) -> Writer:
+        try:
+            name = await self._in_thread(self._store.shard_of, partition_id)
+        except StoreUnavailable as error:
+            raise never_stored(error) from None
+        return self._writers.get(name) or self._writers[""]  # which says what is wrong
 
     def watch(self, figures: Figures) -> None:
         self._figures = figures
@@ -125,14 +133,10 @@ class ShardWork:
         await asyncio.gather(*(watcher.close() for watcher in self._watchers))
 
 
-@contextmanager
-def nothing_stored() -> Iterator[None]:
-    """Around what comes before a batch is given to the store: an error there says that it is not stored."""
-    try:
-        yield
-    except StoreUnavailable as error:
-        error.details["stored"] = False
-        raise
+def never_stored(error: StoreUnavailable) -> StoreUnavailable:
+    """The error of what comes before a batch is given to the store: it says that the batch is not stored."""
+    error.details["stored"] = False
+    return error
 
 
 def _watch_schedule(watcher: WatcherThread, wanted: bool) -> None:

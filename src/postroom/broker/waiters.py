@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
+from ..config import Limits
 from ..errors import PostroomError
 from ..store.contract import News, Store
 
-__all__ = ["Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
+__all__ = ["LULL_S", "Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
 
 Key = tuple[str, int]
 """("partition", id) or ("group", id)."""
@@ -29,6 +30,11 @@ Awaited = Callable[[str], Sequence[int] | None]
 _AFTER_FAILURE_S = 0.2
 _MOST_NAMED = 2000
 _LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
+LULL_S = 1.0
+"""Nobody waited for so long: what other processes did meanwhile may not be known. A shorter time is no lull:
+a watcher that is wanted again within its `_LINGER_S` tells all that was committed since it was last asked."""
+
+_CALMING = 8  # a watcher pauses for one part in so many of the time since the last news
 
 _log = logging.getLogger("postroom.broker")
 
@@ -45,7 +51,8 @@ class Waiters:
     def __init__(self) -> None:
         self._events: dict[Key, set[Listener]] = {}
         self._count = 0
-        self.lulls = 0  # how often nobody waited any more: news of other processes may have been missed since
+        self.lulls = 0  # how often nobody waited for so long that news of other processes may be missed
+        self._left_at = -LULL_S
         self.on_first: Callable[[], None] = lambda: None  # somebody waits now
         self.on_none: Callable[[], None] = lambda: None  # nobody waits any more
 
@@ -65,13 +72,14 @@ class Waiters:
         """Somebody waits: news of other processes are looked for."""
         self._count += 1
         if self._count == 1:
+            self.lulls += time.monotonic() - self._left_at >= LULL_S
             self.on_first()
         try:
             yield
         finally:
             self._count -= 1
             if self._count == 0:
-                self.lulls += 1
+                self._left_at = time.monotonic()
                 self.on_none()
 
     def listen(self, listener: Listener, keys: Iterable[Key]) -> None:
@@ -89,6 +97,9 @@ class Waiters:
         for key in keys:
             for event in self._events.get(key, ()):
                 event.set()
+
+    def listens(self, key: Key) -> bool:
+        return key in self._events
 
     def awaited(self, kind: str) -> list[int] | None:
         """Partitions, or groups, that somebody listens to; None: so many that all may be read. Any thread."""
@@ -114,16 +125,23 @@ async def wait(news: asyncio.Event, seconds: float) -> None:
 
 
 class WatcherThread:
-    """Looks for commits of other processes while somebody waits here, and reports them to the loop."""
+    """A watcher looks for commits of other processes while somebody waits here, and tells the event loop.
+
+    It asks the store every `watch_interval_ms` while there is news, and less and less often when there is
+    none: it pauses for an eighth of the time since the last news, `watch_cap_ms` at most. So what another
+    process sends is late by an eighth of the silence before it, and a consumer that has nothing to do costs a
+    tenth. News in this process does not come this way, and a store that waits for news itself (PostgreSQL,
+    MariaDB) is asked again at once.
+    """
 
     def __init__(
         self,
         store: Store,
-        interval_ms: int,
+        limits: Limits,
         report: Callable[[News | None, dict[int, int] | None], None],
     ) -> None:
         self._store = store
-        self._interval_s = interval_ms / 1000
+        self._interval_s, self._cap_s = limits.watch_interval_ms / 1000, limits.watch_cap_ms / 1000
         self.on_due: Callable[[int], None] = lambda due_at: None  # in this thread: the next delayed message
         self.awaited: Awaited = lambda kind: None  # whose news are read
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
@@ -167,11 +185,20 @@ class WatcherThread:
             watcher = self._store.watch()
         except PostroomError as error:
             return self._failed(error)
+        asked_at = news_at = time.monotonic()
         try:
             while self._wanted.wait(_LINGER_S) and not self._stopping.is_set():
-                time.sleep(self._interval_s)  # half of what it costs to wait for an event, 200 times a second
-                if not self._stopping.is_set():
-                    self._look(watcher.changed)
+                now = time.monotonic()
+                pause_s = min(self._cap_s, (now - news_at) / _CALMING) - (now - asked_at)
+                if pause_s > self._interval_s:
+                    self._stopping.wait(pause_s)
+                else:
+                    time.sleep(self._interval_s)  # half of what it costs to wait for an event
+                if self._stopping.is_set():
+                    return
+                asked_at = time.monotonic()
+                if self._look(watcher.changed):
+                    news_at = time.monotonic()
         finally:
             watcher.close()
 
@@ -181,22 +208,25 @@ class WatcherThread:
         self._failing = self._unsure = True
         self._stopping.wait(_AFTER_FAILURE_S)
 
-    def _look(self, changed: Callable[[], tuple[bool, bool]]) -> None:
+    def _look(self, changed: Callable[[], tuple[bool, bool]]) -> bool:
+        """Report what was committed since the last time; returns whether anything was."""
         try:
             log, progress = changed()
             if self._unsure:  # who knows what was missed
                 log = progress = True
             if not log and not progress:
-                return
+                return False
             # asked for after `changed`: who began to listen later looks later, and sees what was committed
             news = self._store.log.news(self.awaited("partition")) if log else None
             dues = self._store.progress.dues(self.awaited("group")) if progress else None
             if news is not None and news.next_due is not None:
                 self.on_due(news.next_due)
         except PostroomError as error:
-            return self._failed(error)
+            self._failed(error)
+            return False
         if self._failing:
             _log.info("news of other processes are seen again")
         self._failing = self._unsure = False
         with suppress(RuntimeError):  # the loop was closed: nobody waits there any more
             self._loop.call_soon_threadsafe(self._report, news, dues)
+        return True

@@ -19,7 +19,7 @@ from collections.abc import Callable, Hashable
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from ..store.contract.values import AtOnce, WouldWaitError
+from ..store.contract.values import AtOnce
 
 __all__ = ["Workers"]
 
@@ -50,15 +50,19 @@ class Workers:
         """For nobody in particular: it has a turn of its own."""
         return await self.run_for(object(), function, *args)
 
-    async def run_for(self, key: Hashable, function: Callable[..., T], *args: Any, short: bool = False) -> T:
-        """`short`: it may be begun anew, and does nothing that takes long unless the store says so."""
-        if short and self._at_once is not None and not self._jobs and self._in_a_row < _IN_A_ROW:
-            self._in_a_row += 1
-            try:
-                with self._at_once():
-                    return function(*args)
-            except WouldWaitError:
-                pass
+    def run_here(self, function: Callable[..., T], *args: Any) -> T | None:
+        """The answer of short work that is done at once, in the event loop; None: leave it to a thread.
+
+        WouldWaitError: it was begun, and is to be begun anew in a thread.
+        """
+        if self._at_once is None or self._jobs or self._in_a_row >= _IN_A_ROW:
+            return None
+        self._in_a_row += 1
+        with self._at_once():
+            return function(*args)
+
+    async def run_for(self, key: Hashable, function: Callable[..., T], *args: Any) -> T:
+        """The answer of work that is done in a thread, after what came before it under that key."""
         self._in_a_row = 0
         done: asyncio.Future[T] = self._loop.create_future()
         job = (done, function, args)

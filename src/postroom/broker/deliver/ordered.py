@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from ...config import DEFAULTS
 from ...endpoint.values import Grant, PollRequest
@@ -37,6 +38,7 @@ from .shared import (
     is_of_a_shard,
     lease_of,
     new_stamp,
+    rotated,
 )
 
 __all__ = ["OrderedDeliveries"]
@@ -154,16 +156,18 @@ class OrderedDeliveries:
         room = decided.room
         for partition_id in decided.claim:
             if room and not look.full:
-                room -= self._claim(by_id[partition_id], look, handed)
-        for place in self._in_turn([p for p in places if p.held_by(request) and p.id not in decided.give_up]):
+                room -= self._claim(by_id[partition_id], look, handed, now)
+        self._turn += 1
+        mine = [p for p in places if p.held_by(request) and p.id not in decided.give_up]
+        for place in rotated(mine, self._turn):
             position = positions.get(place.id, -1)
             if not look.full and _worth_polling(place, position, now):
-                granted = self._poll_partition(place, look, None if position < 0 else position)
+                granted = self._poll_partition(place, look, None if position < 0 else position, now)
                 self._hand(place, look, granted, handed, position)
 
-    def _claim(self, place: _PartitionView, look: PollBudget, handed: Handed) -> bool:
+    def _claim(self, place: _PartitionView, look: PollBudget, handed: Handed, now: int) -> bool:
         try:
-            granted = self._poll_partition(place, look, None)
+            granted = self._poll_partition(place, look, None, now)
         except GateClosed:  # what it follows is not drained after all
             return False
         except StoreUnavailable as error:
@@ -176,28 +180,17 @@ class OrderedDeliveries:
         self._hand(place, look, granted, handed, None)
         return True
 
-    def _in_turn(self, places: list[_PartitionView]) -> list[_PartitionView]:
-        self._turn += 1
-        at = self._turn % max(1, len(places))
-        return places[at:] + places[:at]
-
-    def _poll_partition(self, place: _PartitionView, look: PollBudget, expects: int | None) -> Granted:
+    def _poll_partition(
+        self, place: _PartitionView, look: PollBudget, expects: int | None, now: int
+    ) -> Granted:
         peek = place.peek or self._deliveries.first_peek(place.group, place.id, {place.id: place.bounds})
         start = place.bounds.start
         cursor = start if peek is None else max(peek.cursor, start)
         fresh = cursor < place.bounds.end
         look.batches = self._deliveries.read(place.id, cursor, look.messages, look.bytes) if fresh else []
-        waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
-        while True:
-            ask = _ask(look, cursor, expects, again=peek is not None and peek.lowest < peek.cursor)
-            granted = self._store.progress.poll_ordered(
-                place.group, place.id, ask, log_start=start, waited_ms=waited
-            )
-            if not granted.unplaced or look.dead is not None:
-                return granted
-            look.dead = self._catalog.make_dead_letters(look.request.topic, look.request.group)
-            if granted.deliveries:
-                return granted  # the exhausted ones leave with the next poll
+        ask = partial(_ask, look, cursor, expects, again=peek is not None and peek.lowest < peek.cursor)
+        verb = self._store.progress.poll_ordered
+        return self._deliveries.poll_partition(verb, place.group, place.id, place.bounds, look, ask, now)
 
     def _hand(
         self, place: _PartitionView, look: PollBudget, granted: Granted, handed: Handed, position: int | None
@@ -253,6 +246,10 @@ class OrderedDeliveries:
             with self._lock:
                 self._members[group.id] = (time.monotonic(), members)
         return members
+
+    @property
+    def remembers_members(self) -> bool:
+        return bool(self._members)
 
     def forget_members(self) -> None:
         """Somebody may have come or gone elsewhere."""

@@ -1,8 +1,8 @@
 """Polls, and what comes of them: waiting, handing out, settling, and giving back what nobody received.
 
-A poll registers for news, looks, and waits without a thread or a database connection until there is news,
-something is due, or its time is up. Polls of a shared group take turns at looking (`crowd`, R41); in an
-ordered group each looks for itself, since what it is to know depends on what it holds. Must never lose what
+A poll registers for news, asks the store, and waits without a thread or a database connection until there is
+news, something is due, or its time is up. Polls of a shared group wait in a queue (`poll_queue`, R41); in an
+ordered group each asks for itself, since what it is to know depends on what it holds. Must never lose what
 a cancelled poll was given: it is given back.
 """
 
@@ -10,23 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from ...config import Limits
 from ...endpoint.values import PollReply, PollRequest, Settle, SettleReply, UnparkRequest
 from ...errors import GateClosed, GenerationChanged, PostroomError, UsageError
 from ...model.delivery.delivery import NOBODY
 from ...model.policy.settings import GroupSettings
-from ...store.contract import Store
+from ...store.contract import Group, Store
+from ...store.contract.values import WouldWaitError
 from ..moves.departures import Mover
 from ..publish.rates import Quotas
-from ..topology.catalog_cache import CatalogCache, Source
+from ..topology.catalog_cache import CatalogCache, Source, sources_key
 from ..waiters import Key, Waiters, wait
 from ..workers import Workers
 from .ordered import OrderedDeliveries
-from .poll_queue import Crowds, Permit
+from .poll_queue import Permit, PollQueues
 from .shared import Deliveries, Departure, Handed
 from .slow_lanes import Lanes
 
@@ -34,9 +37,6 @@ __all__ = ["HOLDERS", "Polling"]
 
 _log = logging.getLogger("postroom.broker")
 
-T = TypeVar("T")
-
-_Look = Callable[[PollRequest], Coroutine[Any, Any, Handed]]
 _SHORT_MS = 1000  # a poll that waits no longer looks in any case: news of other processes takes a moment
 _FEW_ACKS = 100  # verdicts, and parts: what is more is settled in a thread
 _FEW_MESSAGES = 10_000  # the same for a poll
@@ -62,8 +62,8 @@ class Polling:
         self._store, self._limits, self._catalog = store, limits, catalog
         self._deliveries, self._ordered, self._mover = deliveries, ordered, mover
         self._waiters, self._quotas, self._workers, self._lanes = waiters, quotas, workers, lanes
-        self._crowds = Crowds(waiters, workers.threads)
-        self._loop = asyncio.get_running_loop()
+        self._queues = PollQueues(waiters, workers.threads)
+        self._loop, self._now_ms = asyncio.get_running_loop(), store.now_ms
         self._background: set[asyncio.Task[None]] = set()
         self._returning: dict[int, asyncio.Task[None]] = {}  # by token, what is given back just now
         self._closed = False
@@ -71,7 +71,7 @@ class Polling:
     async def close(self) -> None:
         """Let all polls return, and give back what those that were cancelled had been given."""
         self._closed = True
-        self._crowds.dismiss()
+        self._queues.dismiss()
         self._waiters.notify_all()
         await asyncio.gather(*self._background, return_exceptions=True)
 
@@ -80,34 +80,28 @@ class Polling:
             raise UsageError("a poll names a token of its own: a random number from 1 up")
         if request.repeated and (returning := self._returning.get(request.token)) is not None:
             await asyncio.wait([returning])  # it would take away what this poll is handed under the token
-        with self._quotas.polling(request):
-            return await self._poll(request)
-
-    async def _poll(self, request: PollRequest) -> PollReply:
         deadline = self._loop.time() + min(request.wait_ms, self._limits.poll_wait_ms) / 1000
-        while True:
-            sources = await self._sources(request)
-            if sources[0][1].settings.mode == "ordered":
-                reply = await self._poll_ordered(request, deadline)
-            else:
-                reply = await self._poll_shared(request, sources, deadline)
-            if reply is not None:
-                return reply
+        try:
+            while True:
+                sources = await self._sources(request)
+                if sources[0][1].settings.mode == "ordered":
+                    reply = await self._poll_ordered(request, deadline)
+                else:
+                    reply = await self._poll_shared(request, sources, deadline)
+                if reply is not None:
+                    return reply
+        finally:
+            self._quotas.poll_ended(request)
 
     async def _sources(self, request: PollRequest) -> list[Source]:
-        """Who takes nothing of the slow lane does not wait for it (R42)."""
-        place, lane = (request.topic, request.group), request.lane_messages > 0
-        known = self._catalog.known_sources(*place, lane=lane)
+        """What the poll reads. A poll that takes nothing of the slow lane does not wait for it (R42)."""
+        key = sources_key(request.topic, request.group, request.lane_messages > 0)
+        known: list[Source] | None = self._catalog.known(key)
         if known is None:
-            look = self._catalog.all_sources if lane else self._catalog.sources
-            known = await self._for_group(*place, look, *place)
+            topic, group = request.topic, request.group
+            read = partial(self._catalog.sources, topic, group, lane=request.lane_messages > 0)
+            known = await self._workers.run_for((topic, group), read)
         return known
-
-    async def _for_group(
-        self, topic: str, group: str, function: Callable[..., T], *args: Any, short: bool = False
-    ) -> T:
-        """In a thread, or at once if it is short; groups take turns."""
-        return await self._workers.run_for((topic, group), function, *args, short=short)
 
     # ---- shared groups ----
 
@@ -116,53 +110,89 @@ class Polling:
     ) -> PollReply | None:
         """None: the group is another one now."""
         settings = sources[0][1].settings
+        key = sources_key(request.topic, request.group, request.lane_messages > 0)
         fresh_s = min(self._limits.poll_wait_ms, settings.lease_ms // 2) / 1000
         name = (request.topic, request.group, sources[-1][0].name)
-        crowd = self._crowds.of(name, sources, partial(_keys, sources), fresh_s)
-        allowed = asyncio.Event()  # set when the group's rate limit lets this poll look again
+        queue = self._queues.of(name, sources, partial(_keys, sources), fresh_s)
+        allowed = asyncio.Event()  # set when the group's rate limit lets this poll ask again
         at_once = request.repeated or request.wait_ms < _SHORT_MS
-        with crowd.attended():
+        with queue.attended():
             while True:
-                turn = crowd.begin() if at_once else await crowd.turn(deadline)
-                if turn is None or self._closed:
+                permit = queue.at_once() if at_once else await queue.permit(deadline)
+                if permit is None or self._closed:
                     return _reply(Handed(), settings)
-                with turn:
-                    if await self._sources(request) is not sources:
+                try:
+                    known = self._catalog.known(key)
+                    if known is not sources and await self._sources(request) is not sources:
                         return None
-                    hand_out = partial(self._hand_out, partial(self._look_in_turn, turn), False)
-                    handed = await self._quotas.within(request, allowed, hand_out, ordered=False)
+                    group = sources[0][1]
+                    if self._quotas.off:
+                        handed = await self._hand_out_shared(group, permit, request)
+                    else:
+                        hand_out = partial(self._hand_out_shared, group, permit)
+                        handed = await self._quotas.within(request, allowed, hand_out, ordered=False)
+                finally:
+                    permit.end()
                 if handed.worth_telling or self._loop.time() >= deadline or self._closed:
                     return _reply(handed, settings)
-                at_once = not turn.looked
+                at_once = not permit.used
                 if at_once:
                     await wait(allowed, deadline - self._loop.time())
                     allowed.clear()
 
-    def _look_in_turn(self, turn: Permit, request: PollRequest) -> Coroutine[Any, Any, Handed]:
-        turn.begin()  # now: whatever becomes of the poll, what it finds counts
-        return self._looking(turn, request)
+    async def _hand_out_shared(self, group: Group, permit: Permit, request: PollRequest) -> Handed:
+        """What the group has for this poll: asked for here if that takes no time, else in a thread."""
+        if not permit.waited:
+            await asyncio.sleep(0)  # whoever polls on and on lets others have the event loop
+        permit.begin()  # now: whatever becomes of the poll, what it finds counts
+        handed = None
+        short = not request.repeated and request.messages <= _FEW_MESSAGES  # else it is answered whole (I6)
+        if short and request.bytes <= self._limits.window_bytes:
+            try:
+                handed = self._workers.run_here(self._deliveries.poll, request)
+            except WouldWaitError:
+                request = replace(request, repeated=True)  # it may have been granted something (I6)
+            except BaseException as error:
+                permit.failed(error)
+                raise
+        aside = group.settings.slow_lane.on or request.lane_version
+        if handed is not None and not handed.departures and not (aside and handed.grants):
+            self._tell(permit, request, handed)
+            return handed
+        return await self._unless_cancelled(request, self._look(group, permit, request, handed), False)
 
-    async def _looking(self, turn: Permit, request: PollRequest) -> Handed:
+    async def _look(
+        self, group: Group, permit: Permit, request: PollRequest, handed: Handed | None
+    ) -> Handed:
         try:
-            handed = await self._look(self._deliveries, request)
+            if handed is None:
+                key = (request.topic, request.group)
+                handed = await self._workers.run_for(key, self._deliveries.poll, request)
+            await self.depart(handed.departures, dead=True)
+            if handed.grants:
+                handed.lanes = await self._lanes.view(group, request.lane_version)
         except BaseException as error:
-            turn.failed(error)
+            permit.failed(error)
             raise
-        if handed.worth_telling:
-            turn.found(_messages(handed) >= request.messages)
-        else:
-            turn.found_nothing(self._until(handed.next_due))
+        self._tell(permit, request, handed)
         return handed
 
-    def due_at(self, group_id: int, due_ms: int) -> None:
+    def _tell(self, permit: Permit, request: PollRequest, handed: Handed) -> None:
+        if not handed.worth_telling:
+            permit.found_nothing(self._until(handed.next_due))
+        elif handed.took_all:
+            permit.found(False, self._until(handed.next_due))
+        else:
+            permit.found(_messages(handed) >= request.messages)
+
+    def due_in(self, group_id: int, seconds: float) -> None:
         """Another process knows that the group has something due then."""
-        self._crowds.due(group_id, self._until(due_ms))
+        self._queues.due(group_id, seconds)
 
     # ---- ordered groups ----
 
     async def _poll_ordered(self, request: PollRequest, deadline: float) -> PollReply | None:
         """None: the group is not ordered any more."""
-        hand_out = partial(self._hand_out, partial(self._look, self._ordered), True)
         watched = [HOLDERS]
         while True:
             sources = await self._sources(request)
@@ -170,7 +200,7 @@ class Polling:
             if settings.mode != "ordered":
                 return None
             with self._waiters.listening(_keys(sources) + watched) as news:
-                handed = await self._quotas.within(request, news, hand_out, ordered=True)
+                handed = await self._quotas.within(request, news, self._hand_out_ordered, ordered=True)
                 until = self._loop.time() + self._until(handed.next_due)
                 if not handed.worth_telling and self._loop.time() < deadline and not self._closed:
                     watched = [HOLDERS] if handed.watchful else []
@@ -179,11 +209,21 @@ class Polling:
                         continue  # else nothing can be there that was not there before
                 return _reply(handed, settings)
 
+    async def _hand_out_ordered(self, request: PollRequest) -> Handed:
+        return await self._unless_cancelled(request, self._look_ordered(request), True)
+
+    async def _look_ordered(self, request: PollRequest) -> Handed:
+        handed = await self._workers.run_for((request.topic, request.group), self._ordered.poll, request)
+        await self.depart(handed.departures, dead=True)
+        return handed
+
     # ---- handing out ----
 
-    async def _hand_out(self, look: _Look, ordered: bool, request: PollRequest) -> Handed:
+    async def _unless_cancelled(
+        self, request: PollRequest, look: Coroutine[Any, Any, Handed], ordered: bool
+    ) -> Handed:
         """A poll that is cancelled meanwhile gives back what it was given."""
-        looking = asyncio.ensure_future(look(request))
+        looking = asyncio.ensure_future(look)
         try:
             return await asyncio.shield(looking)
         except asyncio.CancelledError:
@@ -193,17 +233,6 @@ class Polling:
             self._returning[request.token] = giving_back
             giving_back.add_done_callback(lambda done: self._returning.pop(request.token, None))
             raise
-
-    async def _look(self, poller: Deliveries | OrderedDeliveries, request: PollRequest) -> Handed:
-        shared = poller is self._deliveries  # a look that was cut short may be begun anew
-        short = shared and not request.repeated  # which is answered whole (I6)
-        short = short and request.messages <= _FEW_MESSAGES and request.bytes <= self._limits.window_bytes
-        handed = await self._for_group(request.topic, request.group, poller.poll, request, short=short)
-        await self.depart(handed.departures, dead=True)
-        if shared and handed.grants:
-            group = (await self._sources(request))[0][1]
-            handed.lanes = await self._lanes.view(group, request.lane_version)
-        return handed
 
     async def _give_back(self, request: PollRequest, looking: Awaitable[Handed], ordered: bool) -> None:
         try:
@@ -225,23 +254,29 @@ class Polling:
 
     def _until(self, due_ms: int | None) -> float:
         """Seconds until something is due. A manual clock wakes all waiters when it is moved."""
-        return 3600.0 if due_ms is None else max(0.001, (due_ms - self._store.now_ms()) / 1000)
+        return 3600.0 if due_ms is None else max(0.001, (due_ms - self._now_ms()) / 1000)
+
+    # ---- settling ----
 
     async def unpark(self, request: UnparkRequest) -> PollReply:
-        return await self._for_group(request.topic, request.group, self._deliveries.parked.unpark, request)
+        key = (request.topic, request.group)
+        return await self._workers.run_for(key, self._deliveries.parked.unpark, request)
 
     async def hand_over(self, topic: str, group: str, token: int, partition_ids: Sequence[int]) -> None:
-        ended = await self._for_group(
-            topic, group, self._ordered.hand_over, topic, group, token, partition_ids
-        )
-        self.notify_groups(ended)
+        asked = (topic, group, token, partition_ids)
+        self.notify_groups(await self._workers.run_for((topic, group), self._ordered.hand_over, *asked))
 
     async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
-        outcome = await self._for_group(
-            topic, group, self._deliveries.settle, topic, group, parts, short=_is_short(parts)
-        )
-        await self.depart(outcome.departures, dead=True)
-        self.notify_groups(outcome.waiting)
+        settle, outcome = self._deliveries.settle, None
+        if _few_acks(parts):
+            with suppress(WouldWaitError):  # acks may be begun anew
+                outcome = self._workers.run_here(settle, topic, group, parts)
+        if outcome is None:
+            outcome = await self._workers.run_for((topic, group), settle, topic, group, parts)
+        if outcome.departures:
+            await self.depart(outcome.departures, dead=True)
+        if outcome.waiting:
+            self.notify_groups(outcome.waiting)
         return SettleReply(tuple(outcome.lost), tuple(outcome.kept), tuple(outcome.away))
 
     async def depart(self, departures: Sequence[Departure], *, dead: bool) -> None:
@@ -251,14 +286,15 @@ class Polling:
             )
 
     def notify_groups(self, group_ids: Iterable[int]) -> None:
-        self._waiters.notify(*(("group", group_id) for group_id in group_ids))
+        self._waiters.notify(*[("group", group_id) for group_id in group_ids])
 
 
-def _is_short(parts: Sequence[Settle]) -> bool:
-    """Acks may be begun anew; and few of them take no time, whoever sends them."""
-    if len(parts) > _FEW_ACKS or sum(len(part.verdicts) for part in parts) > _FEW_ACKS:
+def _few_acks(parts: Sequence[Settle]) -> bool:
+    """Whether there are acks alone, and so few that they take no time, whoever sends them."""
+    if len(parts) > _FEW_ACKS:
         return False
-    return all(verdict.kind == "ack" for part in parts for verdict in part.verdicts)
+    verdicts = [verdict.kind for part in parts for verdict in part.verdicts]
+    return len(verdicts) <= _FEW_ACKS and verdicts.count("ack") == len(verdicts)
 
 
 def _reply(handed: Handed, settings: GroupSettings) -> PollReply:
@@ -269,7 +305,7 @@ def _reply(handed: Handed, settings: GroupSettings) -> PollReply:
 
 
 def _messages(handed: Handed) -> int:
-    return sum(lease.last - lease.first + 1 for grant in handed.grants for lease in grant.leases)
+    return sum([lease.last - lease.first + 1 for grant in handed.grants for lease in grant.leases])
 
 
 def _keys(sources: Sequence[Source]) -> list[Key]:

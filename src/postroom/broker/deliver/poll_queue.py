@@ -1,15 +1,16 @@
-"""The polls of a shared group take turns at looking, so that a thousand idle members cost as much as one.
+"""The polls of a shared group wait in a queue, so that a thousand idle members cost as much as one.
 
-What a look finds in a shared group does not depend on who looks: if one found nothing, none of the others
-would, until there is news or something is due. So polls wait in line. News lets one look; what it was given
-may not have been all, and then the next one looks; if it found nothing, all the others rest. A poll that
-comes while that is known does not look at all. Messages that come one by one, close to each other, are taken
-two or three at a time: a look that emptied the group is not followed by the next one at once, after a few
-such. Used in the event loop only.
+What a poll finds in a shared group does not depend on who asks: if one found nothing, none of the others
+would, until there is news or something is due. So a poll asks the store only with a permit. News gives a
+permit to the first in the queue; what that one was given may not have been all, and then the next has one; if
+it found nothing, or took all that there was, the others wait on. A poll that comes while that is known waits
+at once.
 
-No news is lost: a crowd listens before anybody looks, and what came after a look began was not seen by it.
-What is known is worth nothing after nobody was here (then nobody watches other processes), and after
-`fresh_s`: what other processes hand out is not announced, and comes back when its lease ends.
+No news is lost: a queue listens before anybody has a permit, and what came after a poll was begun was not
+seen by it. What is known is worth nothing after nobody was here (then nobody watches other processes), and
+after `fresh_s`: what other processes hand out is not announced, and comes back when its lease ends.
+
+Used in the event loop only.
 """
 
 from __future__ import annotations
@@ -22,18 +23,42 @@ from ...errors import StoreError
 from ..topology.catalog_cache import Source
 from ..waiters import Key, Waiters
 
-__all__ = ["Crowds", "Permit", "PollQueue"]
+__all__ = ["Pacing", "Permit", "PollQueue", "PollQueues"]
 
-_AFTER_FAILURE_S = 1.0  # the store failed somebody: the next in line tries after so long
-_PACE_S = 0.003  # looks that bring what there is come no closer to each other than this on average,
-_BURST_S = 0.015  # and may be ahead of that by so much: whoever sends now and then does not wait
-_KEPT_S = 60.0  # a crowd that nobody has been in for so long is forgotten
+_AFTER_FAILURE_S = 1.0  # the store failed somebody: the next in the queue tries after so long
+_KEPT_S = 60.0  # a queue that nobody has been in for so long is forgotten
 
 _Seen = tuple[int, int]
 
 
+class Pacing:
+    """Polls that empty the group keep a distance, so that messages that come one by one, close to each other,
+    are taken two or three at a time.
+
+    Each such poll counts as if it had lasted `EACH_S`. Those that come faster rest once they are ahead by
+    `BURST_S`, and for no longer than `EACH_S`: whoever sends now and then does not wait. At 300 messages a
+    second in memory that saves a tenth of the time of a core (1.30 ms a message, 1.45 without), at 1,000 a
+    third of the polls.
+    """
+
+    EACH_S = 0.003
+    BURST_S = 0.015
+
+    __slots__ = ("_busy_until",)
+
+    def __init__(self) -> None:
+        self._busy_until = 0.0
+
+    @property
+    def rests_until(self) -> float:
+        return self._busy_until - self.BURST_S
+
+    def polled(self, now: float) -> None:
+        self._busy_until = min(max(self._busy_until, now), now + self.BURST_S) + self.EACH_S
+
+
 class PollQueue:
-    """`most`: looks at once, while each brings as much as was asked for; else one after the other."""
+    """`most`: permits at once, while each poll brings as much as was asked for; else one after the other."""
 
     def __init__(self, waiters: Waiters, most: int) -> None:
         self._waiters, self._most = waiters, most
@@ -42,13 +67,11 @@ class PollQueue:
         self._timer: asyncio.TimerHandle | None = None
         self._rings_at = 0.0  # a timer of uvloop that is due at once does not know
         self._news = 0
-        self._known: _Seen = (-1, -1)  # of the last look that found nothing
+        self._known: _Seen = (-1, -1)  # of the last poll after which nothing was left
         self._until = 0.0  # what is known is good until then
-        self._looking = 0
-        self._rich = False  # the last look brought all that it asked for
-        self._paced_until = (
-            0.0  # as if each had lasted `_PACE_S`; never so far ahead that one rests for longer
-        )
+        self._permits = 0  # that are given, and not used yet
+        self._rich = False  # the last poll brought all that it asked for
+        self._pacing = Pacing()
         self._keys: Sequence[Key] = ()
         self.sources: Sequence[Source] = ()
         self.fresh_s = 0.0
@@ -76,12 +99,14 @@ class PollQueue:
     def set(self) -> None:
         """There is news."""
         self._news += 1
-        self._advance()
+        if self._line:
+            self._advance()
 
     def due(self, seconds: float) -> None:
         """Something will be there then."""
         self._until = min(self._until, self._loop.time() + max(0.0, seconds))
-        self._advance()
+        if self._line:
+            self._advance()
 
     def dismiss(self) -> None:
         """Nobody is to wait any longer."""
@@ -90,7 +115,7 @@ class PollQueue:
                 place.set_result(False)
         self._line.clear()
 
-    # ---- taking turns ----
+    # ---- permits ----
 
     @contextmanager
     def attended(self) -> Iterator[None]:
@@ -104,34 +129,28 @@ class PollQueue:
             self.left_at = self._loop.time()
 
     @property
-    def _barren(self) -> bool:
-        return self._known == self._seen and self._loop.time() < self._until
+    def _empty(self) -> bool:
+        """Whether a poll would find nothing, as far as is known."""
+        return self._known == (self._news, self._waiters.lulls) and self._loop.time() < self._until
 
-    @property
-    def _rests_until(self) -> float:
-        return 0.0 if self._rich else self._paced_until - _BURST_S
+    async def permit(self, deadline: float) -> Permit | None:
+        """Wait until it makes sense to ask the store. None: nothing came until the deadline."""
+        if not self._line and self._permits < self._most and not self._empty and not self._resting():
+            return self.at_once()
+        place: asyncio.Future[bool] = self._loop.create_future()
+        self._line[place] = None
+        self._advance()
+        if await self._called(place, deadline):
+            return Permit(self, waited=True)
+        return None if self._empty else self.at_once()
 
-    @property
-    def _seen(self) -> _Seen:
-        return self._news, self._waiters.lulls
-
-    async def turn(self, deadline: float) -> Permit | None:
-        """Wait until it makes sense to look. None: nothing came until the deadline."""
-        resting = self._loop.time() < self._rests_until
-        if self._barren or resting or self._line or self._looking >= self._most:
-            place: asyncio.Future[bool] = self._loop.create_future()
-            self._line[place] = None
-            self._advance()
-            if not await self._called(place, deadline):
-                return None if self._barren else self.begin()
-        else:
-            self._looking += 1
+    def at_once(self) -> Permit:
+        """A permit, whatever is known."""
+        self._permits += 1
         return Permit(self)
 
-    def begin(self) -> Permit:
-        """Look in any case."""
-        self._looking += 1
-        return Permit(self)
+    def _resting(self) -> bool:
+        return not self._rich and self._loop.time() < self._pacing.rests_until
 
     async def _called(self, place: asyncio.Future[bool], deadline: float) -> bool:
         try:
@@ -148,16 +167,16 @@ class PollQueue:
             self._line.pop(place, None)
 
     def _advance(self) -> None:
-        """Let those look for whom there may be something."""
-        while self._line and self._looking < (self._most if self._rich else 1):
-            if self._barren:
+        """Give permits to those for whom there may be something."""
+        while self._line and self._permits < (self._most if self._rich else 1):
+            if self._empty:
                 return self._set_timer(self._until)
-            if self._loop.time() < self._rests_until:
-                return self._set_timer(self._rests_until)
+            if self._resting():
+                return self._set_timer(self._pacing.rests_until)
             place = next(iter(self._line))
             del self._line[place]
             if not place.done():
-                self._looking += 1
+                self._permits += 1
                 place.set_result(True)
 
     def _set_timer(self, at: float) -> None:
@@ -171,26 +190,35 @@ class PollQueue:
         self._timer = None
         self._advance()
 
-    # ---- what came of a turn ----
+    # ---- what came of a permit ----
 
     def pass_on(self) -> None:
-        """Somebody did not look after all."""
-        self._looking -= 1
-        self._advance()
+        """A permit is free again."""
+        self._permits -= 1
+        if self._line:
+            self._advance()
 
     def found_nothing(self, seen: _Seen, seconds: float) -> None:
-        """And there will be nothing before then, as far as is known."""
+        """A poll found nothing, and as far as it knows nothing will be there before so many seconds."""
         self._rich = False
         self._known, self._until = seen, self._loop.time() + min(self.fresh_s, max(0.001, seconds))
         self.pass_on()
 
-    def found(self, rich: bool) -> None:
-        """There may be more, and what was handed out is due when its lease ends."""
+    def found(self, seen: _Seen, rich: bool, nothing_for_s: float = 0.0) -> None:
+        """A poll was given something. There may be more, and what was handed out is due when its lease ends.
+
+        `nothing_for_s`: it has taken all that there was, and knows when the next is due: if nothing came
+        since it began, the next poll need not ask for that.
+        """
         self._rich = rich
-        self._news += 1
+        untouched = nothing_for_s > 0 and seen == (self._news, self._waiters.lulls)
+        self._news += 1  # whoever asked beside it does not know of its lease
+        now = self._loop.time()
+        if untouched:
+            self._known = (self._news, self._waiters.lulls)
+            self._until = now + min(self.fresh_s, nothing_for_s)
         if not rich:
-            now = self._loop.time()
-            self._paced_until = min(max(self._paced_until, now), now + _BURST_S) + _PACE_S
+            self._pacing.polled(now)
         self.pass_on()
 
     def failed(self, seen: _Seen, error: BaseException) -> None:
@@ -201,38 +229,36 @@ class PollQueue:
 
 
 class Permit:
-    """A poll's turn; passed on at its end if it did not look."""
+    """A poll's right to ask the store; passed on at its end if it was not used."""
 
-    __slots__ = ("_crowd", "_seen", "looked")
+    __slots__ = ("_queue", "_seen", "used", "waited")
 
-    def __init__(self, crowd: PollQueue) -> None:
-        self._crowd = crowd
+    def __init__(self, queue: PollQueue, *, waited: bool = False) -> None:
+        self._queue = queue
         self._seen: _Seen = (-1, -1)
-        self.looked = False
-
-    def __enter__(self) -> Permit:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self.looked:
-            self._crowd.pass_on()
+        self.used = False
+        self.waited = waited  # in the queue, and so for at least one turn of the event loop
 
     def begin(self) -> None:
-        """To be called before the look, and one of the others after it."""
-        self.looked, self._seen = True, self._crowd._seen
+        """To be called before the store is asked, and one of the next three after it."""
+        self.used, self._seen = True, (self._queue._news, self._queue._waiters.lulls)
 
     def found_nothing(self, seconds: float) -> None:
-        self._crowd.found_nothing(self._seen, seconds)
+        self._queue.found_nothing(self._seen, seconds)
 
-    def found(self, rich: bool) -> None:
-        self._crowd.found(rich)
+    def found(self, rich: bool, nothing_for_s: float = 0.0) -> None:
+        self._queue.found(self._seen, rich, nothing_for_s)
 
     def failed(self, error: BaseException) -> None:
-        self._crowd.failed(self._seen, error)
+        self._queue.failed(self._seen, error)
+
+    def end(self) -> None:
+        if not self.used:
+            self._queue.pass_on()
 
 
-class Crowds:
-    """By topic and group; those in use, and those that were of late."""
+class PollQueues:
+    """The queues by topic and group: those in use, and those that were of late."""
 
     def __init__(self, waiters: Waiters, most: int) -> None:
         self._waiters, self._most = waiters, most
@@ -244,35 +270,35 @@ class Crowds:
     def of(
         self, name: tuple[str, ...], sources: Sequence[Source], keys: Callable[[], list[Key]], fresh_s: float
     ) -> PollQueue:
-        crowd = self._known.get(name)
-        if crowd is None:
+        queue = self._known.get(name)
+        if queue is None:
             self._sweep()
-            crowd = self._known[name] = PollQueue(self._waiters, self._most)
-        if crowd.sources is not sources:
-            crowd.reads(sources, keys(), fresh_s)
+            queue = self._known[name] = PollQueue(self._waiters, self._most)
+        if queue.sources is not sources:
+            queue.reads(sources, keys(), fresh_s)
             for _, group in sources:
-                self._by_group.setdefault(group.id, set()).add(crowd)
-        return crowd
+                self._by_group.setdefault(group.id, set()).add(queue)
+        return queue
 
     def due(self, group_id: int, seconds: float) -> None:
         """The group has something due then."""
-        for crowd in self._by_group.get(group_id, ()):
-            crowd.due(seconds)
+        for queue in self._by_group.get(group_id, ()):
+            queue.due(seconds)
 
     def dismiss(self) -> None:
-        for crowd in self._known.values():
-            crowd.dismiss()
-            crowd.forget()
+        for queue in self._known.values():
+            queue.dismiss()
+            queue.forget()
 
     def _sweep(self) -> None:
         now = self._loop.time()
         if now < self._sweep_at:
             return
         self._sweep_at = now + _KEPT_S
-        for name, crowd in list(self._known.items()):
-            if not crowd.present and crowd.left_at < now - _KEPT_S:
-                crowd.forget()
+        for name, queue in list(self._known.items()):
+            if not queue.present and queue.left_at < now - _KEPT_S:
+                queue.forget()
                 del self._known[name]
         kept = {*self._known.values()}
-        left = {group: crowds & kept for group, crowds in self._by_group.items()}
-        self._by_group = {group: crowds for group, crowds in left.items() if crowds}
+        left = {group: queues & kept for group, queues in self._by_group.items()}
+        self._by_group = {group: queues for group, queues in left.items() if queues}

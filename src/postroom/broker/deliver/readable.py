@@ -1,9 +1,4 @@
-"""The tail cache: the newest batches in memory, so that consumers that keep up read no blobs from disk.
-
-Filled only after a commit (I2). A batch never changes once stored, so whatever is here is right; what is
-not here is read from the store. After a commit of unknown fate the partition's batches are forgotten.
-Bounded in bytes; the oldest batch goes first, whatever its partition.
-"""
+"""What a group can read: which partitions, which batches from memory, and how many of them in one poll."""
 
 from __future__ import annotations
 
@@ -26,6 +21,13 @@ _ENTRY_BYTES = 300  # what a cached batch costs beside its data
 
 
 class TailCache:
+    """The newest batches in memory, so that consumers that keep up read no blobs from disk.
+
+    Filled only after a commit (I2). A batch never changes once stored, so whatever is here is right; what is
+    not here is read from the store. After a commit of unknown fate the partition's batches are forgotten.
+    Bounded in bytes; the oldest batch goes first, whatever its partition.
+    """
+
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
@@ -101,19 +103,17 @@ class _Tail:
         return found
 
 
-# ---- unread ----
-# Which partitions a group has still to read, and which it may read already.
-#
-# Sealed partitions are read to their end and then never looked at again. A group in mode "ordered" begins
-# in a successor once it has drained all that the successor follows; other groups read successors at once
-# (I10). Who has drained what is the store's to say (`Progress.drain`, flushed); what it said is
-# remembered here, since it stays true for a group's generation.
-
 _MOST = 20_000  # groups of which is known what they have drained; the store knows of all
 
 
 class Unread:
-    """Any thread may use it."""
+    """It says which partitions a group has still to read, and which it may read already.
+
+    Sealed partitions are read to their end and then never looked at again. A group in mode "ordered" begins
+    in a successor once it has drained all that the successor follows; other groups read successors at once
+    (I10). Who has drained what is the store's to say (`Progress.drain`, flushed); what it said is remembered
+    here, since it stays true for a group's generation. Any thread may use it.
+    """
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -131,7 +131,7 @@ class Unread:
         self, route: Route, group: Group, bounds: Mapping[int, Bounds], peeks: Mapping[int, Peek]
     ) -> frozenset[int]:
         """Which of these the group reads now, by id. What it has settled to the end is noted."""
-        if not any(bounds[place].sealed for place in bounds):
+        if not [place for place, edges in bounds.items() if edges.sealed]:
             return frozenset(bounds) if not route.sealed else self._open(route, group, bounds, peeks)
         for place, edges in bounds.items():
             peek = peeks.get(place)
@@ -142,7 +142,7 @@ class Unread:
         return self._open(route, group, bounds, peeks)
 
     def drained(self, group: Group, partition_id: int) -> bool:
-        """Whether that is known."""
+        """Whether the group is known to have settled the partition to its end."""
         return partition_id in self._of(group)
 
     def _open(
@@ -167,13 +167,6 @@ class Unread:
         return drained
 
 
-# ---- fitting ----
-# What of a poll's deliveries fits into its bytes: the batches that hold them, and those left for later.
-#
-# The store grants deliveries by their number, since it does not know how large messages are that come
-# again. So the batches are read here until the poll's bytes are spent. The first always fits (I17). No
-# clock; decides nothing about what becomes of those that are left.
-
 Read = Callable[[int, int, int, int], list[StoredBatch]]
 """Batches of a partition from an offset on: so many messages, and bytes, at most."""
 
@@ -194,7 +187,12 @@ def fitted(
     known: Sequence[StoredBatch],
     max_bytes: int,
 ) -> Fitted:
-    """`known` batches were read already; the others come from the log."""
+    """Those of a poll's deliveries that fit into its bytes, with the batches that hold them, and those left.
+
+    The store grants deliveries by their number, since it does not know how large messages are that come
+    again. So the batches are read here until the poll's bytes are spent. The first always fits (I17). `known`
+    batches were read already; the others come from the log.
+    """
     found = sorted(known, key=_base)
     taken: dict[int, StoredBatch] = {}
     size = 0

@@ -13,8 +13,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
-from typing import TypeVar
+from functools import cache, partial
+from typing import Protocol, TypeVar
 
 from ...config import DEFAULTS
 from ...endpoint.values import Grant, Lease, PollRequest, Settle, Verdict
@@ -26,7 +26,7 @@ from ...errors import (
     UnknownPartition,
     UsageError,
 )
-from ...model.delivery.delivery import Ask, Delivery, Kind, Settlement, Span, Stamp, as_reason
+from ...model.delivery.delivery import Ask, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp, as_reason
 from ...model.policy.slow_lane import LaneView
 from ...model.topology.names import slow_topic
 from ...model.topology.route import Range
@@ -49,9 +49,11 @@ __all__ = [
     "is_of_a_shard",
     "lease_of",
     "new_stamp",
+    "rotated",
 ]
 
 T = TypeVar("T")
+A = TypeVar("A", bound=Ask | OrderedAsk, contravariant=True)
 
 _log = logging.getLogger("postroom.broker")
 
@@ -62,6 +64,14 @@ _FRESH_LOOKS = 5  # a group reset that often within one poll is its caller's to 
 _KINDS = {
     "ack": Kind.ACK, "retry": Kind.RETRY, "release": Kind.RELEASE, "dead": Kind.MOVE, "park": Kind.PARK,
 }  # fmt: skip
+
+
+class PartitionPoll(Protocol[A]):
+    """The store's verb that hands out of a partition: `Progress.poll`, or `poll_ordered`."""
+
+    def __call__(
+        self, group: Group, partition_id: int, ask: A, *, log_start: int = 0, waited_ms: int | None = None
+    ) -> Granted: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +107,7 @@ class Handed:
     watchful: bool = False  # ordered groups: others hold something; that they hand it over is news
     started_ms: int = 0  # ordered groups: see `PollReply`
     lanes: LaneView | None = None  # see `PollReply`
+    took_all: bool = False  # shared groups: nothing is left that this poll could have been given
 
     @property
     def worth_telling(self) -> bool:
@@ -143,48 +154,63 @@ class Deliveries:
         return poll(request)
 
     def _poll(self, request: PollRequest) -> Handed:
-        found = self._catalog.all_sources if request.lane_messages else self._catalog.sources
-        sources = found(request.topic, request.group)
+        sources = self._catalog.sources(request.topic, request.group, lane=request.lane_messages > 0)
         handed = Handed()
         if sources[0][1].paused:
             return handed
         dead = self._catalog.dead_letters(request.topic, request.group)
         look = PollBudget(request, dead, request.messages, request.bytes, request.empty_handed)
         self._turn += 1
-        lane = slow_topic(request.topic, request.group)
+        own_topics = len(sources) > 1 and request.lane_messages
+        lane = slow_topic(request.topic, request.group) if own_topics else None
         for source in reversed(sources):  # what was redriven first: it has waited longest; the lane before it
             try:
-                with look.limited(request.lane_messages if source[0].name == lane else None):
+                if source[0].name == lane:
+                    with look.limited(request.lane_messages):
+                        self._poll_source(source, look, handed)
+                else:
                     self._poll_source(source, look, handed)
             except (StoreError, GenerationChanged):
-                if not handed.grants:
+                if not handed.grants or look.unread:
                     raise
                 look.full = True  # what was granted before is handed over
             if look.full:
                 break
+        handed.took_all = not look.full and not look.left
         return handed
 
     def _poll_source(self, source: Source, look: PollBudget, handed: Handed) -> None:
         topic, group = source
         pieces = self.unread.partitions(topic.route, group)
-        ids = self._store.present(piece.partition_id for piece in pieces)
+        ids = self._store.present([piece.partition_id for piece in pieces])
         bounds = self._store.log.bounds(ids)
         peeks = self._store.progress.peek(group, ids)
         now = self._store.now_ms()
         request = look.request
         held = self._store.progress.held_by(group.id, request.token) if request.repeated else set()
+        look.left = look.left or bool(held)
         wanted = self.unread.look(topic.route, group, bounds, peeks)
-        pieces = tuple(piece for piece in pieces if piece.partition_id in wanted)
-        for piece in self._in_turn(pieces, peeks, held, now):
+        readable = [piece for piece in pieces if piece.partition_id in wanted]
+        for piece in self._in_turn(readable, peeks, held, now):
             partition_id = piece.partition_id
             peek = peeks.get(partition_id) or self.first_peek(group, partition_id, bounds)
             if peek is None:
                 continue
             if peek.parked:
                 self.parked.leave_order(group, partition_id)
-            if held or peek.parked or has_new(peek, bounds[partition_id]) or has_due(peek, now):
-                granted = self._poll_partition(group, partition_id, peek, bounds[partition_id], look)
+            edges, due = bounds[partition_id], has_due(peek, now)
+            if held or peek.parked or due or has_new(peek, edges):
+                cursor = max(peek.cursor, edges.start)
+                ask = partial(look.ask, cursor, again=due)
+                # also if nothing is new: what takes time is to say so before anything is granted
+                look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
+                granted = self.poll_partition(
+                    self._store.progress.poll, group, partition_id, edges, look, ask, now
+                )
+                look.left = look.left or due or not took_all(granted, cursor, edges)
+                look.unread = True
                 self._hand(handed, look, topic, group, piece, granted)
+                look.unread = False
             else:
                 handed.next_due = earlier(handed.next_due, peek.next_due)
             if look.full:
@@ -197,11 +223,11 @@ class Deliveries:
 
         If a repeated request's token holds something, its answer was lost: only that is handed over (I6).
         """
-        turn = self._turn % max(1, len(pieces))
-        ranges = [*pieces[turn:], *pieces[:turn]]
+        ranges = rotated(pieces, self._turn) if len(pieces) > 1 else [*pieces]
         if held:
             return [r for r in ranges if r.partition_id in held]
-        return sorted(ranges, key=lambda r: not has_due(peeks.get(r.partition_id), now))
+        due = {partition_id for partition_id, peek in peeks.items() if has_due(peek, now)}
+        return sorted(ranges, key=lambda r: r.partition_id not in due) if due else ranges
 
     def first_peek(self, group: Group, partition_id: int, bounds: dict[int, Bounds]) -> Peek | None:
         """Progress of a partition that was never polled is made from the group's start."""
@@ -215,16 +241,20 @@ class Deliveries:
             return None  # where the group starts is not known while the first shard is away
         return self._store.progress.peek(group, [partition_id]).get(partition_id)
 
-    def _poll_partition(
-        self, group: Group, partition_id: int, peek: Peek, bounds: Bounds, look: PollBudget
+    def poll_partition(
+        self,
+        verb: PartitionPoll[A],
+        group: Group,
+        partition_id: int,
+        bounds: Bounds,
+        look: PollBudget,
+        ask: Callable[[], A],
+        now: int,
     ) -> Granted:
-        start = bounds.start
-        cursor = max(peek.cursor, start)
-        look.batches = self.read(partition_id, cursor, look.messages, look.bytes)
-        waited = self._store.now_ms() - look.batches[0].appended_at if look.batches else None
+        """Ask the store for a delivery within what was read of a partition."""
+        waited = max(0, now - look.batches[0].appended_at) if look.batches else None
         while True:
-            ask = look.ask(cursor, again=has_due(peek, self._store.now_ms()))
-            granted = self._store.progress.poll(group, partition_id, ask, log_start=start, waited_ms=waited)
+            granted = verb(group, partition_id, ask(), log_start=bounds.start, waited_ms=waited)
             if not granted.unplaced or look.dead is not None:
                 return granted
             look.dead = self._catalog.make_dead_letters(look.request.topic, look.request.group)
@@ -241,7 +271,7 @@ class Deliveries:
         if not granted.deliveries:
             return
         fits = fitted(self.read, piece.partition_id, granted.deliveries, look.batches, look.most_bytes)
-        leases = tuple(Lease(d.first, d.last, d.attempt, d.alone) for d in fits.deliveries)
+        leases = tuple([Lease(d.first, d.last, d.attempt, d.alone) for d in fits.deliveries])
         grant = Grant(topic.name, piece.partition, piece.partition_id, leases, fits.batches)
         handed.grants.append(grant)
         if not granted.again:
@@ -297,7 +327,7 @@ class Deliveries:
     def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> Outcome:
         outcome = Outcome()
         target = self._catalog.dead_letters(topic, group)
-        if target is None and any(v.kind == "dead" for part in parts for v in part.verdicts):
+        if target is None and "dead" in [verdict.kind for part in parts for verdict in part.verdicts]:
             target = self._catalog.make_dead_letters(topic, group)
         for some in _by_partition(parts):
             try:
@@ -325,14 +355,22 @@ class Deliveries:
         except (GenerationChanged, GateClosed):  # the group was reset: what was held is nobody's any more
             outcome.lost += [(part, tuple((v.first, v.last) for v in part.verdicts)) for part in parts]
             return []
-        left = (self._settled(part, group, done, outcome) for part, done in zip(parts, found, strict=True))
-        return [part for part in left if part is not None]
+        left = []
+        for part, done in zip(parts, found, strict=True):
+            again = self._settled(part, group, done, outcome)
+            if again is not None:
+                left.append(again)
+        return left
 
     def _settlements(self, part: Settle, group: Group, target: Topic | None, now: int) -> list[Settlement]:
-        settlements, aside = [], SettingAside(self._catalog, group)
+        settlements, aside = [], None
         held = cache(lambda: self._store.progress.leaving(group, part.partition_id, part.token))
         for verdict in part.verdicts:
+            if verdict.kind == "ack" and verdict.line is None:
+                settlements.append(Settlement(Kind.ACK, verdict.first, verdict.last))
+                continue
             if verdict.kind == "lane":
+                aside = aside or SettingAside(self._catalog, group)
                 settlements.append(aside.settlement(verdict))
                 continue
             _check_park(verdict, group)
@@ -350,15 +388,15 @@ class Deliveries:
         if done.leaving:
             number = self._number(part.topic, part.partition_id)
             outcome.departures.append(Departure(group, number, part.partition_id, done.leaving))
-        if any(v.kind != "ack" for v in part.verdicts) or self._is_sealed(part):
+        if {v.kind for v in part.verdicts} - {"ack"} or self._is_sealed(part):
             outcome.waiting.add(group.id)
-        left = _within(part.verdicts, done.unplaced)
+        left = _within(part.verdicts, done.unplaced) if done.unplaced else ()
         return replace(part, verdicts=left) if left else None
 
     def _is_sealed(self, part: Settle) -> bool:
         """Settled to its end, a sealed partition lets its successors begin (I10)."""
         sealed = self._catalog.topic(part.topic).route.sealed
-        return any(piece.partition_id == part.partition_id for piece in sealed)
+        return bool(sealed) and any(piece.partition_id == part.partition_id for piece in sealed)
 
     def _number(self, topic: str, partition_id: int) -> int:
         ranges = self._catalog.topic(topic).route.partitions
@@ -367,7 +405,7 @@ class Deliveries:
 
 @dataclass(slots=True)
 class PollBudget:
-    """The budget of one poll, shared by the partitions it visits."""
+    """A budget is what one poll may still be given; the partitions it visits share it."""
 
     request: PollRequest
     dead: Topic | None
@@ -375,18 +413,21 @@ class PollBudget:
     bytes: int
     empty_handed: bool
     full: bool = False
+    left: bool = False  # a partition may have more than this poll was given of it
+    unread: bool = False  # something was granted, and its batches could not be read
     alone: bool = False  # nothing more, since what it has, or holds, is to be settled first (I14)
     batches: list[StoredBatch] = field(default_factory=list)
 
     @contextmanager
-    def limited(self, messages: int | None) -> Iterator[None]:
-        """No more than so many meanwhile; None: all that is left."""
-        aside = 0 if messages is None else max(0, self.messages - messages)
+    def limited(self, messages: int) -> Iterator[None]:
+        """It has no more than so many meanwhile."""
+        aside = max(0, self.messages - messages)
         self.messages -= aside
         try:
             yield
         finally:
             self.messages += aside
+            self.left = self.left or self.full
             self.full = self.full and not (aside and self.messages > 0 and self.bytes > 0 and not self.alone)
 
     def reach(self, cursor: int) -> int:
@@ -415,11 +456,13 @@ class PollBudget:
         )
 
     def spend(self, leases: Sequence[Lease], batches: Sequence[StoredBatch]) -> None:
-        self.messages -= sum(lease.last - lease.first + 1 for lease in leases)
-        self.bytes -= sum(len(batch.data) for batch in batches)
+        for lease in leases:
+            self.messages -= lease.last - lease.first + 1
+            self.alone = self.alone or lease.alone
+        for batch in batches:
+            self.bytes -= len(batch.data)
         self.empty_handed = False
         spent = self.messages <= 0 or self.bytes <= 0
-        self.alone = self.alone or any(lease.alone for lease in leases)
         self.full = self.full or spent or self.alone
 
 
@@ -484,6 +527,20 @@ def lease_of(delivery: Delivery) -> Lease:
     return Lease(delivery.first, delivery.last, delivery.attempt, delivery.alone, delivery.visible_at)
 
 
+def rotated(items: Sequence[T], turn: int) -> list[T]:
+    """The items, beginning with another one each turn."""
+    at = turn % max(1, len(items))
+    return [*items[at:], *items[:at]]
+
+
+def took_all(granted: Granted, cursor: int, bounds: Bounds) -> bool:
+    """Whether a poll of a partition with nothing due was given all that it had: new messages, to its end."""
+    one = granted.deliveries[0] if len(granted.deliveries) == 1 else None
+    if one is None or granted.again or granted.leaving or granted.unplaced or granted.draining:
+        return False
+    return one.first >= cursor and one.last + 1 >= bounds.end
+
+
 def has_new(peek: Peek, bounds: Bounds) -> bool:
     return max(peek.cursor, bounds.start) < bounds.end
 
@@ -493,4 +550,6 @@ def has_due(peek: Peek | None, now: int) -> bool:
 
 
 def earlier(one: int | None, other: int | None) -> int | None:
-    return min((t for t in (one, other) if t is not None), default=None)
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

@@ -34,7 +34,7 @@ from ...model.policy.slow_lane import (
 from ...store.contract import Group, Store
 from ..topology.catalog_cache import CatalogCache
 
-__all__ = ["LaneVerbs", "Lanes"]
+__all__ = ["Lanes"]
 
 _log = logging.getLogger("postroom.broker")
 
@@ -82,7 +82,7 @@ class Lanes:
         self._lock = threading.Lock()
 
     async def view(self, group: Group, version: int) -> LaneView | None:
-        """What a member of the group is to know; None: it does."""
+        """The slow sources, for a member that knows another version of them; None: it knows this one."""
         policy = group.settings.slow_lane
         if not policy.on:
             return LaneView(0) if version else None
@@ -93,7 +93,7 @@ class Lanes:
         return None if found.version == version else found
 
     async def report(self, topic: str, name: str, seen: Sequence[Seen], version: int) -> LaneView | None:
-        group: Group = self._catalog.known(("group", topic, name))
+        group: Group | None = self._catalog.known(("group", topic, name))
         if group is None:
             group = await self._in_thread(self._catalog.group, topic, name)
         policy, now = group.settings.slow_lane, self._store.now_ms()
@@ -146,20 +146,6 @@ class Lanes:
         finally:
             watched.read_at = time.monotonic()
             watched.turn.release()
-
-
-class LaneVerbs:
-    """The broker's part of `Endpoint` that is about lanes."""
-
-    _lanes: Lanes
-
-    async def lanes(self, topic: str, group: str) -> LaneInfo:
-        return await self._lanes.listed(topic, group)
-
-    async def report_sources(
-        self, topic: str, group: str, seen: Sequence[Seen], version: int = 0
-    ) -> LaneView | None:
-        return await self._lanes.report(topic, group, seen, version)
 
 
 def _fits(one: Seen) -> bool:

@@ -244,23 +244,21 @@ def _is_number(value: bytes | None) -> bool:
     return value is not None and len(value) <= 9 and value.isdigit()
 
 
-# ---- retries ----
-# Retries that are far away (I17): they leave through the schedule for the group's retry topic.
-#
-# A retry in some minutes waits as a delivery of its partition. One further away than `far_retry_ms` would
-# hold the group's committed offset, and with it the log, for as long: so it is stamped, and the mover
-# schedules it on the topic `<topic>.<group>.retry`, which that group alone reads; one of its slow lane
-# comes back there. Ordered groups keep failing messages in place.
-#
-# The attempts it has used go with it in headers. The deliveries of the retry topic do not know them, and
-# the store does not open batches: so when it fails again there, its headers are read here, and what was
-# used before counts towards `max_attempts`. Only retries are counted over all of its life; what its
-# consumers do to it by going away (I14) counts anew on the retry topic. Of a retry only what its token
-# holds is read: whoever settles names a range, and it may be any.
-
-
 class FarRetries:
-    """Blocking. `read` returns the batches that hold the offsets of a partition."""
+    """Retries that are far away leave through the schedule for the group's retry topic (I17).
+
+    A retry in some minutes waits as a delivery of its partition. One further away than `far_retry_ms` would
+    hold the group's committed offset, and with it the log, for as long: so it is stamped, and the mover
+    schedules it on the topic `<topic>.<group>.retry`, which that group alone reads; one of its slow lane
+    comes back there. Ordered groups keep failing messages in place.
+
+    The attempts it has used go with it in headers. The deliveries of the retry topic do not know them, and
+    the store does not open batches: so when it fails again there, its headers are read here, and what was
+    used before counts towards `max_attempts`. Only retries are counted over all of its life; what its
+    consumers do to it by going away (I14) counts anew on the retry topic. Of a retry only what its token
+    holds is read: whoever settles names a range, and it may be any. `read` returns the batches that hold the
+    offsets of a partition. Blocking.
+    """
 
     def __init__(
         self, catalog: CatalogCache, read: Callable[[int, int, int], list[StoredBatch]], far_ms: int
@@ -328,16 +326,14 @@ def _is_own_topic(group: Group) -> bool:
     return group.topic.endswith((f".{group.name}.retry", f".{group.name}.slow"))
 
 
-# ---- setting aside ----
-# Messages of slow sources are set aside: moved to the group's lane before they are tried (R42).
-#
-# Decides where they go, and which of them go together: many small ranges of one settling have one stamp,
-# and so one append and one settling in the end, however many they are (I12). A message that cannot be set
-# aside, since the policy is gone or it is in the lane already, is released: somebody tries it.
-
-
 class SettingAside:
-    """Of one part that is settled. Blocking."""
+    """Messages of slow sources are set aside: moved to the group's lane before they are tried (R42).
+
+    Decides where they go, and which of them go together: many small ranges of one settling have one stamp,
+    and so one append and one settling in the end, however many they are (I12). A message that cannot be set
+    aside, since the policy is gone or it is in the lane already, is released: somebody tries it. For one part
+    that is settled; blocking.
+    """
 
     def __init__(self, catalog: CatalogCache, group: Group) -> None:
         self._catalog, self._group = catalog, group

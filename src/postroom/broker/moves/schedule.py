@@ -1,12 +1,10 @@
 """The mover of the schedule: what is due leaves for the logs of its partitions (R35).
 
 One process at a time does it, under the lease `schedule`; it asks for the lease only when something is due
-soon, so that a queue without delayed messages writes nothing. Each move has three steps: the stamp says,
-durably, which rows go where under which identity and sequence; then they are appended; then the rows and the
-stamp are removed, in one transaction with the next stamp if there is one (I12). Whoever gets the lease first
-finishes the moves that are there: the same rows give the same batches, and a partition knows by their
-sequences what it has already. So nothing is lost or stored twice, wherever a process is cut off, and two that
-both believe to have the lease do no harm.
+soon, so that a queue without delayed messages writes nothing. A move has the three steps of `engine`; its
+rows and its stamp are removed in one transaction with the next stamp if there is one (I12). Whoever gets the
+lease first finishes the moves that are there. So nothing is lost or stored twice, wherever a process is cut
+off, and two that both believe to have the lease do no harm.
 
 A partition that was sealed refuses its batch: the rows are free again and are moved to its successors as
 soon as the route has them. Meanwhile they hold up only what was sent to its successors since, so that equal
@@ -24,22 +22,15 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from ...backoff import Pauses
 from ...config import Limits
-from ...errors import (
-    CorruptBatch,
-    LeaseLost,
-    PartitionSealed,
-    PostroomError,
-    SequenceGap,
-    StoreUnavailable,
-    UnknownPartition,
-    UnknownProducer,
-)
-from ...model.messages.batch import read_header, verify, with_base_offset
+from ...errors import CorruptBatch, LeaseLost, PostroomError, StoreUnavailable
+from ...model.messages.batch import verify
 from ...model.messages.sequence import next_sequence
 from ...model.moves import schedule
 from ...model.moves.schedule import DUTY, DelayedRow, Opening, Planned
-from ...store.contract import Append, Appended, Finished, Move, Store, StoredBatch, Topic
+from ...store.contract import Appended, Finished, Move, Store
+from .engine import Moved, MoveEngine
 
 __all__ = ["LOOK_MS", "ScheduleMover", "ScheduleThread"]
 
@@ -55,10 +46,6 @@ _LATE_MS = 60_000  # no transaction lasts longer: nothing appears that was due b
 _STALLED_MS = 100  # a partition that was sealed is asked again after this time
 _AWAY_MS = 500  # one on a shard that is away
 _DAMAGED_MS = 3_600_000  # a damaged row is looked at again after this time
-_NOT_STORED = (PartitionSealed, UnknownPartition, SequenceGap, UnknownProducer)
-
-Moved = Callable[[Sequence[tuple[int, StoredBatch]]], None]
-"""Is told what was stored: partition id and batch."""
 
 
 class ScheduleMover:
@@ -76,7 +63,7 @@ class ScheduleMover:
         self._store = store
         self._lease_ms = limits.schedule_lease_ms
         self._holder = holder
-        self._moved = moved
+        self._engine = MoveEngine(store, moved)
         self._watching = watching
         self._shard = shard  # whose schedule it is
         self._held_up: set[int] = set()  # rows of open moves to shards that are away
@@ -89,8 +76,6 @@ class ScheduleMover:
         self._since = 0  # nothing is due before this moment
         self._all_seen_at = 0  # when the whole schedule was looked at
         self._stalled: dict[int, int] = {}  # partitions that take nothing, and until when
-        self._topics: dict[int, Topic] = {}
-        self._routes_are_old = False
         self._new_identity()
 
     def tick(self) -> int:
@@ -146,7 +131,7 @@ class ScheduleMover:
         for partition in again:
             del self._stalled[partition]
         if again:
-            self._routes_are_old = True  # they may have successors by now
+            self._engine.routes_are_old = True  # they may have successors by now
             self._clean = self._clean and not self._held_up
         if not 0 <= now - self._all_seen_at < _LATE_MS:
             self._since, self._all_seen_at = 0, now
@@ -191,7 +176,7 @@ class ScheduleMover:
             rows = self._store.schedule.rows(wanted)
             opening = Opening(max_bytes=math.inf)  # as much as was planned
             sound = {row.id: row for row in self._sound(rows.values(), opening)}
-            self._know_topics(sound.values())
+            self._engine.know_topics(sound.values())
             known = [p for p in move.planned if all(part.row in sound for part in p.parts)]
             try:
                 done = self._carry_out(replace(move, planned=tuple(known)), sound, opening)
@@ -221,9 +206,9 @@ class ScheduleMover:
         """Partitions that take nothing now, and all that follow them: their rows would overtake."""
         if not self._stalled:
             return set()
-        self._routes_are_old = True
-        self._know_topics(())
-        routes = [topic.route for topic in self._topics.values()]
+        self._engine.routes_are_old = True
+        self._engine.know_topics()
+        routes = [topic.route for topic in self._engine.topics.values()]
         return {*self._stalled}.union(*(r.descendants(place) for r in routes for place in self._stalled))
 
     def _move(self) -> bool:
@@ -241,11 +226,10 @@ class ScheduleMover:
         rows = {row.id: row for row in self._of_topics(self._sound(due, opening))}
         if not rows:
             return len(due) > 0
-        routes = {row.topic_id: self._topics[row.topic_id].route for row in rows.values()}
-        planned = schedule.plan(list(rows.values()), routes, self._sequences, opening)
+        planned = self._engine.plan(list(rows.values()), self._sequences, opening)
         taken = {part.row for one in planned for part in one.parts}
         before, self._last, self._clean = self._last, None, False
-        move = Move(secrets.randbits(62), self._producer_id, tuple(planned))
+        move = Move(secrets.randbits(62), self._producer_id, planned)
         if self._store.schedule.stamp(self._holder, move, [rows[row_id] for row_id in taken], before):
             self._last = self._carry_out(move, rows, opening)
         self._clean = True
@@ -278,79 +262,40 @@ class ScheduleMover:
 
     def _of_topics(self, rows: Sequence[DelayedRow]) -> list[DelayedRow]:
         """Those whose topic is there; a deleted one takes its delayed messages with it."""
-        self._know_topics(rows)
-        gone = frozenset(row.id for row in rows if row.topic_id not in self._topics)
+        self._engine.know_topics(rows)
+        gone = frozenset(row.id for row in rows if row.topic_id not in self._engine.topics)
         if gone:
             self._store.schedule.finish(self._holder, Finished(None, gone))
-        return [row for row in rows if row.topic_id in self._topics]
-
-    def _know_topics(self, rows: Iterable[DelayedRow]) -> None:
-        missing = any(row.topic_id not in self._topics for row in rows)
-        if not missing and not self._routes_are_old:
-            return
-        try:
-            self._topics = {topic.id: topic for topic in self._store.catalog.topics()}
-            self._routes_are_old = False
-        except StoreUnavailable:
-            if missing:
-                raise  # and else the last route is good enough
+        return [row for row in rows if row.topic_id in self._engine.topics]
 
     def _carry_out(self, move: Move, rows: Mapping[int, DelayedRow], opening: Opening) -> Finished:
         """The second step; returns what the third one is to do."""
-        appends = [
-            Append(p.partition_id, schedule.build(p, rows, move.producer_id, opening), ids=self._ids(p, rows))
-            for p in move.planned
-        ]
-        results = self._store.log.append(appends) if appends else []
-        for result in results:
-            if isinstance(result, PostroomError) and not isinstance(result, _NOT_STORED):
-                raise result
-        stored = [isinstance(result, Appended) for result in results]
-        self._moved([_stored(a, r) for a, r in zip(appends, results, strict=True) if isinstance(r, Appended)])
-        whole, partly = schedule.moved_rows(move.planned, stored)
-        left = [schedule.left_of(rows[row_id], places) for row_id, places in partly.items()]
-        self._learn(move, rows, results)
-        messages = schedule.leaving(rows, whole, partly)
-        return Finished(move.id, frozenset(whole), tuple(left), messages)
-
-    def _ids(self, planned: Planned, rows: Mapping[int, DelayedRow]) -> bytes:
-        """For topics that look at ids. The due append itself does not look at them again (I13)."""
-        topic = self._topics.get(rows[planned.parts[0].row].topic_id)
-        return schedule.ids_of(planned, rows) if topic is not None and topic.settings.dedup_ms else b""
-
-    def _learn(
-        self, move: Move, rows: Mapping[int, DelayedRow], results: Sequence[Appended | PostroomError]
-    ) -> None:
-        """Count our sequences, and leave partitions alone that refused."""
-        for planned, result in zip(move.planned, results, strict=True):
-            if isinstance(result, Appended) and move.producer_id == self._producer_id:
-                after = next_sequence(planned.sequence, planned.records)
-                self._sequences[planned.partition_id] = after
-            elif isinstance(result, PostroomError):
-                self._stall((rows[part.row] for part in planned.parts), _STALLED_MS)
-        if any(isinstance(result, PostroomError) for result in results):
+        carried = self._engine.carry_out(
+            move.id, move.planned, rows, move.producer_id, opening, with_ids=True
+        )
+        if move.producer_id == self._producer_id:
+            for planned, result in carried.batches:
+                if isinstance(result, Appended):
+                    after = next_sequence(planned.sequence, planned.records)
+                    self._sequences[planned.partition_id] = after
+        if carried.refused:
+            self._stall((rows[part.row] for one in carried.refused for part in one.parts), _STALLED_MS)
             self._new_identity()
+        return carried.finished
 
 
-def _stored(append: Append, appended: Appended) -> tuple[int, StoredBatch]:
-    data = with_base_offset(append.batch, appended.base_offset)
-    count = read_header(append.batch).records
-    return append.partition_id, StoredBatch(appended.base_offset, count, appended.appended_at, data)
-
-
-# ---- schedule thread ----
-# When the schedule's mover runs: in a thread of its own, not in the event loop, which a handler may
-# block.
-#
-# Decides nothing about messages. Sleeps until the next one is due; is woken by what this process
-# schedules, by news of other processes, and by a test's clock. What fails is tried again, more and more
-# slowly.
-
-_AGAIN_MS = 20  # after a failure, doubled each time
+_PAUSES = Pauses(0.02, LOOK_MS / 1000)  # after a failure
 _ALWAYS, _NEVER = 2**63, -1
 
 
 class ScheduleThread:
+    """The thread in which the mover runs: not the event loop, which a handler may block.
+
+    Decides nothing about messages. It sleeps until the next one is due; it is woken by what this process
+    schedules, by news of other processes, and by a test's clock. What fails is tried again, more and more
+    slowly.
+    """
+
     def __init__(self, mover: ScheduleMover, now_ms: Callable[[], int]) -> None:
         self._mover = mover
         self._now_ms = now_ms
@@ -397,7 +342,7 @@ class ScheduleThread:
             if not self._failures:
                 _log.warning("delayed messages wait, trying again: %s", error)
             self._failures += 1
-            return int(min(LOOK_MS, _AGAIN_MS * 2 ** min(self._failures, 10)))
+            return int(1000 * _PAUSES.after(self._failures))
         except Exception:
             _log.exception("moving delayed messages failed in an unexpected way; it is tried again")
             return LOOK_MS

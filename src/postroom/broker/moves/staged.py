@@ -1,11 +1,9 @@
 """The publisher: what a job has decided leaves its staging for the logs of its partitions, once (I20).
 
-Each move has three steps, as those of due messages have (I12): the stamp says, durably, which rows go where
-under which sequences; then they are appended under the decision's producer; then the rows and the stamp are
-removed, in one transaction with the next stamp. Whoever goes on with a decision repeats the stamp that is
-there: the same rows give the same batches, and a partition knows by their sequences what it has already. So
-nothing is lost or stored twice, wherever a process is cut off. No lease is needed: of several who publish at
-once one gets its next step written down, and the others look again.
+A move has the three steps of `engine` (I12), under the decision's producer; its rows and its stamp are
+removed in one transaction with the next stamp. Whoever goes on with a decision repeats the stamp that is
+there. So nothing is lost or stored twice, wherever a process is cut off. No lease is needed: of several who
+publish at once one gets its next step written down, and the others look again.
 
 A partition that was sealed refuses its batch: those rows are planned again once the route has successors, and
 before all that come after them, so that equal keys keep their order.
@@ -19,17 +17,17 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ...backoff import Pauses
 from ...config import Limits
 from ...endpoint.values import Decided, Published, PublishedPlace
 from ...errors import (
     InvalidSetting,
-    PartitionSealed,
     PermissionDenied,
     PostroomError,
     SequenceGap,
@@ -41,8 +39,8 @@ from ...errors import (
     UnknownTopic,
     UsageError,
 )
-from ...model.messages.batch import read_header, verify, with_base_offset
-from ...model.moves import schedule, staging
+from ...model.messages.batch import read_header, verify
+from ...model.moves import staging
 from ...model.moves.schedule import DelayedRow, Opening, Planned
 from ...model.moves.staging import (
     Decision,
@@ -55,10 +53,11 @@ from ...model.moves.staging import (
     owner_after,
     split_batches,
 )
-from ...store.contract import Append, Appended, Finished, Staged, Store, StoredBatch, Topic
+from ...store.contract import Appended, Finished, Staged, Store, Topic
 from ..publish.backlog import BacklogGate
 from ..publish.rates import Quotas
 from ..topology.catalog_cache import CatalogCache
+from .engine import Carried, Moved, MoveEngine
 
 __all__ = ["FinishDecisions", "Publisher", "StagingVerbs", "StagingWork"]
 
@@ -66,13 +65,9 @@ __all__ = ["FinishDecisions", "Publisher", "StagingVerbs", "StagingWork"]
 _log = logging.getLogger("postroom.broker")
 
 _MESSAGES, _BYTES = 40_000, 8 * 1024 * 1024  # of one move
-_NOT_STORED = (PartitionSealed, UnknownPartition, SequenceGap, UnknownProducer)
 _FORGOTTEN = (SequenceGap, UnknownProducer)  # a volatile log has lost what it knew of the producer
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.2  # before a partition that was sealed is planned again
+_PAUSES = Pauses(0.005, 0.2)  # before a partition that was sealed is planned again
 _LEFT_MS = 60_000  # a decision that is not published after so long was left
-
-Moved = Callable[[Sequence[tuple[int, StoredBatch]]], None]
-"""Is told what was stored: partition id and batch."""
 
 
 def _always() -> bool:
@@ -131,7 +126,7 @@ class Publisher:
 
     def publish(self, query: str, batch: int, more: Callable[[], bool] = _always) -> Decision:
         """Publish while there is `more` time; the decision as it is then."""
-        pause_s = _FIRST_PAUSE_S
+        tries = 0
         while True:
             decision = self._store.staging.decision(query, batch)
             if decision is None:
@@ -139,18 +134,19 @@ class Publisher:
             if decision.published_at or not more():
                 return decision
             if _Turn(self._store, self._moved, more, self._move_messages).go_on(decision, self._help):
-                pause_s = _FIRST_PAUSE_S
+                tries = 0
             else:
-                self._sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                tries += 1
+                self._sleep(_PAUSES.after(tries))
 
 
 class _Turn:
     """One who goes on with a decision, for as long as nobody else does."""
 
     def __init__(self, store: Store, moved: Moved, more: Callable[[], bool], messages: int) -> None:
-        self._store, self._moved, self._more, self._messages = store, moved, more, messages
-        self._topics = _topics(store)
+        self._store, self._more, self._messages = store, more, messages
+        self._engine = MoveEngine(store, moved)
+        self._engine.know_topics()
         self._opening = Opening()
         self._rows: dict[int, DelayedRow] = {}  # of the move that is under way
 
@@ -167,7 +163,7 @@ class _Turn:
                 self._finish(at, outcome, None, False)
                 for topic_id in outcome.refused:
                     with suppress(KeyError, UnknownTopic):  # it was deleted
-                        help(self._topics[topic_id].name)
+                        help(self._engine.topics[topic_id].name)
                 return False
             at = self._next(at, outcome)
         return True
@@ -202,15 +198,14 @@ class _Turn:
     def _look(self, at: Decision, gone: Collection[int]) -> tuple[list[DelayedRow], list[DelayedRow]]:
         """What comes next; and rows whose topic was deleted."""
         found = self._store.staging.next_rows(at, messages=self._messages, max_bytes=_BYTES, skip=gone)
-        if any(row.topic_id not in self._topics for row in found):
-            self._topics = _topics(self._store)
-        here = [row for row in found if row.topic_id in self._topics]
-        return here, [row for row in found if row.topic_id not in self._topics]
+        self._engine.know_topics(found)
+        topics = self._engine.topics
+        here = [row for row in found if row.topic_id in topics]
+        return here, [row for row in found if row.topic_id not in topics]
 
     def _plan(self, rows: Sequence[DelayedRow], progress: Progress) -> OpenMove:
         self._opening, self._rows = Opening(), {row.id: row for row in rows}
-        routes = {row.topic_id: self._topics[row.topic_id].route for row in rows}
-        return OpenMove(tuple(schedule.plan(rows, routes, progress.sequences, self._opening)))
+        return OpenMove(self._engine.plan(rows, progress.sequences, self._opening))
 
     # ---- moving ----
 
@@ -223,37 +218,29 @@ class _Turn:
             return None
         for row_id in wanted:
             verify(self._rows[row_id].batch)  # a new checksum would hide that it is damaged
-        appends = [
-            Append(one.partition_id, schedule.build(one, self._rows, at.producer_id, self._opening))
-            for one in move.planned
-        ]
-        results = self._store.log.append(appends) if appends else []
-        for result in results:
-            if isinstance(result, UnknownFate) and not self._is_last(at):
-                return None  # it was stored, and so much after it that it is not remembered
-            if isinstance(result, PostroomError) and not isinstance(result, _NOT_STORED):
-                raise result
-        self._moved([_stored(a, r) for a, r in zip(appends, results, strict=True) if isinstance(r, Appended)])
-        return self._outcome(at, move, results)
+        try:
+            carried = self._engine.carry_out(None, move.planned, self._rows, at.producer_id, self._opening)
+        except UnknownFate:
+            if self._is_last(at):
+                raise
+            return None  # it was stored, and so much after it that it is not remembered
+        return self._outcome(at, carried)
 
     def _is_last(self, at: Decision) -> bool:
         newest = self._store.staging.decision(at.query, at.batch)
         return newest is not None and (newest.revision, newest.step) == (at.revision, at.step)
 
-    def _outcome(self, at: Decision, move: OpenMove, results: Sequence[Appended | PostroomError]) -> _Outcome:
-        pairs = list(zip(move.planned, results, strict=True))
+    def _outcome(self, at: Decision, carried: Carried) -> _Outcome:
         stored = [
             (one, self._topic_of(one), result.base_offset)
-            for one, result in pairs
+            for one, result in carried.batches
             if isinstance(result, Appended)
         ]
         progress, producer_id = staging.advanced(at.progress, stored), at.producer_id
-        if any(isinstance(result, _FORGOTTEN) for result in results):
+        if any(isinstance(result, _FORGOTTEN) for _, result in carried.batches):
             progress, producer_id = Progress(progress.places, {}, progress.dropped), secrets.randbits(62)
-        whole, partly = schedule.moved_rows(move.planned, [isinstance(r, Appended) for r in results])
-        left = tuple(schedule.left_of(self._rows[row_id], places) for row_id, places in partly.items())
-        refused = {self._topic_of(one) for one, result in pairs if not isinstance(result, Appended)}
-        return _Outcome(Finished(None, frozenset(whole), left), progress, tuple(sorted(refused)), producer_id)
+        refused = {self._topic_of(one) for one in carried.refused}
+        return _Outcome(carried.finished, progress, tuple(sorted(refused)), producer_id)
 
     def _topic_of(self, planned: Planned) -> int:
         return self._rows[planned.parts[0].row].topic_id
@@ -292,22 +279,6 @@ def limited_s(limits: Limits) -> float:
     return limits.duty_lease_ms / 1000 / 6
 
 
-def _topics(store: Store) -> Mapping[int, Topic]:
-    return {topic.id: topic for topic in store.catalog.topics()}
-
-
-def _stored(append: Append, appended: Appended) -> tuple[int, StoredBatch]:
-    data = with_base_offset(append.batch, appended.base_offset)
-    count = read_header(append.batch).records
-    return append.partition_id, StoredBatch(appended.base_offset, count, appended.appended_at, data)
-
-
-# ---- staging ----
-# Staging as the event loop sees it: the verbs of `Endpoint` for jobs that publish exactly once (I20).
-#
-# Blocking work has threads of its own, since a publishing may take long and polls must not wait for it.
-# Each call publishes for a while and says how far it is: whoever wants all of it asks again.
-
 T = TypeVar("T")
 
 _THREADS = 2
@@ -315,6 +286,12 @@ _SLICE_S = 2.0  # a call publishes no longer
 
 
 class StagingWork:
+    """Staging as the event loop sees it, for jobs that publish exactly once (I20).
+
+    Blocking work has threads of its own, since a publishing may take long and polls must not wait for it.
+    Each call publishes for a while and says how far it is: whoever wants all of it asks again.
+    """
+
     def __init__(
         self, store: Store, catalog: CatalogCache, publisher: Publisher, backlog: BacklogGate, quotas: Quotas
     ) -> None:
@@ -364,7 +341,7 @@ class StagingWork:
         return [Staged(known.id, place, one) for place, one in zip(partition_ids, batches, strict=True)]
 
     def _of_topic(self, topic: str, partition_ids: Collection[int]) -> Topic:
-        for known in (self._catalog.topic(topic), self._catalog.fresh_topic(topic)):
+        for known in (self._catalog.topic(topic), self._catalog.topic(topic, fresh=True)):
             if {piece.partition_id for piece in known.route.partitions}.issuperset(partition_ids):
                 return known
         raise UnknownPartition(

@@ -105,13 +105,6 @@ def _box(catalog: CatalogCache, group: Group) -> Topic:
     return catalog.dead_letters(topic, name) or catalog.make_dead_letters(topic, name)
 
 
-# ---- checking ----
-# The background check: are the batches that are stored still what was stored?
-#
-# A disk may turn bytes over and say nothing. A duty reads the logs again, some MB a minute, and says once
-# of each batch that cannot be read where it is. Decides how much is read at a time and when a round
-# begins anew. Must change nothing: whoever is handed such a batch goes past it (`unreadable`).
-
 _log = logging.getLogger("postroom.broker")
 
 _RUN_BYTES = 4 * 1024 * 1024  # read in one run, about,
@@ -125,7 +118,12 @@ _Place = tuple[str, int, int]  # topic, partition, partition id
 
 
 class CheckBatches:
-    """Reads what is stored, slowly, in no particular order; see the module."""
+    """The background job that asks whether the batches that are stored are still what was stored.
+
+    A disk may turn bytes over and say nothing. A duty reads the logs again, some MB a minute, and says once
+    of each batch that cannot be read where it is. Decides how much is read at a time and when a round begins
+    anew. Must change nothing: whoever is handed such a batch goes past it (`unreadable`).
+    """
 
     name: str = "check-batches"
     every_s: float = 60

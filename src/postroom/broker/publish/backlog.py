@@ -20,6 +20,7 @@ from ...errors import BacklogFull
 from ...model.policy.bounds import make_room
 from ...model.policy.settings import TopicSettings
 from ...store.contract import Store, Topic
+from ...tasks import SingleFlight
 from ...units import format_bytes
 from ..topology.catalog_cache import readers
 
@@ -52,7 +53,7 @@ class BacklogGate:
         self._look_ms, self._look_s = limits.backlog_look_ms, limits.backlog_look_ms / 1000
         self._in_thread = in_thread
         self._measured: dict[int, Measured] = {}  # by topic id
-        self._looking: dict[int, asyncio.Future[Measured]] = {}
+        self._looks = SingleFlight(self._look)
 
     @staticmethod
     def limits(settings: TopicSettings) -> bool:
@@ -66,7 +67,7 @@ class BacklogGate:
         """Count a batch that is about to be stored; BacklogFull if there is no room for any."""
         found = self._measured.get(topic.id)
         if found is None or found.until <= asyncio.get_running_loop().time():
-            found = await self._look(topic)
+            found = await self._looks.look(topic.id, None, self._measure, topic)
         settings = topic.settings
         if 0 < settings.max_backlog <= found.messages:
             behind = f"{found.messages:,} messages"
@@ -78,23 +79,13 @@ class BacklogGate:
         found.bytes += size
         return found
 
-    async def _look(self, topic: Topic) -> Measured:
-        """Those who come while one is looking wait for what it finds."""
-        looking = self._looking.get(topic.id)
-        if looking is None:
-            looking = asyncio.ensure_future(self._in_thread(self._measure, topic))
-            self._looking[topic.id] = looking
-            looking.add_done_callback(lambda done: self._looked(topic.id, done))
-        return await asyncio.shield(looking)
-
-    def _looked(self, topic_id: int, done: asyncio.Future[Measured]) -> None:
-        del self._looking[topic_id]
-        self._measured.pop(topic_id, None)
-        if not done.cancelled() and done.exception() is None:
-            found = done.result()
-            found.until = asyncio.get_running_loop().time() + self._look_s
-            make_room(self._measured, _MOST)
-            self._measured[topic_id] = found
+    async def _look(self, measure: Callable[[Topic], Measured], topic: Topic) -> Measured:
+        self._measured.pop(topic.id, None)
+        found: Measured = await self._in_thread(measure, topic)
+        found.until = asyncio.get_running_loop().time() + self._look_s
+        make_room(self._measured, _MOST)
+        self._measured[topic.id] = found
+        return found
 
     # ---- in a worker thread ----
 

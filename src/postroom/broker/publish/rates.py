@@ -6,7 +6,16 @@ poll takes no more than there is, and waits like any other for its turn. Each me
 the limit for itself. Internal appends do not come here.
 
 A cache, never the truth: what the limits are is looked up as often as the rest of the catalog, and once a
-second for those who wait. A queue without limits pays for one look into a dictionary.
+second for those who wait. A queue without limits pays for one look into a dictionary (`Quotas.off`).
+
+A gate is one limit, as this broker sees it: what it has reserved of it, and who waits, first come first
+served. A slice of the rate is reserved in the store at a time, or what the first in the queue wants if that
+is more, and handed out in memory: so a limit costs some ten transactions a second, not one for each batch.
+Whoever waits holds no thread and no connection: it is told by its event when it is its turn. While the store
+cannot be asked the rate is kept by this broker alone (R6).
+
+Must never let anybody overtake (I3), and must never take part in what is decided: `model.policy.rate` does
+that. For the event loop only.
 """
 
 from __future__ import annotations
@@ -14,8 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -25,24 +33,12 @@ from ...errors import ClosedError, PostroomError
 from ...model.policy.rate import NOTHING, Rate, spend
 from ...model.topology.names import base_of
 from ...store.contract import Store
+from ...tasks import SingleFlight
 from ..deliver.shared import Handed
 from ..topology.catalog_cache import CatalogCache
 from ..waiters import wait
 
 __all__ = ["Claim", "Passed", "Quotas", "RateGate", "Share"]
-
-
-# ---- gate ----
-# One rate limit, as this broker sees it: what it has reserved of it, and who waits, first come first
-# served.
-#
-# A slice of the rate is reserved in the store at a time, or what the first in the queue wants if that is
-# more, and handed out in memory: so a limit costs some ten transactions a second, not one for each batch.
-# Whoever waits holds no thread and no connection: it is told by its event when it is its turn. While the
-# store cannot be asked the rate is kept by this broker alone (R6). For the event loop only.
-#
-# Must never let anybody overtake (I3), and must never take part in what is decided: `model.flow` does
-# that.
 
 _log = logging.getLogger("postroom.broker")
 
@@ -246,8 +242,6 @@ def _lack(wanted: int, there: int, slice: int) -> int:
     return max(missing, slice) if missing > 0 else 0
 
 
-# ---- quotas ----
-
 _KEY = ("rates",)
 _LOOK_S = 1.0  # who waits sees a change of its limit after so long, if nobody tells it before
 
@@ -264,7 +258,7 @@ class Quotas:
         self._places: dict[int, tuple[RateGate, Claim]] = {}  # of polls, by request
         self._keeping: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        self._looking: asyncio.Future[Mapping[str, Rate]] | None = None
+        self._looks = SingleFlight(in_thread)
 
     async def close(self) -> None:
         if self._keeping is not None:
@@ -296,19 +290,14 @@ class Quotas:
         for gate in self._gates.values():
             gate.clock_moved()
 
-    async def _rates(self) -> Mapping[str, Rate]:
-        found: Mapping[str, Rate] | None = self._catalog.known(_KEY)
-        if found is not None and self._looking is None:
-            return found
-        if self._looking is None:  # one looks for all who come meanwhile, and nobody overtakes
-            self._looking = asyncio.ensure_future(self._in_thread(self._catalog.kept, _KEY, self._read))
-            self._looking.add_done_callback(self._looked)
-        return await asyncio.shield(self._looking)
+    @property
+    def off(self) -> bool:
+        """Whether the queue is known to have no limit: then nobody has to pass here."""
+        return self._catalog.known(_KEY) == {} and not self._gates and not self._looks.busy(_KEY)
 
-    def _looked(self, done: asyncio.Future[Mapping[str, Rate]]) -> None:
-        self._looking = None
-        if not done.cancelled():
-            done.exception()  # those who wait are told
+    async def _rates(self) -> Mapping[str, Rate]:
+        known: Mapping[str, Rate] | None = self._catalog.known(_KEY)
+        return await self._looks.look(_KEY, known, self._catalog.get, _KEY, self._read)
 
     def _read(self) -> dict[str, Rate]:
         return {rate.name: rate for rate in self._store.rates.all()}
@@ -352,8 +341,6 @@ class Quotas:
         """Wait until a batch may be stored. Those of one producer stay in order."""
         passed: Passed = []
         rates = await self._rates()
-        if not rates:
-            return passed
         for name in (f"producer:{producer}", f"topic:{topic}"):
             gate = self._gate(name, rates) if name in rates else None
             if gate is not None:
@@ -367,12 +354,9 @@ class Quotas:
 
     # ---- polls ----
 
-    @contextmanager
-    def polling(self, request: PollRequest) -> Iterator[None]:
-        """For as long as a poll lasts: it keeps its place in the queue between its looks."""
-        try:
-            yield
-        finally:
+    def poll_ended(self, request: PollRequest) -> None:
+        """A poll keeps its place in the queue until it ends."""
+        if self._places:
             gate, place = self._places.pop(id(request), (None, None))
             if gate is not None and place is not None:
                 gate.leave(place)

@@ -69,7 +69,7 @@ class Writer:
         self._limits = limits
         self._appended = appended
         self.scheduled: Callable[[int], None] = lambda due_at: None
-        self.committed: Callable[[int, int, float], None] = lambda batches, size, seconds: None  # likewise
+        self.committed: Callable[[int, int, float], None] | None = None  # likewise: batches, bytes, seconds
         self._loop = asyncio.get_running_loop()
         self._queue: SimpleQueue[_PendingAppend | None] = SimpleQueue()
         self._lines: dict[LineKey, _ProducerLine] = {}
@@ -84,8 +84,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="postroom-writer", daemon=True)
         self._thread.start()
 
-    async def append(self, append: Append, line: LineKey | None = None) -> Appended:
-        """`line`: whose turns it counts against; without one, those of its partition."""
+    def append(self, append: Append, line: LineKey | None = None) -> asyncio.Future[Appended]:
+        """Is done once the batch is stored. `line`: whose turns it counts against; without one, those of its
+        partition."""
         if self._closed:
             raise _closed()
         key = line or (-append.partition_id, 0)
@@ -93,20 +94,18 @@ class Writer:
         if mine is None:
             mine = self._lines[key] = _ProducerLine(key)
         waiting = _PendingAppend(append, mine, self._loop.create_future())
-        if mine.callers or self._is_full(mine):
+        if mine.callers or (mine.bytes and self._is_full(mine)):
             mine.callers.append(waiting)
             self._crowded[key] = mine
         else:
             self._let_in(waiting)
-        return await waiting.done
+        return waiting.done
 
     @property
     def queued_bytes(self) -> int:
         return self._pending_bytes
 
     def _is_full(self, line: _ProducerLine) -> bool:
-        if not line.bytes:
-            return False
         limits = self._limits
         return line.bytes > limits.writer_line_bytes or self._pending_bytes > limits.writer_queue_bytes
 
@@ -135,8 +134,9 @@ class Writer:
             if group:
                 began = time.perf_counter()
                 results = self._store([w.append for w in group])
-                size = sum(len(w.append.batch) for w in group)
-                self.committed(len(group), size, time.perf_counter() - began)
+                if self.committed is not None:
+                    size = sum([len(w.append.batch) for w in group])
+                    self.committed(len(group), size, time.perf_counter() - began)
                 stored = self._remember(group, results)
                 self._loop.call_soon_threadsafe(self._answer, group, results, stored)
 
@@ -224,7 +224,7 @@ class Writer:
     def _make_room(self) -> None:
         """Let in whom there is room for now, each line in its order."""
         for line in tuple(self._crowded.values()):
-            while line.callers and not self._is_full(line):
+            while line.callers and not (line.bytes and self._is_full(line)):
                 waiting = line.callers.popleft()
                 if not waiting.done.done():  # else its caller was cancelled
                     self._let_in(waiting)

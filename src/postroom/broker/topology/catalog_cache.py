@@ -1,4 +1,4 @@
-"""What the broker remembers of topics and groups, so that a poll does not read them again.
+"""The broker remembers topics and groups here, so that a poll does not read them again.
 
 A cache, never the truth: it is thrown away when the catalog's version moves, which is looked at no less
 than once a second while it is used. A change made elsewhere is therefore seen within a second (R14).
@@ -18,7 +18,7 @@ from ...model.policy.settings import GroupSettings, TopicSettings
 from ...model.topology.names import REDRIVE_GROUP, base_of, dead_topic, retry_topic, slow_topic
 from ...store.contract import Catalog, Group, Topic
 
-__all__ = ["CatalogCache", "Listed", "Listing", "Source", "is_base", "readers"]
+__all__ = ["CatalogCache", "Key", "Listed", "Listing", "Source", "is_base", "readers", "sources_key"]
 
 
 T = TypeVar("T")
@@ -26,8 +26,18 @@ T = TypeVar("T")
 _FRESH_S = 1.0
 _MOST = 20_000  # things that are remembered: names that clients make up must not fill the memory
 
+_UNREAD = object()
+
+Key = tuple[str | bool, ...]
+"""What is remembered, and of which topic and group."""
+
 Source = tuple[Topic, Group]
 """A topic and the group that reads it."""
+
+
+def sources_key(topic: str, group: str, lane: bool) -> Key:
+    """The key of what `CatalogCache.sources` answers."""
+    return "sources", topic, group, lane
 
 
 def is_base(group: Group) -> bool:
@@ -45,9 +55,9 @@ class CatalogCache:
 
     def __init__(self, catalog: Catalog, *, lasting: bool = False) -> None:
         self._catalog = catalog
-        self._last: dict[tuple[str, ...], object] | None = {} if lasting else None
+        self._last: dict[Key, object] | None = {} if lasting else None
         self._lock = threading.Lock()
-        self._known: dict[tuple[str, ...], object] = {}
+        self._known: dict[Key, object] = {}
         self._version = -1
         self._looked_at = 0.0
         self._forgotten = 0
@@ -73,62 +83,48 @@ class CatalogCache:
             self._version, self._looked_at = version, time.monotonic()
             return moved
 
-    def topic(self, name: str) -> Topic:
-        return self._get(("topic", name), lambda: self._catalog.topic(name))
-
-    def fresh_topic(self, name: str) -> Topic:
-        """As it is now: whoever asks met a sealed partition, perhaps, and waits for the next route."""
-        with self._lock:
-            self._known.pop(("topic", name), None)
-        return self.topic(name)
+    def topic(self, name: str, *, fresh: bool = False) -> Topic:
+        """The topic; `fresh`, as it is now: whoever met a sealed partition waits for the next route."""
+        if fresh:
+            with self._lock:
+                self._known.pop(("topic", name), None)
+        return self.get(("topic", name), lambda: self._catalog.topic(name))
 
     def group(self, topic: str, name: str) -> Group:
-        return self._get(("group", topic, name), lambda: self._catalog.group(topic, name))
+        return self.get(("group", topic, name), lambda: self._catalog.group(topic, name))
 
-    def sources(self, topic: str, group: str) -> list[Source]:
-        """What a consumer of the group reads: the topic, and the group's retry topic if there is one."""
-        return self._get(("sources", topic, group), lambda: self._read_sources(topic, group))
-
-    def all_sources(self, topic: str, group: str) -> list[Source]:
-        """The same and the group's slow lane, which comes last if there is one (R42)."""
-        return self._get(("all sources", topic, group), lambda: self._read_all_sources(topic, group))
+    def sources(self, topic: str, group: str, *, lane: bool = False) -> list[Source]:
+        """What a consumer of the group reads: the topic, the group's retry topic if there is one, and with
+        `lane` its slow lane, which comes last if there is one (R42)."""
+        return self.get(sources_key(topic, group, lane), lambda: self._read_sources(topic, group, lane))
 
     def lane(self, topic: str, group: str) -> Source | None:
         """The group's slow lane, if it was made already."""
-        return self._get(("lane", topic, group), lambda: self._read_source(slow_topic(topic, group), group))
+        return self.get(("lane", topic, group), lambda: self._read_source(slow_topic(topic, group), group))
 
     def readers(self, topic: str, group: str) -> list[Group]:
         """The group; in its place the groups of its members, if it is a broadcast group."""
-        return self._get(("readers", topic, group), lambda: self._read_readers(topic, group))
-
-    def known_topic(self, name: str) -> Topic | None:
-        """The topic without asking the store: None if it is not known, or was not looked at of late."""
-        if time.monotonic() - self._looked_at > _FRESH_S:
-            return None
-        return self._known.get(("topic", name))  # type: ignore[return-value]
-
-    def known_sources(self, topic: str, group: str, *, lane: bool = False) -> list[Source] | None:
-        """The same without asking the store: None if it is not known, or was not looked at of late."""
-        if time.monotonic() - self._looked_at > _FRESH_S:
-            return None
-        return self._known.get(("all sources" if lane else "sources", topic, group))  # type: ignore[return-value]
-
-    def kept(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
-        """Anything that is read again when the catalog's version has moved."""
-        return self._get(key, read)
-
-    def known(self, key: tuple[str, ...]) -> Any:
-        """The same without asking the store: None if it is not known, or was not looked at of late."""
-        return self._known.get(key) if time.monotonic() - self._looked_at <= _FRESH_S else None
+        return self.get(("readers", topic, group), lambda: self._read_readers(topic, group))
 
     def dead_letters(self, topic: str, group: str) -> Topic | None:
         """The group's dead-letter topic, if it was made already."""
-        return self._get(("dead", topic, group), lambda: self._read_dead_letters(dead_topic(topic, group)))
+        return self.get(("dead", topic, group), lambda: self._read_dead_letters(dead_topic(topic, group)))
 
     def make_dead_letters(self, topic: str, group: str) -> Topic:
         return self.make_internal(dead_topic(topic, group), REDRIVE_GROUP, GroupSettings())
 
-    def _get(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
+    def known(self, key: Key) -> Any:
+        """What is remembered under that key, without asking the store.
+
+        None: nothing is, or the catalog's version was not looked at of late.
+        """
+        return self._known.get(key) if time.monotonic() - self._looked_at <= _FRESH_S else None
+
+    def get(self, key: Key, read: Callable[[], T]) -> T:
+        """What is remembered under that key; it is read again when the catalog's version has moved."""
+        found = self._known.get(key, _UNREAD)
+        if found is not _UNREAD and time.monotonic() - self._looked_at <= _FRESH_S:
+            return found  # type: ignore[return-value]
         if self._last is None:
             return self._read(key, read)
         try:
@@ -142,7 +138,7 @@ class CatalogCache:
             return self._last[key]  # type: ignore[return-value]
         return value
 
-    def _read(self, key: tuple[str, ...], read: Callable[[], T]) -> T:
+    def _read(self, key: Key, read: Callable[[], T]) -> T:
         if time.monotonic() - self._looked_at > _FRESH_S:
             self.saw_version(self._catalog.version())
         with self._lock:
@@ -156,14 +152,13 @@ class CatalogCache:
                 self._known[key] = value
         return value
 
-    def _read_sources(self, topic: str, group: str) -> list[Source]:
+    def _read_sources(self, topic: str, group: str, lane: bool) -> list[Source]:
+        if lane:
+            sources, own = self.sources(topic, group), self.lane(topic, group)
+            return sources if own is None else [*sources, own]
         main = (self._catalog.topic(topic), self._catalog.group(topic, group))
         retries = self._read_source(retry_topic(topic, group), group)
         return [main] if retries is None else [main, retries]
-
-    def _read_all_sources(self, topic: str, group: str) -> list[Source]:
-        sources, lane = self.sources(topic, group), self.lane(topic, group)
-        return sources if lane is None else [*sources, lane]
 
     def _read_source(self, own: str, group: str) -> Source | None:
         """A topic of the group's own; None: it was not made, or whoever made it was cut off."""
@@ -200,14 +195,6 @@ class CatalogCache:
         return self._catalog.topic(topic)
 
 
-# ---- listing ----
-# All topics and groups, for background work: read again only when the catalog's version has moved.
-#
-# So what runs every few seconds costs one small read on a queue of ten thousand topics, while nobody
-# changes them. A cache, never the truth: whoever acts on it asks the store's verbs, which know better.
-# Blocking; any thread may call it.
-
-
 @dataclass(frozen=True, slots=True)
 class Listed:
     """What the catalog held at one version."""
@@ -219,6 +206,13 @@ class Listed:
 
 
 class Listing:
+    """A list of all topics and groups, for background jobs: read again when the catalog's version has moved.
+
+    So what runs every few seconds costs one small read on a queue of ten thousand topics while nobody changes
+    them. A cache, never the truth: whoever acts on it asks the store's verbs, which know better. Blocking;
+    any thread may call it.
+    """
+
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._lock = threading.Lock()

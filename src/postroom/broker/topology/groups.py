@@ -38,15 +38,6 @@ from .resets import Resets
 __all__ = ["TOUCH_MS", "Groups", "Members"]
 
 
-# ---- members ----
-# Who is live: members enter at once, and are renewed together.
-#
-# A member beats three times a lease and is live for two: most beats change nothing. One that is due to be
-# renewed takes along all that were heard since they were renewed, in one transaction, so that thousands
-# of idle members cost a few transactions each lease. In ordered groups each beat counts, since partitions
-# are shared among members heard of within a lease. Must never bring back a member that left: who is not
-# there is entered by its own next beat only. Blocking, called from any thread.
-
 _FEW = 1000
 _TOGETHER = 500  # renewed in one transaction
 _NEVER = -(2**62)
@@ -71,7 +62,15 @@ class _CachedGroup:
 
 
 class Members:
-    """`used` is told of groups that have live members, as often as they are renewed."""
+    """Who is live: members enter at once, and are renewed together.
+
+    A member beats three times a lease and is live for two: most beats change nothing. One that is due to be
+    renewed takes along all that were heard since they were renewed, in one transaction, so that thousands of
+    idle members cost a few transactions each lease. In ordered groups each beat counts, since partitions are
+    shared among members heard of within a lease. Must never bring back a member that left: who is not there
+    is entered by its own next beat only. `used` is told of groups
+    that have live members, as often as they are renewed. Blocking, called from any thread.
+    """
 
     def __init__(self, store: Store, limits: Limits, used: Callable[[Group], None]) -> None:
         self._store, self._limits, self._used = store, limits, used
@@ -161,8 +160,6 @@ def _parts(items: list[_Who]) -> Iterator[list[_Who]]:
     for at in range(0, len(items), _TOGETHER):
         yield items[at : at + _TOGETHER]
 
-
-# ---- groups ----
 
 _log = logging.getLogger("postroom.broker")
 

@@ -26,10 +26,9 @@ from ...model.messages.requests import ReplyTopic
 from ...model.policy.settings import GroupSettings, TopicSettings
 from ...model.topology.names import REPLY_GROUP, is_reply, reply_ends, reply_topic
 from ...store.contract import Group, Store, Topic
-from ..access import InThread
 from .catalog_cache import Listing
 
-__all__ = ["ForgetReplies", "Replies", "ReplyVerbs"]
+__all__ = ["ForgetReplies", "Replies"]
 
 _log = logging.getLogger("postroom.broker")
 
@@ -143,16 +142,3 @@ class ForgetReplies:
         if now - seen.get(group.id, 0) < idle_ms:
             return False
         return self._store.usage.retire(group.id, idle_ms)
-
-
-class ReplyVerbs:
-    """The verbs of `Endpoint` that are about replies."""
-
-    _replies: Replies
-    _in_thread: InThread
-
-    async def open_replies(self, client: str, owner: str = "") -> ReplyTopic:
-        return await self._in_thread(self._replies.open, client, owner)
-
-    async def close_replies(self, client: str, owner: str = "") -> None:
-        await self._in_thread(self._replies.close, client, owner)

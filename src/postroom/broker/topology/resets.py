@@ -23,17 +23,11 @@ from .catalog_cache import is_base
 __all__ = ["Resets", "moved"]
 
 
-# ---- moves ----
-# What a group's move to another offset of a partition means for its messages.
-#
-# Decides how many that were settled come again, and how many that were not are passed over. The control
-# batch that seals a partition is no message.
-
-
 def moved(cursor: int, end: int, sealed: bool, unsettled: Iterable[Span], to: int) -> tuple[int, int]:
     """How many messages come again, and how many are skipped, when a group goes on at `to`.
 
-    Everything below `cursor` was handed out, and is settled but for the `unsettled` ranges.
+    Everything below `cursor` was handed out, and is settled but for the `unsettled` ranges. The control batch
+    that seals a partition is no message.
     """
     last = end - int(sealed)
     cursor, to = min(cursor, last), min(to, last)
@@ -42,8 +36,6 @@ def moved(cursor: int, end: int, sealed: bool, unsettled: Iterable[Span], to: in
     above = sum(final - max(first, to) + 1 for first, final in ranges if final >= to)
     return max(0, cursor - to) - above, below + max(0, to - cursor)
 
-
-# ---- resets ----
 
 _ALL = 2**31 - 1  # unsettled ranges, however many there are
 

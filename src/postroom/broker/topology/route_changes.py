@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ...address import FIRST_SHARD
+from ...backoff import Pauses
 from ...errors import (
     InvalidSetting,
     PartitionSealed,
@@ -247,19 +248,17 @@ class FinishChanges:
                 _log.warning("the route of topic %r waits: %s", topic, error)
 
 
-# ---- helping ----
-# Route changes as the event loop sees them: each in a thread of its own, so that polls do not wait for
-# it.
-#
-# A change may have to wait for a store. Somebody may also have died in the middle of one, and left a
-# sealed partition without successors: the broker whose producer meets it goes on with the change, once
-# for all who wait.
-
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.005, 0.1  # between looks at a change that others make
+_PAUSES = Pauses(0.005, 0.1)  # before a change that others make is asked for again
 
 
 class RouteHelp:
-    """Used in the event loop only. `changed` is called when a route may be another one."""
+    """Route changes as the event loop sees them: each in a thread of its own, so that polls do not wait for
+    it.
+
+    A change may have to wait for a store. Somebody may also have died in the middle of one, and left a sealed
+    partition without successors: the broker whose producer meets it goes on with the change, once for all who
+    wait. `changed` is called when a route may be another one.
+    """
 
     def __init__(self, changes: RouteChanges, changed: Callable[[], None]) -> None:
         self._changes = changes
@@ -282,11 +281,11 @@ class RouteHelp:
             self._under_way[topic] = asyncio.create_task(self._help(topic))
 
     async def _help(self, topic: str) -> None:
-        pause_s = _FIRST_PAUSE_S
+        tries = 0
         try:
             while not self._closed and not await asyncio.to_thread(self._changes.help, topic):
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                tries += 1
+                await asyncio.sleep(_PAUSES.after(tries))
         except PostroomError as error:
             _log.warning("the route of topic %r waits: %s", topic, error)
         finally:

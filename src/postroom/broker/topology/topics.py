@@ -176,7 +176,7 @@ class Admin:
 
     def _lag(self, topic: str, group: str) -> Lag:
         rows = []
-        for source, reader in self._catalog.all_sources(topic, group):
+        for source, reader in self._catalog.sources(topic, group, lane=True):
             numbers = {r.partition_id: r.partition for r in source.route.partitions}
             present = self._store.present(numbers)
             peeks, now = self._store.progress.peek(reader, present), self._store.now_ms()

@@ -1,8 +1,7 @@
 """How messages that wait as rows in a spool or an outbox become stamped batches (I12, I21).
 
-Decides which rows go together, to which partition, and in which order. A line is what is appended one batch
-after the other: a partition, and for delayed messages a strand of it. Rows of one key are on one line, in the
-order of their ids, so they are stored in that order. A batch has one due moment.
+Decides which rows go together, to which partition, and in which order (`batch_line`). Rows of one key are on
+one line, in the order of their ids, so they are stored in that order. A batch has one due moment.
 
 A stamp says, durably and before anything is sent, which batch a row belongs to: whoever resumes builds the
 same batch from the rows of one stamp, and the partition knows by its sequence whether it has it (I3). Must
@@ -18,14 +17,13 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
-from ...config import DEFAULTS
 from ..messages.batch import BatchBuilder, Headers
 from ..messages.ids import NO_ID, digests
 from ..messages.slot import slot_of
 from ..topology.route import Range, Route
+from .batch_line import BatchLine, strand_of
 
 __all__ = [
-    "LINE_BATCHES",
     "Batch",
     "ForwardRow",
     "Line",
@@ -40,10 +38,6 @@ __all__ = [
 Line: TypeAlias = tuple[int, int]
 """Partition id, and the strand: 0 for what is stored at once."""
 
-LINE_BATCHES = DEFAULTS.remembered_batches
-"""Batches of one line that are stamped at a time: a partition remembers so many (I3)."""
-
-_STRANDS = 7  # of delayed messages, per partition: those of one moment are on one strand
 _WHOLE = 2**31 - 1  # a batch is what was stamped together, whatever its size
 _OVERHEAD = 32  # bytes of a message beside its content
 
@@ -115,50 +109,21 @@ def plan(
     """Which rows are the next batches; topic, line and rows, those of one line in their order.
 
     `routes` are by topic. Messages without a key or slot go to the partition whose turn it is, of those that
-    are not away. Rows that
-    come when `LINE_BATCHES` of their line are full are left for later, and all that come after them there.
+    are not away. Rows that come when the batches of their line are full are left for later.
     """
     planned: list[tuple[str, Line, list[ForwardRow]]] = []
-    filling: dict[Line, _Filling] = {}
+    lines: dict[Line, BatchLine[ForwardRow]] = {}
     for row in rows:
-        route = routes[row.topic]
-        place = _place(row, route, turns.get(row.topic, 0))
-        line = (place.partition_id, 1 + row.due_at % _STRANDS if row.due_at else 0)
-        current = filling.get(line)
-        if current is None:
-            current = filling[line] = _Filling()
-        if current.full(row):
-            if current.batches == LINE_BATCHES:
-                current.closed = True
-            if current.closed:
-                continue
-            current.begin()
-            planned.append((row.topic, line, current.rows))
-        current.add(row)
+        place = _place(row, routes[row.topic], turns.get(row.topic, 0))
+        line = (place.partition_id, strand_of(row.due_at))
+        batches = lines.get(line)
+        if batches is None:
+            batches = lines[line] = BatchLine()
+        if not batches.takes(1, row.size, row.due_at):
+            batches.closed = True
+        elif batches.add(row, 1, row.size, row.due_at):
+            planned.append((row.topic, line, batches.batches[-1].items))
     return planned
-
-
-class _Filling:
-    """The newest batch of a line."""
-
-    __slots__ = ("batches", "closed", "rows", "size")
-
-    def __init__(self) -> None:
-        self.rows: list[ForwardRow] = []
-        self.size = self.batches = 0
-        self.closed = False
-
-    def full(self, row: ForwardRow) -> bool:
-        if self.closed or not self.batches or len(self.rows) >= DEFAULTS.batch_messages:
-            return True
-        return self.size + row.size > DEFAULTS.batch_bytes or self.rows[0].due_at != row.due_at
-
-    def begin(self) -> None:
-        self.rows, self.size, self.batches = [], 0, self.batches + 1
-
-    def add(self, row: ForwardRow) -> None:
-        self.rows.append(row)
-        self.size += row.size
 
 
 def _place(row: ForwardRow, route: Route, turn: int) -> Range:

@@ -14,10 +14,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
-from ...config import DEFAULTS, SLOTS
+from ...config import SLOTS
 from ..messages.batch import (
     HEADER_SIZE,
     BatchBuilder,
@@ -33,6 +34,7 @@ from ..messages.sequence import next_sequence
 from ..messages.slot import slot_of
 from ..topology.names import HEADER_PREFIX
 from ..topology.route import Route
+from .batch_line import BatchLine
 
 __all__ = [
     "DUTY",
@@ -63,7 +65,6 @@ SLOT_HEADER = f"{HEADER_PREFIX}slot"
 
 EPOCH = 0
 _ID = f"{HEADER_PREFIX}id"
-_BATCHES = DEFAULTS.remembered_batches  # per partition and plan: all are still known if it is resumed (I3)
 _LARGE_RECORDS, _LARGE_BYTES = 250, 128 * 1024  # a row from here on is a batch of its own, unopened
 _OPEN_BYTES = 32 * 1024 * 1024  # unpacked rows of one plan; the row that exceeds it is still taken
 _WHOLE = 2**31 - 1  # internal appends are exempt from limits on size (I17)
@@ -188,95 +189,53 @@ def _slot(record: Record, row_id: int) -> int:
     return row_id % SLOTS if key is None else slot_of(key)
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """What a row brings to one partition."""
 
     part: Part
     records: int
     bytes: int  # unpacked
-    alone: bool  # not to be put together with others
-
-
-class _Filling:
-    """The batches of one partition: those that are done, and one that takes more."""
-
-    __slots__ = ("bytes", "closed", "done", "parts", "records")
-
-    def __init__(self) -> None:
-        self.done: list[tuple[int, tuple[Part, ...]]] = []  # (records, parts)
-        self.parts: list[Part] = []
-        self.records = self.bytes = 0
-        self.closed = False  # a row for it was left for later, and so are all behind that one
-
-    def takes(self, piece: _Piece) -> bool:
-        if self.closed:
-            return False
-        return self._fits(piece) or len(self.done) + bool(self.parts) < _BATCHES
-
-    def add(self, piece: _Piece) -> None:
-        if not self._fits(piece):
-            self.end()
-        self.parts.append(piece.part)
-        self.records += piece.records
-        self.bytes += piece.bytes
-        if piece.alone:
-            self.end()
-
-    def _fits(self, piece: _Piece) -> bool:
-        """Into the batch that is begun."""
-        return (
-            self.records > 0
-            and not piece.alone
-            and self.records + piece.records <= DEFAULTS.batch_messages
-            and self.bytes + piece.bytes <= DEFAULTS.batch_bytes
-        )
-
-    def end(self) -> None:
-        if self.parts:
-            self.done.append((self.records, tuple(self.parts)))
-        self.parts, self.records, self.bytes = [], 0, 0
+    kind: int | None  # None: not to be put together with others
 
 
 class _Draft:
     def __init__(self, sequences: Mapping[int, int], open_row: Opening) -> None:
         self._sequences = sequences
         self._open_row = open_row
-        self._filling: dict[int, _Filling] = {}
+        self._lines: dict[int, BatchLine[Part]] = {}  # by partition
 
     def take(self, row: DelayedRow, targets: Mapping[int, tuple[int, ...]]) -> None:
         """Add a row to the batches of its partitions: to all of them, or to none."""
         found = []
         for target, places in targets.items():
-            filling = self._filling.get(target)
-            if filling is None:
-                filling = self._filling[target] = _Filling()
-            found.append((filling, self._piece(row, places)))
-        taken = all(filling.takes(piece) for filling, piece in found)
-        for filling, piece in found:
+            line = self._lines.get(target)
+            if line is None:
+                line = self._lines[target] = BatchLine()
+            found.append((line, self._piece(row, places)))
+        taken = all(line.takes(*piece[1:]) for line, piece in found)
+        for line, piece in found:
             if taken:
-                filling.add(piece)
+                line.add(*piece)
             else:
-                filling.closed = True
+                line.closed = True
 
     def _piece(self, row: DelayedRow, places: tuple[int, ...]) -> _Piece:
         part = Part(row.id, places)
         if not places and is_large(row):
-            return _Piece(part, row.records, len(row.batch), True)
+            return _Piece(part, row.records, len(row.batch), None)
         if not places and not is_compressed(row.batch):
-            return _Piece(part, row.records, len(row.batch) - HEADER_SIZE, False)
+            return _Piece(part, row.records, len(row.batch) - HEADER_SIZE, 0)
         found = self._open_row(row)
         chosen = [found[place] for place in places] if places else found
-        return _Piece(part, len(chosen), sum(map(_size, chosen)), False)
+        return _Piece(part, len(chosen), sum(map(_size, chosen)), 0)
 
     def planned(self) -> list[Planned]:
         found = []
-        for partition_id, filling in self._filling.items():
-            filling.end()
+        for partition_id, line in self._lines.items():
             sequence = self._sequences.get(partition_id, 0)
-            for count, parts in filling.done:
-                found.append(Planned(partition_id, sequence, count, parts))
-                sequence = next_sequence(sequence, count)
+            for batch in line.batches:
+                found.append(Planned(partition_id, sequence, batch.messages, tuple(batch.items)))
+                sequence = next_sequence(sequence, batch.messages)
         return found
 
 

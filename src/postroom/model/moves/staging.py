@@ -59,7 +59,8 @@ __all__ = [
 ]
 
 
-# ---- content ----
+# ---- content ----------------------------------------------------------------------------------------
+#
 # What a batch of a job holds, in a few bytes: whether it comes again with the same rows is told by these.
 #
 # A row has a hash, and a batch the sum of them: so neither the order of the rows counts, nor how they are
@@ -107,7 +108,7 @@ def differ(one: bytes, other: bytes) -> bool:
     return one != other and bool(one) and one[:_WORD_BYTES] == other[:_WORD_BYTES]
 
 
-# ---- staging ----
+# ---- decisions --------------------------------------------------------------------------------------
 
 DUTY = "staging"
 """The lease of whoever finishes decisions that were left, and drops what nobody decided."""
