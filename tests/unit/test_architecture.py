@@ -25,7 +25,7 @@ MAX_FUNCTION_LINES = 70
 
 # Lowest first. A module may import its own layer and those before it.
 LAYERS = (
-    ("errors", "clock", "config", "units", "address", "files", "tasks", "serve_settings", "tls"),
+    ("errors", "clock", "config", "units", "address", "files", "tasks", "backoff", "serve_settings", "tls"),
     ("model",),
     ("store",),
     ("endpoint",),

@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...backoff import SLOW
 from ...endpoint.endpoint import GroupInfo
 from ...errors import GroupConflict, PermissionDenied, UnknownGroup, UnknownTopic
 from ...model.policy.settings import FIXED
@@ -26,7 +27,6 @@ from ...model.topology.names import base_of
 from ...tasks import end
 from ..connection import Connection
 from ..consumer.consumer import Consumer
-from ..producer.appending import pause
 from .call import HandlerThreads
 from .health import HandlerHealth, Standing, is_final, may_mend
 from .subscription import Subscription, window_for
@@ -274,7 +274,7 @@ class Keeper:
 
     async def _paused(self, error: BaseException | None) -> bool:
         """Wait a little; False: the app stops."""
-        seconds = 10 * pause(max(1, self._tries))
+        seconds = SLOW.after(self._tries)
         if error is None or isinstance(error, UnknownTopic):
             seconds = min(seconds, _LONGEST_FOR_TOPIC)
         try:

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, get_args, get_type_hints
 from zoneinfo import ZoneInfo
 
+from ...backoff import SLOW
 from ...config import DEFAULTS
 from ...errors import InvalidName, InvalidSetting, PostroomError, UnknownTopic, UsageError
 from ...model.delivery.retry import Backoff
@@ -30,7 +31,6 @@ from ...units import Duration, duration_ms
 from ..connection import Connection
 from ..consumer.reading import Reading
 from ..message import Received
-from ..producer.appending import pause
 from .handler import Handler
 from .health import HandlerHealth, Standing, is_final
 from .subscription import Subscription, make_subscription
@@ -323,7 +323,7 @@ class Ticker:
                     self._standing.runs()
                 except PostroomError as error:  # also of unknown fate
                     tries += 1
-                    wait_s = 10 * pause(tries)
+                    wait_s = SLOW.after(tries)
                     await self._not_sent(error)
                 await _at_most(min(wait_s, _LONGEST_WAIT_S), moved)
         finally:

@@ -26,6 +26,7 @@ from functools import partial
 from itertools import chain
 from typing import NamedTuple
 
+from ...backoff import pause
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Beat, Endpoint, Grant, Lease, PollReply, PollRequest
 from ...errors import CorruptBatch, PostroomError
@@ -33,7 +34,6 @@ from ...model.messages.batch import Record, opened
 from ...store.contract import StoredBatch
 from ..codec import Expiry, unpack
 from ..message import Received
-from ..producer.appending import pause
 from .in_flight import LOST, Hands, HeldDelivery, Window
 from .reading import give_up, told_of, without
 from .settle import Run, Settler, runs_of

@@ -16,11 +16,11 @@ import logging
 from collections.abc import Iterable, Sequence
 from functools import partial
 
+from ...backoff import pause
 from ...endpoint.endpoint import Verdict
 from ...errors import UnknownGroup, UnknownTopic
 from ..app.handler import ACK, RELEASE, Outcome
 from ..message import Received
-from ..producer.appending import pause
 from .consumer import Consumer
 from .in_flight import LOST, HeldDelivery
 from .ordered.fetch import OrderedFetcher

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
+from ...backoff import pause
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Beat, Endpoint, Grant, Lease, Settle, Verdict
 from ...errors import CorruptBatch, InvalidSetting, PostroomError, UsageError
@@ -29,7 +30,6 @@ from ...units import moment_ms
 from ..codec import Expiry, unpack
 from ..message import Kind, Received
 from ..owner_check import Guard
-from ..producer.appending import pause
 
 __all__ = ["GIVEN_UP", "Position", "Reading", "as_start", "give_up", "readable", "told_of", "without"]
 

@@ -20,13 +20,13 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
+from ...backoff import pause
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Beat, Endpoint, Held, Settle, SettleReply, Verdict
 from ...errors import ClosedError, LeaseLost, PostroomError, StoreUnavailable, UsageError
 from ...model.delivery.delivery import Line, Span
 from ..message import Kind, Received
 from ..owner_check import Guard
-from ..producer.appending import pause
 from ..requests.reply import Answers
 from .in_flight import ACKED, ACKING, BACK, GIVEN, GIVING, LOST, OPEN, PARKING, Hands, HeldDelivery
 

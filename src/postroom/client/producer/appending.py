@@ -9,12 +9,12 @@ stored, or may yet be: its sequence is then never used for anything else, and it
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ...address import FIRST_SHARD
+from ...backoff import pause
 from ...endpoint.endpoint import NEVER_STORED, Endpoint
 from ...errors import (
     BacklogFull,
@@ -44,13 +44,11 @@ __all__ = [
     "append_until",
     "is_away",
     "last_error",
-    "pause",
     "unstored",
 ]
 
 MOVED = (PartitionSealed, UnknownPartition, UnknownTopic)  # surely not stored: the route says where else
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
 _SILENT_S = 1.0  # a try that is not answered for so long: what has no key is not sent there meanwhile
 _LAST_TRY_S = 0.05  # with less time left nothing is tried again: its fate would not be known
 
@@ -237,11 +235,6 @@ async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop) -> bool:
     else:
         await asyncio.sleep(min(pause(batch.tries), left))
     return batch.deadline - loop.time() > (0 if batch.uncertain else _LAST_TRY_S)
-
-
-def pause(tries: int) -> float:
-    """Seconds before the next try: 5 ms, doubled each time up to half a second, and some jitter."""
-    return min(_FIRST_PAUSE * 2.0 ** min(tries - 1, 16), _LONGEST_PAUSE) * (1 + random.random() / 2)
 
 
 def _surprised(batch: InFlight, error: Exception) -> Failed:

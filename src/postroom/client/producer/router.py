@@ -21,12 +21,13 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
 
+from ...backoff import ROUTE, SOON
 from ...errors import ClosedError, PostroomError, SendTimeout
 from ...model.messages.slot import slot_of
 from ...model.topology.route import Range, Route
 from ...tasks import end
 from .accumulator import Accumulator
-from .appending import last_error, pause
+from .appending import last_error
 from .parcel import NOT_SENT, Parcel
 
 __all__ = ["HeldParcels", "PartitionCycle", "Router"]
@@ -216,16 +217,6 @@ _FRESH_S = 1.0  # a change of the topic's window is seen no later
 
 _CLOSED = "the producer was closed before the message left: nothing was stored"
 
-_PAUSES = (
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-)  # seconds between looks at a route that is being changed
 _LOOKS = 20  # so many later the partition itself is asked again: the store decides what it takes
 
 
@@ -457,8 +448,7 @@ class Router:
             while not await self._look_up():
                 failures = failures + 1 if self.cause is not None else 0
                 self._looks += 1
-                short = _PAUSES[min(self._looks, len(_PAUSES)) - 1]
-                await asyncio.sleep(pause(failures) if failures else short)
+                await asyncio.sleep(SOON.after(failures) if failures else ROUTE.after(self._looks))
         except Exception as error:
             self._give_up(error)
             raise

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ...backoff import pause
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint, Fetched, GroupInfo
 from ...errors import (
@@ -36,7 +37,6 @@ from ..codec import Packed, pack, unpack
 from ..consumer.reading import Browsed, readable
 from ..message import Message, Received, Value
 from ..owner_check import Guard
-from ..producer.appending import pause
 from ..producer.producer import Producer
 from ..tracing import posting
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ....backoff import pause
 from ....config import DEFAULTS
 from ....endpoint.endpoint import (
     Beat,
@@ -41,7 +42,6 @@ from ....model.delivery.delivery import Line
 from ....model.delivery.ordered import FAR
 from ....tasks import end
 from ...message import Received
-from ...producer.appending import pause
 from ..fetch import ALL, Fetcher, Opened
 from ..in_flight import OPEN, HeldDelivery, Window
 from ..settle import Run, Settler, runs_of

@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Self, cast
 
 from ....address import parse, parse_shards
+from ....backoff import SLOW, STUCK
 from ....clock import Clock, SystemClock
 from ....config import DEFAULTS
 from ....endpoint.endpoint import Endpoint
@@ -35,7 +36,6 @@ from ...connection import Connecting, Connection, connect
 from ...credentials import reaching
 from ...message import Message, Receipt, Value
 from ...owner_check import Guard
-from ...producer.appending import pause
 from ..forwarder import Trouble
 from .file import Spooled
 from .producer import SpooledProducer, limit_of, place_of
@@ -44,8 +44,6 @@ from .writer import Landing
 __all__ = ["Spool"]
 
 log = logging.getLogger("postroom.spool")
-
-_STUCK_S = 10.0  # before a queue that will not have us is asked again
 
 
 class Spool:
@@ -187,7 +185,7 @@ class Spool:
                     told = str(error)
                     log.warning("messages wait in the spool %s: %s", self.path, error)
                     await landing.tell(Trouble(told, stuck))
-                await asyncio.sleep(_STUCK_S if stuck else 4 * pause(tries))
+                await asyncio.sleep((STUCK if stuck else SLOW).after(tries))
         if told:
             log.warning("the queue of the spool %s is there", self.path)
             await landing.tell(None)
