@@ -124,7 +124,8 @@ class Packed:
 
 def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
     """One message. `due` is when it is due if it does not say so itself (0: now), `slot` the one named."""
-    due = _due(message, now_ms, due)
+    if message.delay is not None or message.at is not None:
+        due = due_at(message.delay, message.at, now_ms)
     id = new_id() if due and message.id is None else message.id
     entry, size = _entry(message, now_ms, id, due, slot)
     stamp = message.timestamp
@@ -200,7 +201,7 @@ def _due(message: Message, now_ms: int, otherwise: int) -> int:
 
 
 def _entry(message: Message, now_ms: int, id: str | None, due: int, slot: int | None) -> tuple[Entry, int]:
-    value = _as_value(message.value)
+    value = message.value if type(message.value) is bytes else _as_value(message.value)
     key = None if message.key is None else as_key(message.key)
     headers = _NONE if not message.headers else _user_headers(message.headers)
     if id is not None or message.source is not None or message.expires is not None:

@@ -259,9 +259,10 @@ class Connection(Admin, Requesting):
         return producer
 
     def _sender(self, topic: str) -> Producer:
-        self._guard.check()
+        """Return the shared producer of the topic, which checks who uses it."""
         found = self._shared.get(topic) if isinstance(topic, str) else None
         if found is None:
+            self._guard.check()
             if len(self._shared) >= _MOST_SENDERS:
                 self._shared = {name: one for name, one in self._shared.items() if not one.idle}
             batching = Batching(client=self.client_id)

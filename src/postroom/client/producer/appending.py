@@ -113,7 +113,7 @@ class InFlight:
         self.due_at = parcels[0].due_at
         self.ids = ids_of(parcels) if self.due_at or by_id else b""  # the topic looks at them
         self.number = number  # in the order they left this partition's accumulator
-        self.deadline = max(parcel.call.deadline for parcel in parcels)
+        self.deadline = max([parcel.call.deadline for parcel in parcels])
         self.before = before  # the unresolved batch right before it, as a task
         self.tries = 0
         self.uncertain = False  # a try may have been stored, or may yet be

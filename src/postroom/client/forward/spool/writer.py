@@ -21,7 +21,7 @@ from typing import TypeAlias
 from ....endpoint.endpoint import Endpoint
 from ....errors import ClosedError, ForkError, PostroomError, StoreFull
 from ....model.moves.forwarding import ForwardRow
-from ....tasks import end
+from ....tasks import SharedTask, end
 from ....units import format_bytes
 from ...producer.parcel import Room
 from ..forwarder import Forwarder, Trouble
@@ -45,12 +45,12 @@ class Landing:
         self.path = path
         self._limit = limit_bytes
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
-        self._opening: asyncio.Task[SpoolFile] | None = None
+        self._opening = SharedTask(self._open)
         self._file: SpoolFile | None = None
         self._room = Room(limit_bytes)
         self._thread = ThreadPoolExecutor(1, "postroom-spool")
         self._pending: list[_Waiting] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._writing = SharedTask(self._write)
         self._queue: tuple[Endpoint, str] | None = None
         self._forwarder: Forwarder | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -67,14 +67,7 @@ class Landing:
             return self._file
         if self._closed:
             raise ClosedError(f"the spool {self.path} is closed: open it again")
-        if self._opening is None:
-            self._opening = self._loop.create_task(self._open())
-        opening = self._opening
-        try:
-            return await asyncio.shield(opening)
-        finally:
-            if opening.done() and self._opening is opening:
-                self._opening = None
+        return await self._opening.result()
 
     async def _open(self) -> SpoolFile:
         file = await asyncio.to_thread(SpoolFile, self.path)
@@ -116,15 +109,13 @@ class Landing:
     def add(self, rows: Sequence[ForwardRow], told: Callable[[Exception | None], None]) -> None:
         """Room was made for them. `told` is called when they are durable, or with what went wrong."""
         self._pending.append((rows, told))
-        if self._writing is None:
-            self._writing = self._loop.create_task(self._write())
+        self._writing.start()
 
     async def _write(self) -> None:
         try:
             while self._pending:
                 await self._commit(self._some())
         finally:
-            self._writing = None
             self._moved.set()
 
     def _some(self) -> list[_Waiting]:
@@ -187,7 +178,7 @@ class Landing:
         file = await self.open()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._pending or self._writing or file.messages:
+                while self._pending or self._writing.under_way or file.messages:
                     if unless_in_trouble and (self._forwarder is None or self._forwarder.troubles):
                         return False
                     self._moved.clear()
@@ -233,13 +224,11 @@ class Landing:
         """What was added is durable; what can be forwarded quickly is. The rest stays in the file."""
         if self._closed:
             return
-        if self._opening is not None:
-            await asyncio.wait((self._opening,))
+        await self._opening.settle()
         if self._file is not None:
             await self.forwarded(_LEAVING_S, unless_in_trouble=True)
         self._closed = True
-        if self._writing is not None:
-            await asyncio.wait((self._writing,))
+        await self._writing.settle()
         await end(self._tasks)
         if self._forwarder is not None:
             await self._forwarder.stop()
