@@ -40,8 +40,7 @@ from ...model.policy.slow_lane import SlowLane
 from ...sync.portal import Portal, loop_factory
 from ...units import Duration, duration_ms
 from ..connection import Connection, connect
-from ..consumer.consumer import Consumer
-from ..consumer.intake import Intake
+from ..consumer.driven import DrivenConsumer
 from ..consumer.reading import Position
 from ..message import Message, Receipt, Received, Value
 from .health import AppHealth
@@ -409,7 +408,7 @@ class App:
         keepers = self._make_keepers(connection)
         try:
             for keeper in keepers:
-                (await keeper.open()).intake.by_hand()
+                (await keeper.open()).consumer.by_hand()
                 await keeper.tell_missed()
             for recurring in self._schedules:  # who moves the clock himself misses nothing
                 await Ticker(connection, recurring).step(late_ms=None)
@@ -424,10 +423,10 @@ class App:
             for subscription in self._subscriptions
         ]
 
-    def _work(self, subscription: Subscription, consumer: Consumer) -> Worker:
+    def _work(self, subscription: Subscription, consumer: DrivenConsumer) -> Worker:
         return Worker(
             subscription,
-            Intake(consumer),
+            consumer,
             for_thread=self._for_threads,
             on_error=self._on_error,
             fraction=self._fraction,

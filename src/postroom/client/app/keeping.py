@@ -26,7 +26,7 @@ from ...model.policy.settings import FIXED
 from ...model.topology.names import base_of
 from ...tasks import end
 from ..connection import Connection
-from ..consumer.consumer import Consumer
+from ..consumer.driven import DrivenConsumer
 from .call import HandlerThreads
 from .health import HandlerHealth, Standing, is_final, may_mend
 from .subscription import Subscription, window_for
@@ -55,7 +55,7 @@ _TRIES = 3  # to have the settings as the decorator names them; others may chang
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    consumer: Consumer
+    consumer: DrivenConsumer
     group: GroupInfo  # in mode "broadcast" the member's own
     anew: bool  # a member of a broadcast group that did not go on where its handler stopped
 
@@ -104,13 +104,15 @@ async def _is_there(connection: Connection, topic: str, group: str) -> bool:
 
 async def _entered(
     connection: Connection, subscription: Subscription, settings: Mapping[str, Any]
-) -> Consumer:
-    consumer = connection.consumer(
-        subscription.topic,
-        subscription.group,
-        ack="on_delivery" if subscription.ack == "on_delivery" else "manual",
-        window=window_for(subscription, None),
-        **settings,
+) -> DrivenConsumer:
+    consumer = connection._driven(
+        connection.consumer(
+            subscription.topic,
+            subscription.group,
+            ack="on_delivery" if subscription.ack == "on_delivery" else "manual",
+            window=window_for(subscription, None),
+            **settings,
+        )
     )
     try:
         return await consumer.__aenter__()
@@ -173,7 +175,7 @@ class Keeper:
         self,
         connection: Connection,
         subscription: Subscription,
-        work: Callable[[Subscription, Consumer], Worker],
+        work: Callable[[Subscription, DrivenConsumer], Worker],
         stopping: asyncio.Event,
         grace_s: Callable[[], float],
     ) -> None:

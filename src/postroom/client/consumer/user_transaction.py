@@ -1,6 +1,6 @@
 """`message.ack(connection=…)`: the ack is committed with the user's own work, or rolled back with it (R33).
 
-After it the message is still in these hands, and its lease is kept: only the end of the user's transaction
+After it the message is still in flight, and its lease is kept: only the end of the user's transaction
 says whether it is settled. The next verdict asks the store, which knows: an ack, once more, is harmless after
 the commit; a retry or release after a rollback finds the message as it was, and after the commit finds
 nothing to hand back. An app gives that verdict when the handler ends. Without one the next heartbeat finds
@@ -23,8 +23,7 @@ from ...store.sql.progress.user_transaction import Guest, Joins
 from .. import databases
 from ..forward.outbox.transactions import is_awaited
 from ..message import Received
-from .in_flight import LOST, OPEN
-from .settle import delivery_of
+from .in_flight import LOST, OPEN, delivery_of
 
 __all__ = ["ack_within", "joining", "prepared"]
 

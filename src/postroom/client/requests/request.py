@@ -34,7 +34,7 @@ from ...model.messages.requests import REPLY_TO, REQUEST, Failure, ReplyTopic, r
 from ...tasks import SharedTask, end
 from ...units import Duration, duration_ms
 from ..codec import Packed, pack, unpack
-from ..consumer.reading import Browsed, readable
+from ..consumer.opened import Browsed, readable
 from ..message import Message, Received, Value
 from ..owner_check import Guard
 from ..producer.producer import Producer
@@ -173,8 +173,8 @@ class OwnReplyTopic:
     def _given(self, fetched: Fetched, at: ReplyTopic) -> None:
         browsed = Browsed(at.name, 0, at.partition_id)
         for batch in fetched.batches:
-            for record in readable(batch, at.name, 0):
-                found = request_of(record.headers) if record.offset >= self._offset else None
+            for record in readable(batch, browsed, self._offset):
+                found = request_of(record.headers)
                 if found is not None:
                     self._take(found[0], unpack([record], browsed)[0], found[1])
             self._offset = max(self._offset, batch.last_offset + 1)
