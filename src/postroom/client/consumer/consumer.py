@@ -232,10 +232,11 @@ class Consumer:
             raise UsageError("only received messages can be acked") from None
         if up_to is not None:
             runs += self._runs_up_to(up_to)
-        if any(delivery.settler is not self._settler for delivery, _, _ in runs):
-            raise UsageError(
-                "these messages came from another consumer: ack them there, or with message.ack()"
-            )
+        for delivery, _, _ in runs:
+            if delivery.settler is not self._settler:
+                raise UsageError(
+                    "these messages came from another consumer: ack them there, or with message.ack()"
+                )
         await self._settler.settle(runs, "ack")
 
     def _runs_up_to(self, message: Received) -> list[Run]:

@@ -80,7 +80,7 @@ class _Round:
 
     @property
     def told(self) -> asyncio.Future[None]:
-        """The same for those who wait for a lease at most."""
+        """What became of it is known, or a lease has passed: then it is not."""
         if self._told is None:
             self._told = self._future()
         return self._told
@@ -130,13 +130,11 @@ class _Round:
         return later
 
     def last_with(self, runs: Sequence[Run]) -> _Round | None:
-        """What was put off of these, if anything was."""
+        """Return the round of its own that some of these were put off to, if any was."""
         later = self.later
-        return (
-            later
-            if later is not None and any(run[0] is mine[0] for run in later.runs for mine in runs)
-            else None
-        )
+        if later is None or not any(run[0] is mine[0] for run in later.runs for mine in runs):
+            return None
+        return later
 
     def parts(self) -> list[Settle]:
         keys = dict.fromkeys([*self.acks, *self.others])
@@ -182,19 +180,19 @@ class Settler:
         If the store cannot take it for a whole lease, its error is raised, and it is tried in the background.
         """
         self.check()
-        waiting = self._again(runs, kind)
+        waiting = self._again(runs, kind) if self._put_off or kind != "ack" else None
         waiting = waiting or self.submit(runs, kind, Verdict(kind, 0, 0, delay_ms, at_ms, reason))
         awaited = waiting
         while awaited is not None:
             await asyncio.shield(awaited.told)
-            waiting, awaited = awaited, awaited.last_with(runs)
+            waiting, awaited = awaited, awaited.last_with(runs) if awaited.later is not None else None
         self._raise_lost(runs, waiting)
 
     def _again(self, runs: Sequence[Run], kind: Kind) -> _Round | None:
         """The round that has this already and is tried again: what the caller was told to wait for."""
         off = self._put_off.values()
         if kind == "ack":  # of the others, the newest is the last to be stored
-            return next((one for one in off if _all_acking(one, runs)), None) if off else None
+            return next((one for one in off if _all_acking(one, runs)), None)
         unsure = [one for one in (*off, self._current_round, self._gathering) if one and one.unsure]
         return next((one for one in unsure if all(one.has(run, kind) for run in runs)), None)
 

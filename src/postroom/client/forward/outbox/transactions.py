@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from ....errors import UsageError
 from ... import databases
 
-__all__ = ["Block", "Hooks", "begun", "begun_async", "is_awaited", "joined", "resolved"]
+__all__ = ["Block", "Hooks", "OwnConnection", "begun", "is_awaited", "joined", "resolved"]
 
 
 _MYSQL_IN_TRANSACTION = 1  # the bit of the server's status
@@ -126,8 +126,15 @@ def _is_open(connection: Any) -> bool:
 class Block:
     """What `outbox.transaction` returns: `with`, or `async with` for what is awaited."""
 
-    def __init__(self, connection: Any, depths: dict[int, int], wake: Callable[[], None]) -> None:
-        self._connection, self._depths, self._wake = connection, depths, wake
+    def __init__(
+        self,
+        connection: Any,
+        depths: dict[int, int] | None = None,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`depths` are the open blocks by connection, and `wake` is called when the outermost has ended."""
+        self._connection, self._wake = connection, wake
+        self._depths = {} if depths is None else depths
         self._block: Any = None
 
     def _enter(self) -> int:
@@ -183,6 +190,40 @@ class Block:
             await self._block.__aexit__(kind, error, trace)
         finally:
             self._leave()
+
+
+class OwnConnection:
+    """A connection that is opened for one block, `with` or `async with`, and closed when that is left.
+
+    `connect` opens it, or is an alias of Django, which opens and closes by itself.
+    """
+
+    def __init__(self, connect: Any) -> None:
+        self._connect = connect
+        self._connection: Any = None
+
+    def __enter__(self) -> Any:
+        connect = self._connect
+        self._connection = resolved(connect if isinstance(connect, str) else connect())
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if databases.library(self._connection) != "django":
+            self._connection.close()
+
+    async def __aenter__(self) -> Any:
+        connection = self.__enter__()
+        return await connection.__aenter__() if hasattr(connection, "__aexit__") else connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if hasattr(self._connection, "__aexit__"):
+            await self._connection.__aexit__(kind, error, trace)
+        else:
+            self.__exit__(kind, error, trace)
 
 
 # ---- hooks ----
