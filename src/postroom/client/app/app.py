@@ -463,17 +463,15 @@ def _caller_names() -> Mapping[str, Any]:
     return dict(sys._getframe(2).f_locals)
 
 
-# ---- run ----
-# An app as a program: find it by name, run it until a signal comes.
-#
-# Decides what a signal means: the first SIGINT or SIGTERM lets handlers end (within the app's grace), the
-# second hands back what they are at. Must never leave the process's signal handlers changed, and must
-# tell a name that cannot be found from a module that fails while it is imported.
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(app: App) -> None:
+    """Run the app as a program until a signal comes.
+
+    The first SIGINT or SIGTERM lets handlers end (within the app's grace), the second hands back what they
+    are at. Must never leave the process's signal handlers changed.
+    """
     if not app.subscriptions and not app.outboxes:
         raise UsageError("the app has no handlers: register some with @app.subscribe(…)")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -521,9 +519,6 @@ def _signals(tell: Callable[[], None]) -> Iterator[None]:
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
             signal.signal(number, handler)
-
-
-# ---- by name ----
 
 
 def find(target: str, kind: type) -> Any:

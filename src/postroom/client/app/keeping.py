@@ -35,19 +35,6 @@ from .worker import Worker
 __all__ = ["Joined", "Keeper", "join"]
 
 
-# ---- membership ----
-# Joining a group for a handler: with the settings its decorator names, and knowing what it may have
-# missed.
-#
-# Decides three things that differ from a plain consumer. Settings that the decorator names and a group
-# can change are applied to the group that is there; mode, order and start are not, and conflict. A member
-# of a broadcast group that begins anew, though its handler may remember older messages, is told so
-# (`anew`). And an ordinary group that was deleted under its handler is not made again, which would handle
-# the whole topic once more, unless it was set to expire: somebody has to make it, or to start the app
-# again.
-#
-# Must never leave a consumer half open, and never say that nothing was missed where that is not known.
-
 log = logging.getLogger("postroom.app")
 
 _TRIES = 3  # to have the settings as the decorator names them; others may change them at the same time
@@ -61,7 +48,16 @@ class Joined:
 
 
 async def join(connection: Connection, subscription: Subscription, before: GroupInfo | None) -> Joined:
-    """Enter the group; `before` is what this handler joined last, while the app has run."""
+    """Enter the group with the settings that the decorator names; `before` is what this handler had last.
+
+    Decides three things that differ from a plain consumer. Settings that a group can change are applied to
+    the group that is there; mode, order and start are not, and conflict. A member of a broadcast group that
+    begins anew, though its handler may remember older messages, is told so (`anew`). And an ordinary group
+    that was deleted under its handler is not made again, which would handle the whole topic once more, unless
+    it was set to expire: somebody has to make it, or to start the app again.
+
+    Must never leave a consumer half open, and never say that nothing was missed where that is not known.
+    """
     if before is not None and base_of(before.name) is None:
         await _refuse_deleted(connection, subscription, before)
     settings = dict(subscription.consumer)
@@ -162,8 +158,6 @@ async def _applied(
     )
     return others
 
-
-# ---- keeping ----
 
 _LONGEST_FOR_TOPIC = 1.0  # seconds between two looks whether a topic is there now
 

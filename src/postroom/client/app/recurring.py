@@ -198,22 +198,6 @@ def _tick(value: bytes, zone: tzinfo) -> datetime:
         return datetime.now(zone)
 
 
-# ---- ticking ----
-# Ticking: one run per tick, however many workers there are.
-#
-# Each worker waits for the next tick, by the shard's clock, and sends its run with the id
-# "<name>@<tick>". The topic remembers ids, so the first is stored and the others are told that it is
-# there (R32, I13): nobody leads, and a worker that dies at any step leaves a tick that another sends, or
-# that was sent.
-#
-# Which ticks were missed while nobody ran is read from the topic: its newest run says up to when ticks
-# were decided. Each run names its cadence. If the newest has another one, the schedule is new or was
-# changed: then a mark is left, a message that has expired already, so that ticks count from now on and
-# nobody handles it.
-#
-# Must never send a tick that is older than ids are remembered without having looked into the topic right
-# before, and must never send one before its time.
-
 log = logging.getLogger("postroom.app")
 
 _CADENCE = "cadence"  # the header of a run that says of which cadence it is
@@ -222,7 +206,20 @@ _PAST = datetime.fromtimestamp(1, UTC)
 
 
 class Ticker:
-    """Sends the runs of one recurring schedule."""
+    """Sends the runs of one recurring schedule: one per tick, however many workers there are.
+
+    Each worker waits for the next tick, by the shard's clock, and sends its run with the id "<name>@<tick>".
+    The topic remembers ids, so the first is stored and the others are told that it is there (R32, I13):
+    nobody leads, and a worker that dies at any step leaves a tick that another sends, or that was sent.
+
+    Which ticks were missed while nobody ran is read from the topic: its newest run says up to when ticks were
+    decided. Each run names its cadence. If the newest has another one, the schedule is new or was changed:
+    then a mark is left, a message that has expired already, so that ticks count from now on and nobody
+    handles it.
+
+    Must never send a tick that is older than ids are remembered without having looked into the topic right
+    before, and must never send one before its time.
+    """
 
     def __init__(self, connection: Connection, recurring: Recurring) -> None:
         self._mq, self._recurring = connection, recurring

@@ -147,7 +147,7 @@ def _over(
             async with OwnConnection(factory) as connection:
                 if not is_awaited(connection):
                     databases.of(connection)  # refused before anything is begun
-                async with Block(connection):
+                async with Block(connection, {}, _nothing):
                     await plan.check_async(connection)
                     for one in await _ready_async(rule, connection, message):
                         done = await function(**plan.arguments(given, message, one, connection))
@@ -162,7 +162,7 @@ def _over(
         given, message, result = plan.given(args, kwargs)
         with OwnConnection(factory) as connection:
             databases.of(connection)  # refused before anything is begun
-            with Block(connection):
+            with Block(connection, {}, _nothing):
                 plan.check(connection)
                 for one in _ready(rule, connection, message):
                     done = function(**plan.arguments(given, message, one, connection))
@@ -171,6 +171,10 @@ def _over(
 
     plan = _Plan(function, call, names)
     return call
+
+
+def _nothing() -> None:
+    """Nobody is to be told of the end of a guard's own transaction."""
 
 
 class _Plan:

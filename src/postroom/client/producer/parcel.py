@@ -211,14 +211,13 @@ def ids_of(parcels: Sequence[Parcel]) -> bytes:
     return b"".join([digests(p.ids) if p.ids is not None else NO_ID * len(p.entries) for p in parcels])
 
 
-# ---- room ----
-# Back-pressure: how many bytes a producer may hold, and who waits for room, first come first served.
-#
-# Must never refuse for ever: when nothing is held, anything fits (I17). Room is taken for a waiter at the
-# moment it is woken, so nobody who comes later gets in before it.
-
-
 class Room:
+    """Back-pressure: how many bytes a producer may hold, and who waits for room, first come first served.
+
+    Must never refuse for ever: when nothing is held, anything fits (I17). Room is taken for a waiter at the
+    moment it is woken, so nobody who comes later gets in before it.
+    """
+
     __slots__ = ("_limit", "_waiters", "taken")
 
     def __init__(self, limit: int) -> None:

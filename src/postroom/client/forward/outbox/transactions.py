@@ -126,15 +126,9 @@ def _is_open(connection: Any) -> bool:
 class Block:
     """What `outbox.transaction` returns: `with`, or `async with` for what is awaited."""
 
-    def __init__(
-        self,
-        connection: Any,
-        depths: dict[int, int] | None = None,
-        wake: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, connection: Any, depths: dict[int, int], wake: Callable[[], None]) -> None:
         """`depths` are the open blocks by connection, and `wake` is called when the outermost has ended."""
-        self._connection, self._wake = connection, wake
-        self._depths = {} if depths is None else depths
+        self._connection, self._depths, self._wake = connection, depths, wake
         self._block: Any = None
 
     def _enter(self) -> int:
@@ -226,18 +220,15 @@ class OwnConnection:
             self.__exit__(kind, error, trace)
 
 
-# ---- hooks ----
-# What is done when the caller commits, where the caller's library tells us of it.
-#
-# SQLAlchemy's `after_commit` also comes for a savepoint that is released while the transaction around it
-# may still be rolled back, and a connection's `commit` comes just before: so from here the relay is
-# woken, and nothing is ever sent (I21). Plain DB-API connections tell nobody: `outbox.transaction` does,
-# or the relay looks by itself. A send that was begun on an async session and not awaited is found here
-# too: its commit is refused.
-
-
 class Hooks:
-    """Of one outbox. `wake` is harmless, quick, and may be called from any thread."""
+    """What an outbox does when the caller commits, where the caller's library tells of it.
+
+    SQLAlchemy's `after_commit` also comes for a savepoint that is released while the transaction around it
+    may still be rolled back, and a connection's `commit` comes just before: so from here the relay is woken,
+    and nothing is ever sent (I21). Plain DB-API connections tell nobody: `outbox.transaction` does, or the
+    relay looks by itself. A send that was begun on an async session and not awaited is found here too: its
+    commit is refused. `wake` is harmless, quick, and may be called from any thread.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

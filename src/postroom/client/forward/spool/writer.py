@@ -2,7 +2,7 @@
 
 Decides who waits: for room in the file, first come first served; for the commit that makes a message durable,
 which is shared by all who came while the one before was under way. Forwarding runs beside it, for as long as
-there is a queue to forward to, and never slows landing but by the disk they share. Must never tell that a
+there is a queue to forward to, and never slows writing but by the disk they share. Must never tell that a
 message is durable before its commit has returned, and must never lose what is durable: what is there when the
 spool is closed stays for whoever opens it next.
 """
@@ -27,11 +27,11 @@ from ...producer.parcel import Room
 from ..forwarder import Forwarder, Trouble
 from .file import Spooled, SpoolFile
 
-__all__ = ["Landing"]
+__all__ = ["SpoolWriter"]
 
 log = logging.getLogger("postroom.spool")
 
-_Waiting: TypeAlias = tuple[Sequence[ForwardRow], Callable[[Exception | None], None]]
+_Unwritten: TypeAlias = tuple[Sequence[ForwardRow], Callable[[Exception | None], None]]
 
 _COMMIT_ROWS = 10_000
 _AGAIN_S = 1.0  # before a file that could not be emptied is looked at again
@@ -40,7 +40,7 @@ _LOOK_S = 0.05  # between two looks whether something is in the way
 _TELLING_S = 60.0  # between two lines in the log, while messages wait
 
 
-class Landing:
+class SpoolWriter:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self.path = path
         self._limit = limit_bytes
@@ -49,7 +49,7 @@ class Landing:
         self._file: SpoolFile | None = None
         self._room = Room(limit_bytes)
         self._thread = ThreadPoolExecutor(1, "postroom-spool")
-        self._pending: list[_Waiting] = []
+        self._pending: list[_Unwritten] = []
         self._writing = SharedTask(self._write)
         self._queue: tuple[Endpoint, str] | None = None
         self._forwarder: Forwarder | None = None
@@ -80,7 +80,7 @@ class Landing:
         self._start()
         return file
 
-    # ---- landing ----
+    # ---- writing ----
 
     def try_room(self, size: int) -> bool:
         """Taken for these bytes, if it is open and has room and nobody waits for some."""
@@ -118,7 +118,7 @@ class Landing:
         finally:
             self._moved.set()
 
-    def _some(self) -> list[_Waiting]:
+    def _some(self) -> list[_Unwritten]:
         """What shares the next commit."""
         count, at = 0, 0
         while at < len(self._pending) and count < _COMMIT_ROWS:
@@ -127,7 +127,7 @@ class Landing:
         some, self._pending = self._pending[:at], self._pending[at:]
         return some
 
-    async def _commit(self, some: Sequence[_Waiting]) -> None:
+    async def _commit(self, some: Sequence[_Unwritten]) -> None:
         rows = [row for part, _ in some for row in part]
         assert self._file is not None, "it was opened before room was made"
         failure: Exception | None = None
