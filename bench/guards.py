@@ -21,7 +21,7 @@ from typing import Any
 import postroom
 from postroom import guards
 from postroom.address import parse
-from postroom.client.consumer.reading import Browsed
+from postroom.client.consumer.opened import Browsed
 from postroom.client.message import Received
 
 from .grounds import STORES, Ground, ground

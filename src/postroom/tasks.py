@@ -6,10 +6,12 @@ For the event loop only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable
+from typing import Any, Generic, TypeVar
 
-__all__ = ["SingleFlight", "end"]
+from .errors import ClosedError
+
+__all__ = ["SharedTask", "SingleFlight", "end"]
 
 
 T = TypeVar("T")
@@ -101,3 +103,49 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
         for task in done:
             if not task.cancelled():
                 task.exception()
+
+
+class SharedTask(Generic[T]):
+    """One run of a coroutine at a time, which all who ask meanwhile wait for; the next one begins a new run.
+
+    A caller that is cancelled does not end the run. `closed`: what those who wait are told when it is ended.
+    """
+
+    def __init__(self, run: Callable[[], Coroutine[Any, Any, T]], closed: str = "closed") -> None:
+        self._run, self._closed = run, closed
+        self._task: asyncio.Task[T] | None = None
+
+    @property
+    def under_way(self) -> bool:
+        return self._task is not None and not self._task.done()
+
+    def start(self) -> asyncio.Task[T]:
+        """Return the run that is under way, or begin one."""
+        if self._task is None or self._task.done():
+            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task.add_done_callback(_retrieved)
+        return self._task
+
+    async def result(self) -> T:
+        """Wait for the run that is under way, or for a new one. ClosedError if it is ended."""
+        task = self.start()
+        await asyncio.wait((task,))
+        if task.cancelled():
+            raise ClosedError(self._closed)
+        return task.result()
+
+    async def settle(self) -> None:
+        """Wait until nothing is under way, whatever comes of it."""
+        if self._task is not None:
+            await asyncio.wait((self._task,))
+
+    async def end(self) -> None:
+        """Cancel what is under way."""
+        if self._task is not None:
+            await end((self._task,))
+
+
+def _retrieved(task: asyncio.Task[Any]) -> None:
+    """Those who wait are told of its error; there may be none."""
+    if not task.cancelled():
+        task.exception()

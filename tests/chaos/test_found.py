@@ -158,7 +158,7 @@ async def test_a_partition_that_was_lost_during_a_poll_begins_anew(mq: Connectio
     async with mq.consumer("orders", group="ledger", mode="ordered") as consumer:
         (message, _) = await consumer.poll()
         await asyncio.sleep(0.2)  # the next poll is under way, and says what it has
-        consumer._hands.lose(message._delivery.key, [(0, 1)])
+        consumer._in_flight.lose(message._delivery.key, [(0, 1)])
         await mq.send_many("orders", [Message(b"%d" % number, key="k") for number in range(2, 4)])
         found: list[bytes] = []
         while len(found) < 4:

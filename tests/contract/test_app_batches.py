@@ -180,7 +180,7 @@ async def test_what_lingers_when_the_app_stops_is_handed_back(mq: Connection) ->
         await mq.send("orders", b"x")
         async with asyncio.timeout(10):
             for _ in itertools.count():  # until a lane has it
-                if app._workers[0].intake._consumer.in_hand and not app._workers[0]._ready:
+                if app._workers[0].consumer.in_hand and not app._workers[0]._ready:
                     break
                 await asyncio.sleep(0)
     assert ran == []

@@ -664,7 +664,7 @@ async def test_a_handler_has_the_settings_of_a_consumer(mq: Connection) -> None:
     )(_handle)  # fmt: skip
     app.reply("prices", group="quotes", expires="1h", window_bytes=4096, max_handling="2h")(_handle)
     async with app:
-        one, two = (worker.intake._consumer._settings for worker in app._workers)
+        one, two = (worker.consumer._settings for worker in app._workers)
         assert (one.member, one.named, one.window.bytes, one.max_handling_ms) == (
             "shop-1", True, 1_048_576, 10_800_000,
         )  # fmt: skip

@@ -260,11 +260,11 @@ async def test_a_fast_handler_holds_much_and_a_slow_one_little(mq: Connection) -
     await mq.send_many("orders", [Message(b"x")] * 3000)
     async with fast:
         await asyncio.wait_for(done.wait(), 30)
-        assert fast._workers[0].intake._consumer._fetcher._window.messages == 1000
+        assert fast._workers[0].consumer._fetcher._window.messages == 1000
     await slow.start()
     try:
         await asyncio.wait_for(begun.wait(), 10)
-        assert slow._workers[0].intake._consumer.in_hand <= 4
+        assert slow._workers[0].consumer.in_hand <= 4
     finally:
         await slow.stop(0)
 

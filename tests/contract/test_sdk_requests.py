@@ -421,7 +421,7 @@ async def test_nor_one_that_waited_at_the_worker(mq: Connection, clock: ManualCl
         return body
 
     async def both_here() -> bool:
-        return app._workers[0].intake._consumer.in_hand == 2
+        return app._workers[0].consumer.in_hand == 2
 
     async with app:
         async with asking(mq, b"1") as first:
@@ -435,7 +435,7 @@ async def test_nor_one_that_waited_at_the_worker(mq: Connection, clock: ManualCl
                 await until(lambda: _is(mq, 0))
                 assert not second.done()
         assert got == [b"1"]
-        assert app._workers[0].intake._consumer.expired == 1
+        assert app._workers[0].consumer.expired == 1
 
 
 # ---- the reply topic -------------------------------------------------------------------------------------

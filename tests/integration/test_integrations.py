@@ -414,7 +414,7 @@ def settings() -> Any:
 def test_django_checks_the_settings(name: str, value: str, said: str) -> None:
     from django.test import override_settings
 
-    from postroom.integrations.django.checks import check_settings
+    from postroom.integrations.django.apps import check_settings
 
     with override_settings(**{"POSTROOM_URL": "sqlite:///x.db", name: value}):
         assert [found.id for found in check_settings(None)] == [said]

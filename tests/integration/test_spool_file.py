@@ -308,8 +308,8 @@ async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 async def test_a_disk_that_is_full_fails_the_send_and_nothing_else(path: Path) -> None:
     async with postroom.Spool(path, NOBODY) as spool:
         await spool.send("orders", b"1")
-        assert spool._landing is not None and spool._landing._file is not None
-        filling = spool._landing._file._filling
+        assert spool._writer is not None and spool._writer._file is not None
+        filling = spool._writer._file._filling
         pages = filling.execute("PRAGMA page_count").fetchone()[0]
         filling.execute(f"PRAGMA max_page_count = {pages}")
         with pytest.raises(postroom.StoreFull, match="no space"):

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.client.consumer import fetch as fetching
-from postroom.client.consumer import reading
+from postroom.client.consumer import opened, reading
 from postroom.model.messages.batch import BatchBuilder
 
 MB = 1 << 20
@@ -37,7 +36,7 @@ def unpacked(monkeypatch: pytest.MonkeyPatch) -> Opened:
 
         return wrapped
 
-    monkeypatch.setattr(fetching, "opened", counted(fetching.opened))
+    monkeypatch.setattr(opened, "open_batch", counted(opened.open_batch))
     monkeypatch.setattr(reading, "readable", counted(reading.readable))
     return found
 
@@ -70,7 +69,7 @@ async def test_a_consumer_opens_no_more_than_its_window(unpacked: Opened, compre
             (first,) = await consumer.poll(1)
             await asyncio.sleep(0.2)  # so that it fetches ahead, if it would
             assert unpacked.bytes <= 8 * MB + 2 * len(VALUE)
-            assert consumer._hands.bytes <= 8 * MB + 2 * len(VALUE)
+            assert consumer._in_flight.bytes <= 8 * MB + 2 * len(VALUE)
             await first.release()
             got = await consumed(consumer)
         assert sorted(offset for offset, _ in got) == list(range(BATCHES))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from postroom import InvalidMessage, InvalidSetting, Message, MessageTooLarge, Receipt, Received
 from postroom.client.codec import Expiry, Packed, _pack_any, pack, pack_all, unpack
-from postroom.client.consumer.reading import Browsed
+from postroom.client.consumer.opened import Browsed
 from postroom.config import DEFAULTS
 from postroom.model.messages.batch import BatchBuilder, records
 

@@ -656,7 +656,7 @@ async def test_no_heartbeat_comes_after_a_member_left(mq: Connection, endpoint: 
 async def test_settings_left_out_are_whatever_the_group_has(mq: Connection, endpoint: FakeEndpoint) -> None:
     endpoint.group = replace(endpoint.group, lease_ms=7_000)
     async with mq.consumer("orders", "billing") as consumer:
-        assert consumer._heart.lease_ms == 7_000
+        assert consumer._who.lease_ms == 7_000
 
 
 async def test_a_conflict_is_raised_on_entering(mq: Connection, endpoint: FakeEndpoint) -> None:

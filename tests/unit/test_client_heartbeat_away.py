@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from postroom.client.consumer.heartbeat import Heart, Heartbeat
+from postroom.client.consumer.in_flight import Membership
 from postroom.client.owner_check import Guard
 from postroom.clock import SystemClock
 from postroom.endpoint.values import Beat, Held
@@ -38,7 +39,7 @@ class Leased:
         return True
 
 
-class Hands:
+class Deliveries:
     def __init__(self) -> None:
         self.leased = {HERE: Leased(), THERE: Leased()}
         self.lost: list[Any] = []
@@ -52,14 +53,14 @@ class Hands:
 
 @pytest.mark.parametrize("lost", [False, True])
 async def test_what_is_away_is_neither_renewed_nor_lost(lost: bool) -> None:
-    guard, hands = Guard(), Hands()
+    guard, in_flight = Guard(), Deliveries()
     told: list[tuple[Held, tuple[Span, ...]]] = [(THERE, ((0, 3),) if lost else ())]
     beating = Heartbeat(Endpoint(told), guard, SystemClock())  # type: ignore[arg-type]
-    heart = Heart(Beat("orders", "line", "ann", "me", ()), hands, 30_000, 60_000)  # type: ignore[arg-type]
+    heart = Heart(Membership("orders", "line", "ann", "me", 60_000, 30_000), in_flight)  # type: ignore[arg-type]
     beating.beat_for(heart)
     ticked = guard.loop.create_future()
     guard.loop.call_soon(ticked.set_result, None)  # what the heartbeat tells the loop comes before this
     await ticked
-    assert hands.leased[HERE].until == 31_000
-    assert hands.leased[THERE].until == 5.0
-    assert hands.lost == ([("orders", 2, 7)] if lost else [])
+    assert in_flight.leased[HERE].until == 31_000
+    assert in_flight.leased[THERE].until == 5.0
+    assert in_flight.lost == ([("orders", 2, 7)] if lost else [])

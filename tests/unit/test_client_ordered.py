@@ -493,7 +493,7 @@ async def test_a_lost_partition_is_lost_as_a_whole(
                 await a0.ack()
         else:
             consumer._fetcher._asked_at = -1e9  # type: ignore[attr-defined]
-            consumer._hands.changed.set()
+            consumer._in_flight.changed.set()
             await turns()
         assert consumer.in_hand == 0
         assert await consumer.poll(wait=0) == []
@@ -531,9 +531,9 @@ async def test_a_loop_that_hangs_loses_the_partition(
     await fill(mq, "ab")
     async with mq.consumer("orders", "billing", lease=10, max_handling=60) as consumer:
         await consumer.poll()
-        held = consumer._hands.held(clock.now_ms() + 70_000, 60_000)
+        held = consumer._in_flight.held(clock.now_ms() + 70_000, 60_000)
         assert not held  # nobody retried it: the loop does not run
-        assert consumer._hands.held(clock.now_ms() + 69_000, 60_000)
+        assert consumer._in_flight.held(clock.now_ms() + 69_000, 60_000)
 
 
 # ---- giving up partitions (R14) ----

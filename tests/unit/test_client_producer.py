@@ -24,6 +24,7 @@ from postroom import (
     UnknownFate,
     UnknownTopic,
 )
+from postroom.backoff import Pauses
 from postroom.client.connection import Connection
 from postroom.model.messages.slot import slot_of
 from postroom.model.topology.route import Range, Route
@@ -368,7 +369,7 @@ def test_whatever_fails_on_the_way_each_message_is_stored_once_and_in_order(
             assert endpoint.values(partition_id)[receipt.offset] == b"%d" % number
         return endpoint
 
-    with patch("postroom.client.producer.appending._FIRST_PAUSE", 0.0):
+    with patch("postroom.backoff.SOON", Pauses(0.0, 0.0)):
         endpoint = asyncio.run(scenario())
     assert sorted(map(int, endpoint.values())) == list(range(len(keys)))
     for partition_id in endpoint.partitions:

@@ -56,8 +56,7 @@ async def test_nobody_asks_for_the_route_when_nobody_waits(mq: Connection, endpo
     with pytest.raises(SendTimeout):
         await mq.send("orders", b"a", timeout="5ms")
     loading = mq._shared["orders"]._router._loading
-    if loading is not None:
-        await asyncio.wait_for(asyncio.wait((loading,)), LIMIT)
+    await asyncio.wait_for(loading.settle(), LIMIT)
     asked = endpoint.count("route")
     await asyncio.sleep(0.03)
     assert endpoint.count("route") == asked

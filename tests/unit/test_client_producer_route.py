@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from postroom import Message, PartitionSealed, SendTimeout, StoreBusy
+from postroom.backoff import Pauses
 from postroom.client.connection import Connection
 from tests.unit.changing_endpoint import AWAY, HIGH, LIMIT, LOW, Changing, turns
 from tests.unit.client_endpoint import Fault, failing, waiting
@@ -209,7 +210,7 @@ async def test_two_seals_at_once_do_not_wait_for_each_other(mq: Connection, endp
     endpoint.split(2)
     await asyncio.wait_for(asyncio.gather(high, again), LIMIT)
     assert endpoint.values(endpoint.at(HIGH)) == [b"high", b"again"]
-    assert mq._shared["orders"]._router._loading is None  # and nobody reads the route any more
+    assert mq._shared["orders"]._router._loading.under_way is False  # and nobody reads the route any more
 
 
 async def test_a_successor_that_is_sealed_meanwhile(mq: Connection, endpoint: Changing) -> None:
@@ -231,7 +232,7 @@ async def test_a_partition_that_takes_messages_again_is_asked_again(
     """The store decides: should the route never change, the producer is not stuck."""
     await mq.send("orders", b"0", key=LOW)
     endpoint.on["append"].append(failing(PartitionSealed("for a moment")))
-    with patch("postroom.client.producer.router._PAUSES", (0.0,)):
+    with patch("postroom.client.producer.router.ROUTE", Pauses(0.0, 0.0)):
         await asyncio.wait_for(mq.send("orders", b"1", key=LOW), LIMIT)
     assert endpoint.values(1) == [b"0", b"1"]
 
@@ -428,8 +429,8 @@ def test_whatever_changes_each_message_is_stored_once_and_keys_stay_in_order(
 ) -> None:
     scenario = Scenario()
     with (
-        patch("postroom.client.producer.appending._FIRST_PAUSE", 0.0),
-        patch("postroom.client.producer.router._PAUSES", (0.0,)),
+        patch("postroom.backoff.SOON", Pauses(0.0, 0.0)),
+        patch("postroom.client.producer.router.ROUTE", Pauses(0.0, 0.0)),
     ):
         asyncio.run(scenario.run(steps, batch_messages))
     log = scenario.endpoint.log

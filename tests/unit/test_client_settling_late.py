@@ -106,7 +106,7 @@ async def test_it_is_renewed_meanwhile_as_something_that_is_decided(endpoint: Fa
         (message,) = await consumer.poll()
         faulty.error = AWAY
         await late(message.ack())
-        assert [held.spans for held in consumer._hands.acking()] == [((0, 0),)]
+        assert [held.spans for held in consumer._in_flight.acking()] == [((0, 0),)]
         faulty.error = None
 
 
@@ -164,10 +164,10 @@ async def test_what_the_store_refuses_for_good_is_not_renewed_any_more(endpoint:
         faulty.error = PermissionDenied("not any more")
         with pytest.raises(PermissionDenied):
             await first.ack()
-        (held,) = consumer._hands.held(endpoint.now_ms(), 3_600_000)
+        (held,) = consumer._in_flight.held(endpoint.now_ms(), 3_600_000)
         assert held.spans == ((1, 1),)
         await first.extend()  # the user goes on with it
-        (held,) = consumer._hands.held(endpoint.now_ms(), 3_600_000)
+        (held,) = consumer._in_flight.held(endpoint.now_ms(), 3_600_000)
         assert held.spans == ((0, 1),)
         faulty.error = None
         await first.ack()
@@ -179,7 +179,7 @@ async def test_it_is_not_tried_for_longer_than_a_handler_may_hang(endpoint: Fake
         (message,) = await consumer.poll()
         faulty.error = AWAY
         await late(message.ack())
-        await until(lambda: bool(consumer._hands.held(endpoint.now_ms(), 3_600_000)) is False)
+        await until(lambda: bool(consumer._in_flight.held(endpoint.now_ms(), 3_600_000)) is False)
         faulty.error = None
 
 

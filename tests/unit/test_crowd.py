@@ -13,7 +13,7 @@ import uvloop
 from postroom.broker.deliver.poll_queue import Pacing, Permit, PollQueue
 from postroom.broker.waiters import LULL_S, Waiters
 from postroom.client.producer.parcel import Parcel
-from postroom.client.producer.router import HeldParcels
+from postroom.client.producer.router import UnroutedParcels
 from postroom.errors import SendTimeout, StoreBusy, UnknownGroup
 
 LONG_S = 1000.0
@@ -314,7 +314,7 @@ def test_timers_of_uvloop_that_are_due_at_once() -> None:
 def test_deadlines_on_uvloop_that_are_there_at_once() -> None:
     async def late() -> list[BaseException]:
         loop, told = asyncio.get_running_loop(), list[BaseException]()
-        held = HeldParcels(lambda: SendTimeout("too late"))
+        held = UnroutedParcels(lambda: SendTimeout("too late"))
         for _ in range(2):
             call = SimpleNamespace(deadline=loop.time() + 0.0003)
             held.add(cast(Parcel, SimpleNamespace(call=call, failed=told.append)))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from postroom.backoff import Pauses
 from postroom.client.forward import forwarder as forwarding
 from postroom.client.forward.forwarder import Forwarder, Trouble
 from postroom.errors import (
@@ -28,7 +29,7 @@ LONG = 20
 
 @pytest.fixture(autouse=True)
 def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "_STUCK_S", (0.05,))
+    monkeypatch.setattr(forwarding, "STUCK", Pauses(0.05, 0.05))
 
 
 @dataclass

@@ -19,7 +19,7 @@ from ..errors import GroupExists, InvalidSetting, UnknownTopic
 from ..model.policy.rate import Rate, group_rate, producer_rate, topic_rate
 from ..model.policy.settings import Exhausted, GroupSettings, GroupWish, Keep, Mode, Storage, TopicSettings
 from ..model.policy.slow_lane import LaneInfo, SlowLane, as_policy
-from ..model.topology.names import HEADER_PREFIX, check_group, check_topic
+from ..model.topology.names import check_group, check_topic
 from ..model.topology.route import Change, Range, Route
 from ..units import Duration, duration_ms, size_bytes
 from .consumer.reading import Position, as_start
@@ -29,15 +29,12 @@ from .owner_check import Guard
 __all__ = ["Admin", "RateLimits", "group_wish"]
 
 
-# ---- rates ----
-# What a connection can do about rate limits: set them, take them away, list them (R40).
-#
-# Turns friendly arguments into a `Rate`. Must never guess what a limit is about: a topic, a group of one,
-# or a producer, and exactly one of them.
-
-
 class RateLimits:
-    """The part of a connection that is about limits."""
+    """The part of a connection that sets rate limits, takes them away and lists them (R40).
+
+    Turns friendly arguments into a `Rate`. Must never guess what a limit is about: a topic, a group of one,
+    or a producer, and exactly one of them.
+    """
 
     _endpoint: Endpoint
     _guard: Guard
@@ -98,12 +95,7 @@ def _rate(
     ).check()
 
 
-# ---- admin ----
-
 T = TypeVar("T")
-
-_EVERY_LETTER = 2**31 - 1
-_DEAD = {name: f"{HEADER_PREFIX}{name}" for name in ("reason", "attempts", "dead-at")}
 
 
 class _NotGiven(str):

@@ -38,15 +38,12 @@ __all__ = [
 ]
 
 
-# ---- delay ----
-# When a delayed message is due, from what a caller may say about it (R35).
-#
-# Decides it once per call, by the shard's clock that the caller passes in, so that messages sent together
-# are due together. What is due now, or was due before, is no delayed message: it is stored at once.
-
-
 def due_at(delay: Duration | None, at: Moment | None, now_ms: int) -> int:
-    """The moment in milliseconds; 0: now."""
+    """Return when a delayed message is due, in milliseconds (R35); 0: now.
+
+    Decided once per call, by the shard's clock that the caller passes in, so that messages sent together are
+    due together. What is due now, or was due before, is no delayed message: it is stored at once.
+    """
     if delay is not None and at is not None:
         raise InvalidSetting("a message takes delay= or at=, not both")
     if delay is not None:
@@ -67,17 +64,13 @@ def new_id() -> str:
     return b64encode(secrets.token_bytes(11), altchars=b"xy").decode()[:15]
 
 
-# ---- expiry ----
-# Messages that expire (R39): nobody is shown one whose moment has passed.
-#
-# Decides it by the shard's clock, when a message is received and once more when it is handed out, since
-# it may wait here in between. What is dropped is counted, and whoever drops it must settle it: it is done
-# with, and no failure. A duration counts from when the message was sent; of a delayed one, from when it
-# is due.
-
-
 class Expiry:
-    """What one reader has seen of it."""
+    """What one reader has seen of messages that expire: nobody is shown one whose moment has passed (R39).
+
+    Decided by the shard's clock, when a message is received and once more when it is handed out, since it may
+    wait here in between. What is dropped is counted, and whoever drops it must settle it: it is done with,
+    and no failure. A duration counts from when the message was sent; of a delayed one, from when it is due.
+    """
 
     __slots__ = ("dropped", "now_ms", "some")
 
@@ -96,8 +89,6 @@ class Expiry:
         dropped = set(map(id, gone))
         return [m for m in messages if id(m) not in dropped], gone
 
-
-# ---- codec ----
 
 Entry: TypeAlias = tuple[bytes | None, bytes, Headers]
 """Key, value and headers, as the batch builder takes them."""
@@ -125,7 +116,8 @@ class Packed:
 
 def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
     """One message. `due` is when it is due if it does not say so itself (0: now), `slot` the one named."""
-    due = _due(message, now_ms, due)
+    if message.delay is not None or message.at is not None:
+        due = due_at(message.delay, message.at, now_ms)
     id = new_id() if due and message.id is None else message.id
     entry, size = _entry(message, now_ms, id, due, slot)
     stamp = message.timestamp
@@ -227,7 +219,7 @@ def _due(message: Message, now_ms: int, otherwise: int) -> int:
 
 
 def _entry(message: Message, now_ms: int, id: str | None, due: int, slot: int | None) -> tuple[Entry, int]:
-    value = _as_value(message.value)
+    value = message.value if type(message.value) is bytes else _as_value(message.value)
     key = None if message.key is None else as_key(message.key)
     headers = _NONE if not message.headers else _user_headers(message.headers)
     if id is not None or message.source is not None or message.expires is not None:

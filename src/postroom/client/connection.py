@@ -34,6 +34,7 @@ from ..wire.client.remote import RemoteEndpoint, open_remote
 from ..wire.server.listening import Listening
 from .admin import Admin, group_wish
 from .consumer.consumer import AckMode, Consumer, ConsumerSettings
+from .consumer.driven import DrivenConsumer
 from .consumer.heartbeat import Heartbeat
 from .consumer.in_flight import Window
 from .consumer.reading import Position, Reading, as_start
@@ -259,9 +260,10 @@ class Connection(Admin, Requesting):
         return producer
 
     def _sender(self, topic: str) -> Producer:
-        self._guard.check()
+        """Return the shared producer of the topic, which checks who uses it."""
         found = self._shared.get(topic) if isinstance(topic, str) else None
         if found is None:
+            self._guard.check()
             if len(self._shared) >= _MOST_SENDERS:
                 self._shared = {name: one for name, one in self._shared.items() if not one.idle}
             batching = Batching(client=self.client_id)
@@ -333,6 +335,11 @@ class Connection(Admin, Requesting):
         consumer = Consumer(self._endpoint, self._guard, self._heartbeat, settings, self._explained)
         self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
         return consumer
+
+    def _driven(self, consumer: Consumer) -> DrivenConsumer:
+        """Return the same member of the group for an app to drive."""
+        driven = self._consumers[self._consumers.index(consumer)] = DrivenConsumer.of(consumer)
+        return driven
 
     async def read(
         self,

@@ -16,7 +16,7 @@ from ..errors import CatalogError, InvalidSetting
 from ..model.messages.batch import records
 from ..model.topology.names import HEADER_PREFIX
 from .codec import Expiry, unpack
-from .consumer.reading import Browsed, readable
+from .consumer.opened import Browsed, readable
 from .message import DeadLetter, Received, Stopped
 from .owner_check import Guard
 
@@ -206,7 +206,7 @@ class FailedMessages:
 def _letters(part: DeadLetters, now_ms: int) -> Iterator[DeadLetter]:
     browsed, expiry = Browsed(part.topic, part.partition, part.partition_id), Expiry(now_ms)
     for batch in part.batches:
-        opened = readable(batch, part.topic, part.partition)
+        opened = readable(batch, browsed)
         kept = [r for r in opened if any(first <= r.offset <= last for first, last in part.open)]
         own = {record.offset: dict(record.headers) for record in kept}
         for message in unpack(kept, browsed, expiry):

@@ -5,7 +5,7 @@ never refer back to what refers to them), and what can be derived is derived whe
 sender did not give is the stored place, "<partition id>-<offset>", and costs nothing until somebody reads it.
 
 A message that Postroom moved (dead letters, retries) shows where it was first stored; settling it uses where
-it is stored now. Must never hold settling state: that belongs to the consumer (`client.consuming.hands`).
+it is stored now. Must never hold settling state: that belongs to the consumer (`client.consumer.in_flight`).
 """
 
 from __future__ import annotations

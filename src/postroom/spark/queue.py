@@ -17,8 +17,8 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ..address import Address, parse
+from ..backoff import pause
 from ..client.connection import Connection, connect
-from ..client.producer.appending import pause
 from ..endpoint.values import Fetched
 from ..errors import InvalidSetting, PostroomError, UnknownGroup, UnknownPartition
 from ..model.messages.batch import TopicBounds

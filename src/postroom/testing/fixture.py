@@ -27,7 +27,7 @@ from ..client.app.app import App
 from ..client.app.worker import Worker
 from ..client.codec import unpack
 from ..client.connection import Connection
-from ..client.consumer.reading import Browsed
+from ..client.consumer.opened import Browsed
 from ..client.message import Received, Value
 from ..clock import ManualClock
 from ..errors import UsageError

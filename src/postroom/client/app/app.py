@@ -40,8 +40,7 @@ from ...model.policy.slow_lane import SlowLane
 from ...sync.portal import Portal, loop_factory
 from ...units import Duration, duration_ms
 from ..connection import Connection, connect
-from ..consumer.consumer import Consumer
-from ..consumer.intake import Intake
+from ..consumer.driven import DrivenConsumer
 from ..consumer.reading import Position
 from ..message import Message, Receipt, Received, Value
 from .health import AppHealth
@@ -409,7 +408,7 @@ class App:
         keepers = self._make_keepers(connection)
         try:
             for keeper in keepers:
-                (await keeper.open()).intake.by_hand()
+                (await keeper.open()).consumer.by_hand()
                 await keeper.tell_missed()
             for recurring in self._schedules:  # who moves the clock himself misses nothing
                 await Ticker(connection, recurring).step(late_ms=None)
@@ -424,10 +423,10 @@ class App:
             for subscription in self._subscriptions
         ]
 
-    def _work(self, subscription: Subscription, consumer: Consumer) -> Worker:
+    def _work(self, subscription: Subscription, consumer: DrivenConsumer) -> Worker:
         return Worker(
             subscription,
-            Intake(consumer),
+            consumer,
             for_thread=self._for_threads,
             on_error=self._on_error,
             fraction=self._fraction,
@@ -464,17 +463,15 @@ def _caller_names() -> Mapping[str, Any]:
     return dict(sys._getframe(2).f_locals)
 
 
-# ---- run ----
-# An app as a program: find it by name, run it until a signal comes.
-#
-# Decides what a signal means: the first SIGINT or SIGTERM lets handlers end (within the app's grace), the
-# second hands back what they are at. Must never leave the process's signal handlers changed, and must
-# tell a name that cannot be found from a module that fails while it is imported.
-
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def run(app: App) -> None:
+    """Run the app as a program until a signal comes.
+
+    The first SIGINT or SIGTERM lets handlers end (within the app's grace), the second hands back what they
+    are at. Must never leave the process's signal handlers changed.
+    """
     if not app.subscriptions and not app.outboxes:
         raise UsageError("the app has no handlers: register some with @app.subscribe(…)")
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
@@ -522,9 +519,6 @@ def _signals(tell: Callable[[], None]) -> Iterator[None]:
             with contextlib.suppress(NotImplementedError):
                 loop.remove_signal_handler(number)
             signal.signal(number, handler)
-
-
-# ---- by name ----
 
 
 def find(target: str, kind: type) -> Any:

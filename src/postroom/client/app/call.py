@@ -31,14 +31,6 @@ from .subscription import Subscription
 __all__ = ["Caller", "HandlerThreads", "being_cancelled", "refuse_awaitable"]
 
 
-# ---- threads ----
-# Threads for handlers that are plain functions.
-#
-# As many as the subscription's concurrency, made when they are first needed. Decides nothing. They are
-# daemons: a handler that hangs cannot be stopped, but must never keep the program from ending
-# (concurrent.futures waits for its threads at exit; that is why it is not used here).
-
-
 @dataclass(slots=True)
 class _Job:
     work: Callable[[], None]
@@ -47,6 +39,13 @@ class _Job:
 
 
 class HandlerThreads:
+    """Threads for handlers that are plain functions.
+
+    As many as the subscription's concurrency, made when they are first needed. They are daemons: a handler
+    that hangs cannot be stopped, but must never keep the program from ending (concurrent.futures waits for
+    its threads at exit; that is why it is not used here).
+    """
+
     def __init__(self, limit: int, name: str) -> None:
         self._limit = limit
         self._name = name
@@ -95,8 +94,6 @@ def refuse_awaitable(returned: object) -> None:
             returned.close()
         raise UsageError("the handler returned something to await: make it `async def` and await it there")
 
-
-# ---- call ----
 
 log = logging.getLogger("postroom.app")
 

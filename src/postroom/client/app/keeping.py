@@ -19,14 +19,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ...backoff import SLOW
 from ...endpoint.values import GroupInfo
 from ...errors import GroupConflict, PermissionDenied, UnknownGroup, UnknownTopic
 from ...model.policy.settings import FIXED
 from ...model.topology.names import base_of
 from ...tasks import end
 from ..connection import Connection
-from ..consumer.consumer import Consumer
-from ..producer.appending import pause
+from ..consumer.driven import DrivenConsumer
 from .call import HandlerThreads
 from .health import HandlerHealth, Standing, is_final, may_mend
 from .subscription import Subscription, window_for
@@ -35,19 +35,6 @@ from .worker import Worker
 __all__ = ["Joined", "Keeper", "join"]
 
 
-# ---- membership ----
-# Joining a group for a handler: with the settings its decorator names, and knowing what it may have
-# missed.
-#
-# Decides three things that differ from a plain consumer. Settings that the decorator names and a group
-# can change are applied to the group that is there; mode, order and start are not, and conflict. A member
-# of a broadcast group that begins anew, though its handler may remember older messages, is told so
-# (`anew`). And an ordinary group that was deleted under its handler is not made again, which would handle
-# the whole topic once more, unless it was set to expire: somebody has to make it, or to start the app
-# again.
-#
-# Must never leave a consumer half open, and never say that nothing was missed where that is not known.
-
 log = logging.getLogger("postroom.app")
 
 _TRIES = 3  # to have the settings as the decorator names them; others may change them at the same time
@@ -55,13 +42,22 @@ _TRIES = 3  # to have the settings as the decorator names them; others may chang
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    consumer: Consumer
+    consumer: DrivenConsumer
     group: GroupInfo  # in mode "broadcast" the member's own
     anew: bool  # a member of a broadcast group that did not go on where its handler stopped
 
 
 async def join(connection: Connection, subscription: Subscription, before: GroupInfo | None) -> Joined:
-    """Enter the group; `before` is what this handler joined last, while the app has run."""
+    """Enter the group with the settings that the decorator names; `before` is what this handler had last.
+
+    Decides three things that differ from a plain consumer. Settings that a group can change are applied to
+    the group that is there; mode, order and start are not, and conflict. A member of a broadcast group that
+    begins anew, though its handler may remember older messages, is told so (`anew`). And an ordinary group
+    that was deleted under its handler is not made again, which would handle the whole topic once more, unless
+    it was set to expire: somebody has to make it, or to start the app again.
+
+    Must never leave a consumer half open, and never say that nothing was missed where that is not known.
+    """
     if before is not None and base_of(before.name) is None:
         await _refuse_deleted(connection, subscription, before)
     settings = dict(subscription.consumer)
@@ -104,13 +100,15 @@ async def _is_there(connection: Connection, topic: str, group: str) -> bool:
 
 async def _entered(
     connection: Connection, subscription: Subscription, settings: Mapping[str, Any]
-) -> Consumer:
-    consumer = connection.consumer(
-        subscription.topic,
-        subscription.group,
-        ack="on_delivery" if subscription.ack == "on_delivery" else "manual",
-        window=window_for(subscription, None),
-        **settings,
+) -> DrivenConsumer:
+    consumer = connection._driven(
+        connection.consumer(
+            subscription.topic,
+            subscription.group,
+            ack="on_delivery" if subscription.ack == "on_delivery" else "manual",
+            window=window_for(subscription, None),
+            **settings,
+        )
     )
     try:
         return await consumer.__aenter__()
@@ -161,8 +159,6 @@ async def _applied(
     return others
 
 
-# ---- keeping ----
-
 _LONGEST_FOR_TOPIC = 1.0  # seconds between two looks whether a topic is there now
 
 
@@ -173,7 +169,7 @@ class Keeper:
         self,
         connection: Connection,
         subscription: Subscription,
-        work: Callable[[Subscription, Consumer], Worker],
+        work: Callable[[Subscription, DrivenConsumer], Worker],
         stopping: asyncio.Event,
         grace_s: Callable[[], float],
     ) -> None:
@@ -274,7 +270,7 @@ class Keeper:
 
     async def _paused(self, error: BaseException | None) -> bool:
         """Wait a little; False: the app stops."""
-        seconds = 10 * pause(max(1, self._tries))
+        seconds = SLOW.after(self._tries)
         if error is None or isinstance(error, UnknownTopic):
             seconds = min(seconds, _LONGEST_FOR_TOPIC)
         try:

@@ -169,23 +169,21 @@ def _name(annotation: Any) -> str:
     return name or str(annotation).replace("typing.", "")
 
 
-# ---- encode ----
-# How what a handler returns becomes the body of a reply: the other way round from `decode`.
-#
-#     bytes, bytearray, memoryview   the body as it is
-#     str                            UTF-8
-#     None                           an empty body
-#     postroom.Message               its value, by these same rules, and its headers
-#     a pydantic model               its JSON
-#     anything else                  JSON by msgspec: dataclass, Struct, dict, list, int, …
-#
-# Must never guess: what none of them can encode is a UsageError that names the type.
-
 Reply = tuple[bytes, Mapping[str, str | bytes] | None]
 
 
 def encoded(returned: Any) -> Reply:
-    """The body and the headers of a reply."""
+    """Return the body and the headers of a reply, from what a handler returned.
+
+        bytes, bytearray, memoryview   the body as it is
+        str                            UTF-8
+        None                           an empty body
+        postroom.Message               its value, by these same rules, and its headers
+        a pydantic model               its JSON
+        anything else                  JSON by msgspec: dataclass, Struct, dict, list, int, …
+
+    Must never guess: what none of them can encode is a UsageError that names the type.
+    """
     if isinstance(returned, Message):
         return _body(returned.value), returned.headers
     return _body(returned), None

@@ -19,6 +19,7 @@ from datetime import UTC, datetime, timedelta, tzinfo
 from typing import Any, get_args, get_type_hints
 from zoneinfo import ZoneInfo
 
+from ...backoff import SLOW
 from ...config import DEFAULTS
 from ...errors import InvalidName, InvalidSetting, PostroomError, UnknownTopic, UsageError
 from ...model.delivery.retry import Backoff
@@ -30,7 +31,6 @@ from ...units import Duration, duration_ms
 from ..connection import Connection
 from ..consumer.reading import Reading
 from ..message import Received
-from ..producer.appending import pause
 from .handler import Handler
 from .health import HandlerHealth, Standing, is_final
 from .subscription import Subscription, make_subscription
@@ -198,22 +198,6 @@ def _tick(value: bytes, zone: tzinfo) -> datetime:
         return datetime.now(zone)
 
 
-# ---- ticking ----
-# Ticking: one run per tick, however many workers there are.
-#
-# Each worker waits for the next tick, by the shard's clock, and sends its run with the id
-# "<name>@<tick>". The topic remembers ids, so the first is stored and the others are told that it is
-# there (R32, I13): nobody leads, and a worker that dies at any step leaves a tick that another sends, or
-# that was sent.
-#
-# Which ticks were missed while nobody ran is read from the topic: its newest run says up to when ticks
-# were decided. Each run names its cadence. If the newest has another one, the schedule is new or was
-# changed: then a mark is left, a message that has expired already, so that ticks count from now on and
-# nobody handles it.
-#
-# Must never send a tick that is older than ids are remembered without having looked into the topic right
-# before, and must never send one before its time.
-
 log = logging.getLogger("postroom.app")
 
 _CADENCE = "cadence"  # the header of a run that says of which cadence it is
@@ -222,7 +206,20 @@ _PAST = datetime.fromtimestamp(1, UTC)
 
 
 class Ticker:
-    """Sends the runs of one recurring schedule."""
+    """Sends the runs of one recurring schedule: one per tick, however many workers there are.
+
+    Each worker waits for the next tick, by the shard's clock, and sends its run with the id "<name>@<tick>".
+    The topic remembers ids, so the first is stored and the others are told that it is there (R32, I13):
+    nobody leads, and a worker that dies at any step leaves a tick that another sends, or that was sent.
+
+    Which ticks were missed while nobody ran is read from the topic: its newest run says up to when ticks were
+    decided. Each run names its cadence. If the newest has another one, the schedule is new or was changed:
+    then a mark is left, a message that has expired already, so that ticks count from now on and nobody
+    handles it.
+
+    Must never send a tick that is older than ids are remembered without having looked into the topic right
+    before, and must never send one before its time.
+    """
 
     def __init__(self, connection: Connection, recurring: Recurring) -> None:
         self._mq, self._recurring = connection, recurring
@@ -323,7 +320,7 @@ class Ticker:
                     self._standing.runs()
                 except PostroomError as error:  # also of unknown fate
                     tries += 1
-                    wait_s = 10 * pause(tries)
+                    wait_s = SLOW.after(tries)
                     await self._not_sent(error)
                 await _at_most(min(wait_s, _LONGEST_WAIT_S), moved)
         finally:

@@ -2,7 +2,8 @@
 
 As many lanes as the subscription's concurrency each take a message (or a list), run the handler on it and go
 on; a feeder keeps a few messages ready for them. No task is made per message. Decides when a handler is run,
-cancelled and given up; `handler` decides what its ending means, `intake` how the verdict travels.
+cancelled and given up; `handler` decides what its ending means, `consumer.driven` how the
+verdict travels.
 
 Must never let a handler end a lane, whatever it raises; never give a verdict while the handler still runs,
 except to hand the message back when the app stops and the grace is over; and never run more at once than the
@@ -21,7 +22,7 @@ from typing import Any, TypeAlias
 
 from ...errors import DecodeError, RequestFailed
 from ...tasks import end
-from ..consumer.intake import Intake
+from ..consumer.driven import DrivenConsumer
 from ..message import Received
 from ..tracing import unfit
 from .call import Caller, being_cancelled
@@ -45,7 +46,7 @@ class Worker:
     def __init__(
         self,
         subscription: Subscription,
-        intake: Intake,
+        consumer: DrivenConsumer,
         *,
         for_thread: Callable[[Received], Any],
         on_error: ErrorHook | None = None,
@@ -53,7 +54,7 @@ class Worker:
         middleware: Sequence[Middleware] = (),
     ) -> None:
         self.subscription = subscription
-        self.intake = intake
+        self.consumer = consumer
         self.handled = 0  # messages whose handler ended, one way or the other
         self._on_error, self._fraction = on_error, fraction
         self._ready: deque[Received] = deque()
@@ -66,8 +67,7 @@ class Worker:
         self._lanes: list[asyncio.Task[None]] = []
         self._feeder: asyncio.Task[None] | None = None
         self._caller = Caller(subscription, for_thread, middleware)
-        intake.in_order(one_per_key=subscription.batch is None)
-        intake.handlers(subscription.concurrency)
+        consumer.serves(subscription.concurrency, one_per_key=subscription.batch is None)
 
     # ---- life ----
 
@@ -79,7 +79,7 @@ class Worker:
 
     async def failed(self) -> BaseException | None:
         """Wait until it ends: the error that ended it, or None because of `stop`."""
-        gone: asyncio.Future[Exception] = self.intake.gone
+        gone: asyncio.Future[Exception] = self.consumer.gone
         tasks = [*self._lanes, *([self._feeder] if self._feeder else [])]
         everything: list[asyncio.Future[Any]] = [*tasks, gone]
         done, _ = await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
@@ -97,11 +97,11 @@ class Worker:
         try:
             if self.subscription.ack != "on_delivery":  # those are settled: to be handled now or never
                 self._ready.clear()
-                await self.intake.stop([m for unit in self._at_work.values() for m in unit])
+                await self.consumer.stop([m for unit in self._at_work.values() for m in unit])
             await self._end_lanes(grace_s)
         finally:
             self._caller.close()
-            await self.intake.close()
+            await self.consumer.finish()
 
     def hurry(self) -> None:
         """Give up what runs, grace or not."""
@@ -127,7 +127,7 @@ class Worker:
     @property
     def progress(self) -> tuple[int, int, int]:
         """Changes whenever something happened."""
-        return self.handled, self.intake.stored, self.intake.passed_over
+        return self.handled, self.consumer.stored, self.consumer.passed_over
 
     async def quiet(self, seconds: float) -> bool:
         """Wait until nothing is ready, at work or without an answer of the store; False: not in time."""
@@ -136,7 +136,7 @@ class Worker:
                 while self._ready or self._at_work:
                     self._hungry.clear()
                     await self._hungry.wait()
-                await self.intake.settled()
+                await self.consumer.settled()
         except TimeoutError:
             return False
         return not self._ready and not self._at_work
@@ -148,13 +148,15 @@ class Worker:
             while not self._wants_more():
                 self._hungry.clear()
                 await self._hungry.wait()
-            self.intake.resize(window_for(self.subscription, self._seconds_each, ordered=self.intake.ordered))
-            self._ready += await self.intake.next(self._limit())
+            self.consumer.resize(
+                window_for(self.subscription, self._seconds_each, ordered=self.consumer.ordered)
+            )
+            self._ready += await self.consumer.next(self._limit())
             self._arrived.set()
 
     async def look(self) -> int:
         """Take what is there now, without waiting; returns how much it was."""
-        found = await self.intake.look(self._limit())
+        found = await self.consumer.look(self._limit())
         self._ready += found
         self._arrived.set()
         return len(found)
@@ -163,7 +165,7 @@ class Worker:
         if self.subscription.ack == "on_delivery":
             return not self._ready and self._idle > 0
         batch = self.subscription.batch
-        if batch is not None and self.intake.ordered:  # its keys are at work with the list that has them
+        if batch is not None and self.consumer.ordered:  # its keys are at work with the list that has them
             return not self._ready and self._idle > 0
         return len(self._ready) < (self.subscription.concurrency if batch is None else batch.count)
 
@@ -171,7 +173,7 @@ class Worker:
         batch = self.subscription.batch
         if self.subscription.ack == "on_delivery":  # no more than can be started at once: R16
             return max(1, self._idle if batch is None else batch.count)
-        if batch is not None and self.intake.ordered:
+        if batch is not None and self.consumer.ordered:
             return batch.count
         return max(_MOST_READY, self.subscription.concurrency, 0 if batch is None else batch.count)
 
@@ -191,8 +193,8 @@ class Worker:
                 deadline = deadline or monotonic() + batch.linger_s
                 if len(unit) >= batch.count or (not self._ready and monotonic() >= deadline):
                     break
-            if self.intake.ordered:  # the rest may have keys of this list: no other lane must get it
-                self.intake.put_back(self._ready)
+            if self.consumer.ordered:  # the rest may have keys of this list: no other lane must get it
+                self.consumer.put_back(self._ready)
                 self._ready.clear()
             # While it stops, what was gathered but not begun has been handed back already.
             return [] if self._stopping and self.subscription.ack != "on_delivery" else unit
@@ -227,7 +229,7 @@ class Worker:
                 del self._at_work[number]
                 self.handled += len(unit)
                 if self.subscription.ack == "on_delivery":
-                    self.intake.handled(unit)
+                    self.consumer.handled(unit)
             ended = monotonic()
             self._measure((ended - began) / len(unit))
             if ended - turn > _TURN_SECONDS:
@@ -239,18 +241,18 @@ class Worker:
         self._seconds_each = seconds if known is None else known + (seconds - known) * _SMOOTHING
 
     async def _handle(self, unit: list[Received]) -> None:
-        unit = self.intake.still_open(unit) if self.intake.ordered else self.intake.begin(unit)
+        unit = self.consumer.begin(unit)
         bodies, unit = await self._decoded(unit)
         if not unit:
             return
         try:
             failures = await self._caller.call(bodies, unit)
         except BaseException as gone:  # the lane was cancelled, or the program ends: not an attempt
-            self.intake.settle(unit, RELEASE)
+            self.consumer.settle(unit, RELEASE)
             raise gone
         if self.subscription.ack == "after":
             wrong = {id(message) for failed in failures for message in failed.messages}
-            self.intake.settle([m for m in unit if id(m) not in wrong] if wrong else unit, ACK)
+            self.consumer.settle([m for m in unit if id(m) not in wrong] if wrong else unit, ACK)
         for failed in failures:
             await self._failed(failed)
 
@@ -281,7 +283,7 @@ class Worker:
         for attempt, messages in by_attempt.items():
             told = failed.answered  # its requester knows, and decides
             outcome = ACK if told else outcome_of(error, self.subscription.retry, attempt, fraction)
-            self.intake.settle(messages, outcome)
+            self.consumer.settle(messages, outcome)
         self._tell(error, unit)
         if self._on_error is not None:
             await self._call_hook(self._on_error, error, unit)

@@ -13,14 +13,14 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Awaitable, Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
 from ...broker.broker import Broker
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
-from ...endpoint.values import Beat, GroupInfo, Verdict
+from ...endpoint.values import GroupInfo, Verdict
 from ...errors import ClosedError, InvalidSetting, PostroomError, UnknownGroup, UsageError
 from ...model.policy.settings import GroupWish
 from ...model.topology.names import base_of
@@ -30,10 +30,10 @@ from ..message import Received
 from ..owner_check import Guard
 from .fetch import Fetcher
 from .heartbeat import Heart, Heartbeat
-from .in_flight import Hands, Window
+from .in_flight import Deliveries, Membership, Window, delivery_of
 from .ordered.fetch import OrderedFetcher
-from .ordered.partitions import OrderedHands
-from .settle import Run, Settler, delivery_of, runs_of
+from .ordered.partitions import AssignedPartitions
+from .settle import Run, Settler, runs_of
 
 __all__ = ["AckMode", "Consumer", "ConsumerSettings", "runs_of"]
 
@@ -85,12 +85,10 @@ class Consumer:
     ) -> None:
         self._endpoint, self._guard, self._heartbeat = endpoint, guard, heartbeat
         self._settings, self._explain = settings, explain
-        self._who = Beat(settings.topic, settings.group, settings.member, settings.client, ())
-        self._equip(Hands())
-        self._fetcher = Fetcher(
-            endpoint, self._who, self._hands, self._settler, settings.window,
-            on_delivery=settings.ack == "on_delivery", lease_changed=self._lease_changed,
-        )  # fmt: skip
+        self._who = Membership(
+            settings.topic, settings.group, settings.member, settings.client, settings.max_handling_ms
+        )
+        self._equip()
         self._joined: GroupInfo | None = None
         self._fetching: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -98,27 +96,27 @@ class Consumer:
         self._acking: asyncio.Future[None] | None = None  # such acks on their way
         self._failure: BaseException | None = None  # of such an ack
 
-    def _equip(self, hands: Hands) -> None:
-        self._hands = hands
-        longest = self._settings.max_handling_ms
-        self._settler = Settler(self._endpoint, self._guard, hands, self._who, DEFAULTS.lease_ms, longest)
-        self._heart = Heart(self._who, hands, DEFAULTS.lease_ms, longest)
-
-    def _equip_in_order(self, order: str) -> None:
-        """The group turned out to be ordered: partitions are held, keys are handed out in order."""
-        settings, arrived = self._settings, asyncio.Event()
+    def _equip(self, order: str | None = None) -> None:
+        """Make the parts. `order`: what is in order in an ordered group, where partitions are held."""
+        endpoint, who, settings = self._endpoint, self._who, self._settings
         on_delivery = settings.ack == "on_delivery"
-        hands = OrderedHands(
-            secrets.randbits(62) + 1, whole=order == "partition", arrived=arrived, on_delivery=on_delivery
-        )
-        self._equip(hands)
+        if order is None:
+            self._in_flight = in_flight = Deliveries()
+            self._settler = Settler(endpoint, self._guard, in_flight, who)
+            self._fetcher = Fetcher(
+                endpoint, who, in_flight, self._settler, settings.window, on_delivery=on_delivery
+            )
+            self._heart = Heart(who, in_flight)
+            return
+        token = secrets.randbits(62) + 1
+        partitions = AssignedPartitions(who, token, whole=order == "partition", on_delivery=on_delivery)
+        self._in_flight = partitions
+        self._settler = Settler(endpoint, self._guard, partitions, who)
         self._fetcher = fetcher = OrderedFetcher(
-            self._endpoint, self._who, hands, self._settler, settings.window,
-            on_delivery=on_delivery, max_handling_ms=settings.max_handling_ms,
-            lease_changed=self._lease_changed, arrived=arrived,
+            endpoint, who, partitions, self._settler, settings.window,
+            on_delivery=on_delivery, handling_ms=self._heartbeat.handling_ms,
         )  # fmt: skip
-        fetcher.handling_ms = self._heartbeat.handling_ms
-        self._heart.on_beat = fetcher.nudge
+        self._heart = Heart(who, partitions, fetcher.nudge)
 
     @property
     def topic(self) -> str:
@@ -143,12 +141,12 @@ class Consumer:
     @property
     def in_hand(self) -> int:
         """Messages held by this consumer: waiting here, or handed out and not settled."""
-        return self._hands.messages
+        return self._in_flight.messages
 
     @property
     def expired(self) -> int:
         """Messages that were dropped, and settled, because their `expires` had passed."""
-        return self._fetcher.expiry.dropped + self._settler.answers.expired
+        return self._fetcher.expired + self._settler.answers.expired
 
     # ---- messages ----
 
@@ -219,8 +217,8 @@ class Consumer:
         if self._fetcher.stale:
             await asyncio.to_thread(self._heartbeat.beat_for, self._heart)
         found = self._fetcher.unexpired(self._fetcher.take(limit))
-        if found and self._fetcher.lanes.watching:
-            self._fetcher.lanes.taken()
+        if found and self._fetcher.slow is not None:
+            self._fetcher.slow.taken()
         return found
 
     # ---- settling ----
@@ -235,16 +233,17 @@ class Consumer:
             raise UsageError("only received messages can be acked") from None
         if up_to is not None:
             runs += self._runs_up_to(up_to)
-        if any(delivery.settler is not self._settler for delivery, _, _ in runs):
-            raise UsageError(
-                "these messages came from another consumer: ack them there, or with message.ack()"
-            )
+        for delivery, _, _ in runs:
+            if delivery.settler is not self._settler:
+                raise UsageError(
+                    "these messages came from another consumer: ack them there, or with message.ack()"
+                )
         await self._settler.settle(runs, "ack")
 
     def _runs_up_to(self, message: Received) -> list[Run]:
         at = delivery_of(message)
         runs: list[Run] = []
-        for delivery in self._hands:
+        for delivery in self._in_flight:
             if delivery.partition_id == at.partition_id:
                 runs += [(delivery, *run) for run in delivery.handed_runs(message._position)]
         return runs or runs_of([message])
@@ -280,16 +279,6 @@ class Consumer:
         if self._fetching is None:
             raise UsageError("enter the consumer first: async with mq.consumer(…) as consumer")
 
-    def _lease_changed(self, lease_ms: int) -> None:
-        self._settler.lease_ms = self._heart.lease_ms = lease_ms
-
-    def _go_by(self, info: GroupInfo) -> None:
-        """In mode "broadcast" the group to ask is the member's own (R11)."""
-        self._joined = info
-        self._who = replace(self._who, group=info.name)
-        self._fetcher.who = self._settler.who = self._heart.identity = self._who
-        self._lease_changed(info.settings.lease_ms)
-
     async def __aenter__(self) -> Self:
         self._guard.check()
         if self._fetching is not None or self._closing is not None:
@@ -301,9 +290,9 @@ class Consumer:
         info: GroupInfo = await self._explain(who.topic, subscribing)
         if info.made and not isinstance(self._endpoint, Broker):  # a broker here has said so itself
             log.info("%s", info.settings.news(who.topic, who.group))
+        self._joined, who.group, who.lease_ms = info, info.name, info.settings.lease_ms
         if info.settings.mode == "ordered":
-            self._equip_in_order(info.settings.order)
-        self._go_by(info)
+            self._equip(info.settings.order)
         self._heartbeat.add(self._heart)
         self._fetching = self._guard.loop.create_task(self._fetcher.run())
         return self
@@ -357,10 +346,6 @@ class Consumer:
             how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=repr(failure))
             open_runs = [(d, *run) for d, a, z in runs_of(self._previous) for run in d.open_runs(a, z)]
             self._settler.submit(open_runs, "retry", how)
-        if not isinstance(self._fetcher, OrderedFetcher):
-            runs: list[Run] = [(d, *run) for d in self._hands for run in d.open_runs()]
-            self._settler.submit(runs, "release")
+        self._settler.submit(self._fetcher.to_release(), "release")
         await self._settler.drained()
-        if isinstance(self._fetcher, OrderedFetcher):
-            await self._fetcher.leave()
-        await self._fetcher.lanes.close()
+        await self._fetcher.leave()

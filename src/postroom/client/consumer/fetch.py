@@ -11,7 +11,7 @@ which is no attempt, and the next polls ask for as much less.
 
 Must never forget an offset it was given: what has no message in it (control batches, I18; expired messages)
 is acked at once; what no batch came for is acked only if the log no longer has it, and else released; of a
-batch that cannot be read, the group gives up (`unreadable`).
+batch that cannot be read, the group gives up (`opened`).
 """
 
 from __future__ import annotations
@@ -20,42 +20,27 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import chain
-from typing import NamedTuple
 
+from ...backoff import pause
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
-from ...endpoint.values import Beat, Grant, Lease, PollReply, PollRequest
+from ...endpoint.values import Grant, Lease, PollReply, PollRequest
 from ...errors import CorruptBatch, PostroomError
-from ...model.messages.batch import Record, opened
-from ...store.contract import StoredBatch
-from ..codec import Expiry, unpack
+from ...model.topology.names import is_lane
 from ..message import Received
-from ..producer.appending import pause
-from .in_flight import LOST, Hands, HeldDelivery, Window
-from .reading import give_up, told_of, without
+from .in_flight import LOST, Deliveries, LeasedDelivery, Membership, Window
+from .opened import ALL, Opened, Opener, give_up, told_of, without
 from .settle import Run, Settler, runs_of
-from .slow_lane import Lanes
+from .slow_lane import SlowSources, first_room
 
-__all__ = ["ALL", "Chunk", "Fetcher", "Opened", "Window"]
+__all__ = ["Chunk", "Fetcher", "Window"]
 
 log = logging.getLogger("postroom.consumer")
 
-_OVERHEAD_BYTES = 64  # what a message costs besides its bytes
-ALL = float("inf")
 _FOREVER = float("inf")
-
-
-class Opened(NamedTuple):
-    """What of a lease there was room for."""
-
-    delivery: HeldDelivery | None  # None: for nothing
-    messages: list[Received]
-    missing: list[Run]  # offsets that no batch has
-    cut: int  # the first offset for which there was no room, or the one behind the lease
 
 
 class Chunk:
@@ -63,7 +48,7 @@ class Chunk:
 
     __slots__ = ("at", "delivery", "messages")
 
-    def __init__(self, delivery: HeldDelivery, messages: list[Received]) -> None:
+    def __init__(self, delivery: LeasedDelivery, messages: list[Received]) -> None:
         self.delivery, self.messages, self.at = delivery, messages, 0
 
     def next(self, count: int) -> list[Received]:
@@ -81,30 +66,31 @@ class Fetcher:
     def __init__(
         self,
         endpoint: Endpoint,
-        who: Beat,
-        hands: Hands,
+        who: Membership,
+        in_flight: Deliveries,
         settler: Settler,
         window: Window,
         *,
         on_delivery: bool,
-        lease_changed: Callable[[int], None],
     ) -> None:
-        self._endpoint, self.who, self._hands, self._settler = endpoint, who, hands, settler
-        self._window, self._on_delivery, self._lease_changed = window, on_delivery, lease_changed
-        self._opened: dict[int, tuple[int, list[Record], int]] = {}  # a batch that leases cut, by partition
-        self._room = ALL  # bytes that may still be opened of an answer
-        self._ratio = 1.0  # what batches unpack to, of late
+        self._endpoint, self.who, self._in_flight, self._settler = endpoint, who, in_flight, settler
+        self._window, self._on_delivery = window, on_delivery
+        self._opener = Opener(endpoint.now_ms, window.bytes)
         self._drain_until = 0.0  # by the loop's clock: ask nothing before, unless nothing is held
         self._buffered = 0
         self._chunks: deque[Chunk] = deque()
         self.arrived = asyncio.Event()
         self._wanted = 0  # on_delivery: somebody waits for so many messages
-        self.expiry = Expiry()
         self.passed_over = 0  # offsets that had no message for the user
         self.passing: set[asyncio.Future[None]] = set()  # answers of the store to that
         self.failure: Exception | None = None
-        self.lanes = Lanes(endpoint, hands, settler)
-        self.lanes.changed = self._sift
+        self.handlers = 1  # so many messages are handled at once
+        self.slow: SlowSources | None = None  # attached once the group has slow sources (R42)
+
+    @property
+    def expired(self) -> int:
+        """Messages that were dropped because their `expires` had passed."""
+        return self._opener.expiry.dropped
 
     # ---- asking ----
 
@@ -123,51 +109,52 @@ class Fetcher:
 
     async def _may_ask(self) -> None:
         while not self._has_room():
-            self._hands.changed.clear()
+            self._in_flight.changed.clear()
             left = self._drain_until - asyncio.get_running_loop().time()
             try:
                 async with asyncio.timeout(left if left > 0 else None):
-                    await self._hands.changed.wait()
+                    await self._in_flight.changed.wait()
             except TimeoutError:
                 pass
 
     def _has_room(self) -> bool:
-        hands, window = self._hands, self._window
+        in_flight, window = self._in_flight, self._window
         if self._on_delivery:
             return self._wanted > 0 and not self._buffered
-        if not hands.messages:
+        if not in_flight.messages:
             return True
-        if hands.alone or asyncio.get_running_loop().time() < self._drain_until:
+        if in_flight.alone or asyncio.get_running_loop().time() < self._drain_until:
             return False
-        return 2 * hands.messages <= window.messages and 2 * hands.bytes <= window.bytes
+        return 2 * in_flight.messages <= window.messages and 2 * in_flight.bytes <= window.bytes
 
     def _request(self) -> PollRequest:
-        hands, window = self._hands, self._window
-        request = PollRequest(
+        in_flight, window = self._in_flight, self._window
+        slow = self.slow
+        lane_messages = first_room(self.handlers) if slow is None else slow.room
+        return PollRequest(
             topic=self.who.topic,
             group=self.who.group,
             member=self.who.member,
             token=secrets.randbits(63) | 1,
-            messages=self._wanted if self._on_delivery else max(1, window.messages - hands.messages),
-            bytes=self._asked_bytes(hands.bytes),
-            wait_ms=min(
-                DEFAULTS.poll_wait_ms, self._settler.lease_ms // 2
-            ),  # the lease counts from now (I16)
-            empty_handed=not hands.messages,
+            messages=self._wanted if self._on_delivery else max(1, window.messages - in_flight.messages),
+            bytes=self._asked_bytes(in_flight.bytes),
+            wait_ms=min(DEFAULTS.poll_wait_ms, self.who.lease_ms // 2),  # the lease counts from now (I16)
+            empty_handed=not in_flight.messages,
             on_delivery=self._on_delivery,
+            lane_messages=0 if self._on_delivery else lane_messages,
+            lane_version=0 if self._on_delivery or slow is None else slow.view.version,
         )
-        return self.lanes.asks(request)
 
     def _asked_bytes(self, held: float) -> int:
         """On the wire: batches unpack to more than that."""
-        return max(1, int((self._window.bytes - held) / self._ratio))
+        return max(1, int((self._window.bytes - held) / self._opener.ratio))
 
     async def _ask(self, request: PollRequest) -> PollReply | None:
         """None: it is better to ask for something else now."""
         tries = 0
         while True:
             try:
-                return await self.lanes.poll(request)
+                return await (self._endpoint if self.slow is None else self.slow).poll(request)
             except PostroomError as error:
                 if not error.retriable:
                     raise
@@ -180,7 +167,7 @@ class Fetcher:
     def want(self, messages: int) -> None:
         """Somebody waits. What is settled on delivery is asked for only then, and no more of it (R16)."""
         self._wanted = min(messages, self._window.messages)
-        self._hands.changed.set()
+        self._in_flight.changed.set()
 
     async def look(self, messages: int) -> None:
         """Ask once, without waiting, if there is room; for a consumer that is driven by hand."""
@@ -194,17 +181,17 @@ class Fetcher:
         """Another window, from the next request on."""
         if self._window.messages != messages:
             self._window = Window(messages, self._window.bytes)
-            self._hands.changed.set()
+            self._in_flight.changed.set()
 
     # ---- accepting ----
 
     async def _accept(self, reply: PollReply, token: int, sent_ms: int) -> None:
-        self._lease_changed(reply.lease_ms)
-        if self.lanes.told(reply.lanes):
+        self.who.lease_ms = reply.lease_ms
+        if reply.lanes is not None and reply.lanes.version and self._slow_sources().told(reply.lanes):
             self._sift()
         until = _FOREVER if self._on_delivery else sent_ms + reply.lease_ms
         missing: list[Run] = []
-        self._room = self._room_left()
+        self._opener.room = self._room_left()
         for grant in reply.grants:
             try:
                 missing += self._receive(grant, token, until)
@@ -220,7 +207,7 @@ class Fetcher:
     def _receive(self, grant: Grant, token: int, until: float) -> list[Run]:
         """What was granted of a partition; returns offsets that no batch has. All of it, or CorruptBatch."""
         deliver = partial(self._deliver, grant, token, until)
-        opened = self._open_all(grant, deliver)
+        opened = self._opener.open(grant, deliver)
         missing = self._keep_all(opened)
         for lease, one in zip(grant.leases, opened, strict=True):
             if one.cut <= lease.last:
@@ -235,10 +222,9 @@ class Fetcher:
     async def _readable(self, grant: Grant, token: int) -> Grant | None:
         """What of the grant can be read. None: nothing of it is to be handled now."""
         rest, unread = without(grant)
-        self._opened.pop(grant.partition_id, None)
         if self._on_delivery:
             told_of(grant, unread)
-        elif not await give_up(self._endpoint, self.who, grant, token, unread, self._settler.lease_ms):
+        elif not await give_up(self._endpoint, self.who, grant, token, unread, self.who.lease_ms):
             await asyncio.sleep(pause(1))  # it may come again at once
             return self._not_given_up(rest)
         return rest
@@ -246,25 +232,29 @@ class Fetcher:
     def _not_given_up(self, rest: Grant) -> Grant | None:
         return rest  # the lease on the others runs out, and they come again
 
-    def _keep_all(self, opened: Iterable[Opened]) -> list[Run]:
+    def _keep_all(self, opened: Iterable[Opened[LeasedDelivery]]) -> list[Run]:
+        """Take what was opened; returns what of it no batch has."""
         missing: list[Run] = []
         for one in opened:
-            if one.delivery is not None:
-                self._keep(one.delivery, one.messages, one.missing)
-                missing += one.missing
+            delivery = one.delivery
+            if delivery is not None:
+                delivery.bytes_each = one.bytes_each
+                gaps = [(delivery, start - delivery.first, stop - delivery.first) for start, stop in one.gaps]
+                self._keep(delivery, one.messages, gaps)
+                missing += gaps
         return missing
 
-    def _deliver(self, grant: Grant, token: int, until: float, lease: Lease) -> HeldDelivery:
-        return HeldDelivery(self._settler, grant, lease, token, until)
+    def _deliver(self, grant: Grant, token: int, until: float, lease: Lease) -> LeasedDelivery:
+        return LeasedDelivery(self._settler, grant, lease, token, until)
 
     def _room_left(self) -> float:
         """What may be opened. What is settled on delivery cannot be given back: it was asked for."""
-        return ALL if self._on_delivery else max(1.0, self._window.bytes - self._hands.bytes)
+        return ALL if self._on_delivery else max(1.0, self._window.bytes - self._in_flight.bytes)
 
-    def _release(self, delivery: HeldDelivery) -> None:
+    def _release(self, delivery: LeasedDelivery) -> None:
         """There is no room for it once it is opened: whoever has room may have it."""
         log.debug("%d messages of topic %r are released: the window is full", delivery.open, delivery.topic)
-        self._hands.take(delivery)
+        self._in_flight.take(delivery)
         self._settler.submit([(delivery, 0, delivery.open)], "release")
 
     def _look_again(self) -> None:
@@ -274,96 +264,34 @@ class Fetcher:
         else:
             self.arrived.clear()
 
-    def _open_all(self, grant: Grant, deliver: Callable[[Lease], HeldDelivery]) -> list[Opened]:
-        """The leases of a grant, as far as there is room for their messages; all of them, or CorruptBatch."""
-        room = self._room
-        try:
-            return [self._open(grant, lease, deliver) for lease in grant.leases]
-        except CorruptBatch:
-            self._room = room
-            raise
-
-    def _open(self, grant: Grant, lease: Lease, deliver: Callable[[Lease], HeldDelivery]) -> Opened:
-        parts: list[list[Record]] = []
-        gaps: list[tuple[int, int]] = []
-        position, end, size = lease.first, lease.last, 0.0
-        for batch in grant.batches:
-            if batch.last_offset < position or batch.base_offset > lease.last:
-                continue
-            if self._room <= 0:
-                end = max(position, batch.base_offset) - 1
-                break
-            if batch.base_offset > position:
-                gaps.append((position, batch.base_offset))
-            found, unpacked = self._records(grant.partition_id, batch, position, lease.last)
-            self._room -= unpacked
-            size += unpacked
-            parts.append(found)
-            position = min(batch.last_offset, lease.last) + 1
-        if position <= end:
-            gaps.append((position, end + 1))
-        if end < lease.first:
-            return Opened(None, [], [], end + 1)
-        delivery = deliver(lease if end == lease.last else replace(lease, last=end))
-        self.expiry.now_ms = self._endpoint.now_ms()
-        shown = [unpack(part, delivery, self.expiry) for part in parts]
-        messages = shown[0] if len(shown) == 1 else list(chain.from_iterable(shown))
-        missing = [(delivery, start - lease.first, stop - lease.first) for start, stop in gaps]
-        delivery.bytes_each = size / (end - lease.first + 1) + _OVERHEAD_BYTES
-        return Opened(delivery, messages, missing, end + 1)
-
-    def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
+    def _keep(self, delivery: LeasedDelivery, messages: list[Received], missing: list[Run]) -> None:
         if self._on_delivery:
             delivery.settled_already()
             self._buffered += len(messages)
             self._wanted = 0
         else:
-            self._hands.take(delivery)
+            self._in_flight.take(delivery)
             if len(messages) < len(delivery.state):
                 self._ack_empty(delivery, messages, missing)
-            messages = self.lanes.received(delivery, messages)
+            if self.slow is not None or is_lane(delivery.topic):
+                messages = self._slow_sources().received(delivery, messages)
         if messages:
             self._chunks.append(Chunk(delivery, messages))
 
+    def _slow_sources(self) -> SlowSources:
+        if self.slow is None:
+            self.slow = SlowSources(self._endpoint, self._in_flight, self._settler, self.handlers, self._sift)
+        return self.slow
+
     def _sift(self) -> None:
-        """Further sources are slow: what waits here of them is not to be tried (R42)."""
+        """Further sources are slow: what is buffered here of them is not to be tried (R42)."""
+        slow = self._slow_sources()
         for chunk in self._chunks:
-            chunk.messages, chunk.at = self.lanes.without_slow(chunk.messages[chunk.at :]), 0
+            chunk.messages, chunk.at = slow.without_slow(chunk.messages[chunk.at :]), 0
         self._chunks = deque(chunk for chunk in self._chunks if chunk.messages)
         self._look_again()
 
-    def _records(
-        self, partition_id: int, batch: StoredBatch, first: int, last: int
-    ) -> tuple[list[Record], float]:
-        """Records of a batch from `first` to `last`, and their bytes. A batch that is cut is opened once."""
-        base = batch.base_offset
-        kept = self._opened.get(partition_id)
-        if kept is not None and kept[0] == base:
-            del self._opened[partition_id]
-            _, found, size = kept
-        else:
-            found, size = opened(batch)
-            self._saw_ratio(size / len(batch.data))
-        if not found:
-            return found, 0
-        if batch.last_offset > last:
-            self._remember(partition_id, base, found, size)
-        if base >= first and batch.last_offset <= last:
-            return found, size
-        some = found[max(0, first - base) : last - base + 1]
-        return some, size * len(some) / len(found)
-
-    def _saw_ratio(self, ratio: float) -> None:
-        """Follow what batches unpack to; at once if it is much more than it was."""
-        self._ratio = max(1.0, 0.9 * self._ratio + 0.1 * ratio, ratio / 4)
-
-    def _remember(self, partition_id: int, base: int, found: list[Record], size: int) -> None:
-        """The rest of the batch may come next; what is remembered is no more than a window."""
-        self._opened[partition_id] = (base, found, size)
-        while len(self._opened) > 1 and sum(one[2] for one in self._opened.values()) > self._window.bytes:
-            del self._opened[next(iter(self._opened))]
-
-    def _ack_empty(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
+    def _ack_empty(self, delivery: LeasedDelivery, messages: list[Received], missing: list[Run]) -> None:
         """Offsets without a message for the user: nothing to handle, so they are done with."""
         shown = {message._position - delivery.first for message in messages}
         shown.update(i for _, start, stop in missing for i in range(start, stop))
@@ -393,7 +321,7 @@ class Fetcher:
                 log.error("no batch came for offsets of a delivery in topic %r; released", delivery.topic)
                 self._hand_back(delivery, gone, stop)
 
-    def _hand_back(self, delivery: HeldDelivery, start: int, stop: int) -> None:
+    def _hand_back(self, delivery: LeasedDelivery, start: int, stop: int) -> None:
         self._settler.submit([(delivery, start, stop)], "release")
 
     # ---- handing out ----
@@ -418,9 +346,10 @@ class Fetcher:
 
     def unexpired(self, found: list[Received]) -> list[Received]:
         """Without those whose moment has passed while they waited here: they are done with (R39)."""
-        if not self.expiry.some:
+        expiry = self._opener.expiry
+        if not expiry.some:
             return found
-        shown, gone = self.expiry.sift(found, self._endpoint.now_ms())
+        shown, gone = expiry.sift(found, self._endpoint.now_ms())
         if gone:
             log.debug("%d messages of topic %r expired and are not shown", len(gone), self.who.topic)
             self._done_with(gone)
@@ -428,7 +357,8 @@ class Fetcher:
 
     def _done_with(self, gone: Sequence[Received]) -> None:
         if not self._on_delivery:
-            self.lanes.ignore(gone)
+            if self.slow is not None:
+                self.slow.ignore(gone)
             self._settler.submit(runs_of(gone), "ack")
 
     def _take_from(self, chunk: Chunk, limit: int, now_ms: int) -> list[Received]:
@@ -436,22 +366,22 @@ class Fetcher:
         part = chunk.next(limit)
         if self._on_delivery:
             self._buffered -= len(part)
-            self._hands.changed.set()
+            self._in_flight.changed.set()
             return part
         if delivery.until <= now_ms:
             self._expire(delivery, part)
             return []
-        delivery.hand_out(part[-1]._position - delivery.first + 1, now_ms)
+        delivery.hand_out(delivery.handed, part[-1]._position - delivery.first + 1, now_ms)
         if delivery.some_lost:
             state, first = delivery.state, delivery.first
             return [message for message in part if state[message._position - first] != LOST]
         return part
 
-    def _expire(self, delivery: HeldDelivery, part: list[Received]) -> None:
+    def _expire(self, delivery: LeasedDelivery, part: list[Received]) -> None:
         log.warning("%d messages were not handed out: their lease had passed", len(part))
         start, stop = part[0]._position - delivery.first, part[-1]._position - delivery.first + 1
         for run in delivery.open_runs(start, stop):
-            self._hands.let_go(delivery, *run, LOST)
+            self._in_flight.let_go(delivery, *run, LOST)
 
     def clear(self) -> int:
         """Forget the buffer; returns how many messages were in it."""
@@ -459,3 +389,50 @@ class Fetcher:
         self._chunks.clear()
         self.arrived.clear()
         return count
+
+    def to_release(self, at_work: Sequence[Received] = ()) -> list[Run]:
+        """What is held and not at work: whoever leaves gives it to others."""
+        busy: dict[LeasedDelivery, list[tuple[int, int]]] = {}
+        for delivery, start, stop in runs_of(at_work):
+            busy.setdefault(delivery, []).append((start, stop))
+        return [
+            (delivery, *run)
+            for delivery in self._in_flight
+            for free in _gaps(busy.get(delivery, []), len(delivery.state))
+            for run in delivery.open_runs(*free)
+        ]
+
+    async def leave(self) -> None:
+        """The last step, when everything is settled: report what is left of slow sources."""
+        if self.slow is not None:
+            await self.slow.close()
+
+    # ---- for whoever runs handlers ----
+
+    ordered = False  # keys are handed out in order, from partitions that are held
+
+    def begin(self, messages: list[Received]) -> list[Received]:
+        """Return those whose handling begins now, without those that are slow by now (R42)."""
+        if self.slow is None:
+            return messages
+        messages = self.slow.without_slow(messages)
+        self.slow.began(messages)
+        return messages
+
+    def in_order(self, *, one_per_key: bool) -> None:
+        """Ordered groups: whether a key has one message at work at a time, or a run of them."""
+
+    def put_back(self, messages: Sequence[Received]) -> None:
+        """Ordered groups: these are not begun now; they come again, in order."""
+
+    def handled(self, messages: Sequence[Received]) -> None:
+        """Ordered groups: messages that were settled on delivery were handled, and their keys go on."""
+
+
+def _gaps(taken: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """What of range(end) is not taken."""
+    found, at = [], 0
+    for start, stop in sorted(taken):
+        found.append((at, start))
+        at = stop
+    return [(start, stop) for start, stop in [*found, (at, end)] if start < stop]

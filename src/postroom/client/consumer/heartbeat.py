@@ -1,8 +1,8 @@
 """Heartbeats: one thread for a connection that keeps members live and leases held.
 
 A thread of its own, so that a handler which blocks the event loop does not lose its leases. It reads what
-consumers hold (`Hands.held`), asks the endpoint to keep it, and moves `until` of what was kept. Must never
-touch asyncio objects: what is lost is handed to the loop with `call_soon_threadsafe`. A failing beat is
+consumers hold (`Deliveries.held`), asks the endpoint to keep it, and moves `until` of what was kept. Must
+never touch asyncio objects: what is lost is handed to the loop with `call_soon_threadsafe`. A failing beat is
 logged once and tried again; nothing else stops for it.
 """
 
@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable
 from ...clock import CautiousTime, Clock, is_real
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.requests import Answer, Ask
-from ...endpoint.values import Beat, Held
+from ...endpoint.values import Held
 from ...model.delivery.delivery import Span
 from ..owner_check import Guard
-from .in_flight import Hands, Leased
+from .in_flight import Deliveries, Leased, Membership
 
 __all__ = ["Heart", "Heartbeat"]
 
@@ -32,20 +32,15 @@ _BEATS_PER_LEASE = 3
 class Heart:
     """One consumer, as the heartbeat sees it."""
 
-    def __init__(self, identity: Beat, hands: Hands, lease_ms: int, max_handling_ms: int) -> None:
-        self.identity = identity
-        self.hands = hands
-        self.lease_ms = lease_ms
-        self.max_handling_ms = max_handling_ms
+    def __init__(
+        self, who: Membership, in_flight: Deliveries, on_beat: Callable[[], None] | None = None
+    ) -> None:
+        self.who, self.in_flight = who, in_flight
         self.next_at = 0.0  # by the monotonic clock
         self.failing = False
-        self.on_beat: Callable[[], None] | None = None  # to be told in the loop of every beat
+        self.on_beat = on_beat  # to be told in the loop of every beat
         self.beating = threading.Lock()  # held during a beat
         self.stopped = False
-
-    def beat(self, held: Iterable[Held]) -> Beat:
-        who = self.identity
-        return Beat(who.topic, who.group, who.member, who.client, tuple(held))
 
     def wait_until_quiet(self) -> None:
         """Blocks until a beat under way has ended: after its member left, it would bring it back."""
@@ -68,7 +63,7 @@ class Heartbeat:
 
     def add(self, heart: Heart) -> None:
         self.handling_ms()  # from here on a step is seen
-        heart.next_at = time.monotonic() + heart.lease_ms / 1000 / _BEATS_PER_LEASE
+        heart.next_at = time.monotonic() + heart.who.lease_ms / 1000 / _BEATS_PER_LEASE
         with self._lock:
             self._hearts.append(heart)
         if self._thread is None:
@@ -95,11 +90,9 @@ class Heartbeat:
         keys = {(held.topic, held.partition_id, held.token) for held in ask.held}
         who, now_ms = (ask.topic, ask.group, ask.member), self.handling_ms()
         with self._lock:
-            hearts = [
-                h for h in self._hearts if (h.identity.topic, h.identity.group, h.identity.member) == who
-            ]
-        held = [one for h in hearts for one in h.hands.held(now_ms, h.max_handling_ms)]
-        done = [one for h in hearts for one in h.hands.acking()]
+            hearts = [h for h in self._hearts if (h.who.topic, h.who.group, h.who.member) == who]
+        held = [one for h in hearts for one in h.in_flight.held(now_ms, h.who.max_handling_ms)]
+        done = [one for h in hearts for one in h.in_flight.acking()]
         return Answer(
             tuple(one for one in held if (one.topic, one.partition_id, one.token) in keys),
             tuple(one for one in done if (one.topic, one.partition_id, one.token) in keys),
@@ -135,14 +128,14 @@ class Heartbeat:
                 self._beat(heart)
 
     def _beat(self, heart: Heart) -> None:
-        heart.next_at = time.monotonic() + heart.lease_ms / 1000 / _BEATS_PER_LEASE
+        heart.next_at = time.monotonic() + heart.who.lease_ms / 1000 / _BEATS_PER_LEASE
         sent_ms = self._endpoint.now_ms()
-        held = heart.hands.held(self.handling_ms(), heart.max_handling_ms)
+        held = heart.in_flight.held(self.handling_ms(), heart.who.max_handling_ms)
         try:
-            told = self._endpoint.beat([heart.beat(held)])
+            told = self._endpoint.beat([heart.who.beat(held)])
         except Exception as error:
             if not heart.failing and not self._stopped:
-                log.warning("a heartbeat of %s failed, trying again: %r", heart.identity.member, error)
+                log.warning("a heartbeat of %s failed, trying again: %r", heart.who.member, error)
             heart.failing = True
             return
         heart.failing = False
@@ -156,14 +149,15 @@ class Heartbeat:
         ]
         gone = away | {found for found, _ in lost}
         _prolong(
-            (one for key, kept in held.items() if key not in gone for one in kept), sent_ms + heart.lease_ms
+            (one for key, kept in held.items() if key not in gone for one in kept),
+            sent_ms + heart.who.lease_ms,
         )
         self._tell(heart, lost)
 
     def _tell(self, heart: Heart, lost: list[tuple[Held, tuple[Span, ...]]]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody wants to know any more
             if lost:
-                self._guard.loop.call_soon_threadsafe(_lose, heart.hands, lost)
+                self._guard.loop.call_soon_threadsafe(_lose, heart.in_flight, lost)
             if heart.on_beat is not None:
                 self._guard.loop.call_soon_threadsafe(heart.on_beat)
 
@@ -173,7 +167,7 @@ def _prolong(kept: Iterable[Leased], until: int) -> None:
         one.until = until
 
 
-def _lose(hands: Hands, lost: list[tuple[Held, tuple[Span, ...]]]) -> None:
+def _lose(in_flight: Deliveries, lost: list[tuple[Held, tuple[Span, ...]]]) -> None:
     for held, spans in lost:
-        if hands.lose((held.topic, held.partition_id, held.token), spans):
+        if in_flight.lose((held.topic, held.partition_id, held.token), spans):
             log.warning("lost the lease on %d ranges of topic %r", len(spans), held.topic)

@@ -1,4 +1,4 @@
-"""What a consumer has in its hands: deliveries, and what became of each message in them.
+"""What a consumer has in flight: deliveries, and what became of each message in them.
 
 A delivery is a range of offsets held under one token; one byte per message says what became of it. There is
 no object per message here, and nothing is done per message that can be done per range. Also read by the
@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...config import DEFAULTS
-from ...endpoint.values import Held, Lease, Settle
+from ...endpoint.values import Beat, Held, Lease, Settle
+from ...errors import UsageError
 from ...model.delivery.delivery import Span
-from ..message import Kind
+from ..message import Kind, Received
 
 if TYPE_CHECKING:
     from .settle import Run, Settler
@@ -34,11 +35,13 @@ __all__ = [
     "LOST",
     "OPEN",
     "PARKING",
+    "Deliveries",
     "GrantedPartition",
-    "Hands",
-    "HeldDelivery",
     "Leased",
+    "LeasedDelivery",
+    "Membership",
     "Window",
+    "delivery_of",
 ]
 
 OPEN, ACKING, ACKED, GIVING, GIVEN, PARKING, LOST, BACK = range(8)
@@ -57,6 +60,21 @@ class Window:
 
     messages: int = DEFAULTS.window_messages
     bytes: int = DEFAULTS.window_bytes
+
+
+@dataclass(slots=True)
+class Membership:
+    """Who a consumer is in its group, and on which terms; all its parts share one."""
+
+    topic: str
+    group: str  # in mode "broadcast", once it has joined, the member's own (R11)
+    member: str
+    client: str
+    max_handling_ms: int = DEFAULTS.max_handling_ms
+    lease_ms: int = DEFAULTS.lease_ms  # as the broker said last
+
+    def beat(self, held: Iterable[Held]) -> Beat:
+        return Beat(self.topic, self.group, self.member, self.client, tuple(held))
 
 
 class GrantedPartition(Protocol):
@@ -79,12 +97,12 @@ class Leased(Protocol):
         """Whether something is lost if the store does not know these as held."""
 
 
-class HeldDelivery:
+class LeasedDelivery:
     """A range of offsets of one partition, held under one token."""
 
     __slots__ = (
-        "alone", "attempt", "bytes_each", "extended", "first", "handed", "joined", "last", "open",
-        "partition", "partition_id", "refused", "settler", "some_lost", "sources", "state", "times",
+        "alone", "attempt", "bytes_each", "extended", "first", "joined", "last", "not_before", "open",
+        "partition", "partition_id", "ranges", "refused", "settler", "some_lost", "sources", "state",
         "token", "topic", "until",
     )  # fmt: skip
 
@@ -94,13 +112,13 @@ class HeldDelivery:
         self.settler = settler
         self.topic, self.partition, self.partition_id = place.topic, place.partition, place.partition_id
         self.first, self.last, self.attempt, self.alone = lease.first, lease.last, lease.attempt, lease.alone
+        self.not_before = lease.not_before  # in ordered groups: when it may be handed out
         self.token = token
         self.until = until  # the lease, by the endpoint's clock
         self.open = lease.last - lease.first + 1  # neither settled nor lost
         self.state = bytearray(self.open)
         self.bytes_each = 0.0
-        self.handed = 0  # indexes below this were handed to the user
-        self.times: list[tuple[int, int]] = []  # (handed up to this index, at this time)
+        self.ranges: list[tuple[int, int, int]] = []  # (start, stop, when): handed to the user then
         self.extended: dict[int, int] = {}  # index → when the user asked for more time
         self.some_lost = False
         self.sources: dict[int, str] = {}  # index → whom it comes from, if that is watched: `lanes`
@@ -111,13 +129,26 @@ class HeldDelivery:
     def key(self) -> tuple[str, int, int]:
         return (self.topic, self.partition_id, self.token)
 
-    def hand_out(self, upto: int, now_ms: int) -> None:
-        self.handed = upto
-        times = self.times
-        if times and now_ms - times[-1][1] < _SAME_TIME_MS:
-            times[-1] = (upto, times[-1][1])
+    def hand_out(self, start: int, stop: int, now_ms: int) -> None:
+        """The user gets these messages now: one range behind the other, or key by key in ordered groups."""
+        ranges = self.ranges
+        if ranges and ranges[-1][1] == start and now_ms - ranges[-1][2] < _SAME_TIME_MS:
+            ranges[-1] = (ranges[-1][0], stop, ranges[-1][2])
         else:
-            times.append((upto, now_ms))
+            ranges.append((start, stop, now_ms))
+
+    @property
+    def handed(self) -> int:
+        """Where the last range ends that was handed out."""
+        return self.ranges[-1][1] if self.ranges else 0
+
+    @property
+    def at_work(self) -> int:
+        """How many messages of it are handed out and not settled, nor on their way there."""
+        return sum(
+            self.state.count(OPEN, start, stop) + self.state.count(GIVING, start, stop)
+            for start, stop, _ in self.ranges
+        )
 
     def settled_already(self) -> None:
         """It was settled as it was handed out (R16)."""
@@ -131,28 +162,32 @@ class HeldDelivery:
 
     def handed_runs(self, offset: int) -> list[tuple[int, int]]:
         """Those of the open runs that were handed out, up to that offset."""
-        return self.open_runs(0, max(0, min(offset - self.first + 1, self.handed)))
+        stop = offset - self.first + 1
+        return [
+            run
+            for start, end, _ in sorted(self.ranges)
+            if start < stop
+            for run in self.open_runs(start, min(end, stop))
+        ]
+
+    def hung(self, before_ms: int) -> list[int]:
+        """Indexes of messages handed out before then and neither settled nor extended since."""
+        return [
+            index
+            for start, stop, at in tuple(self.ranges)
+            if at <= before_ms
+            for run in self.open_runs(start, stop)
+            for index in range(*run)
+            if self.extended.get(index, 0) <= before_ms
+        ]
 
     def held_spans(self, now_ms: int, max_handling_ms: int) -> list[Span]:
-        """Offsets whose lease is to be kept."""
-        state = bytes(self.state)
-        hung = self._hung(now_ms - max_handling_ms)
-        if hung:
-            masked = bytearray(state[:hung].replace(b"\x00", bytes((LOST,))))
-            for index, at in dict(self.extended).items():
-                if index < hung and state[index] == OPEN and at > now_ms - max_handling_ms:
-                    masked[index] = OPEN
-            state = bytes(masked) + state[hung:]
-        if self.refused:
-            state = self._without_refused(state)
+        """Offsets whose lease is to be kept: neither what hangs (I14), nor what was refused (I25)."""
+        state = bytearray(self.state)
+        for index in (*self.hung(now_ms - max_handling_ms), *tuple(self.refused)):
+            if state[index] == OPEN:
+                state[index] = LOST
         return [(self.first + m.start(), self.first + m.end() - 1) for m in _HELD_RUN.finditer(state)]
-
-    def _without_refused(self, state: bytes) -> bytes:
-        masked = bytearray(state)
-        for index in tuple(self.refused):
-            if masked[index] == OPEN:
-                masked[index] = LOST
-        return bytes(masked)
 
     def spans_of(self, run: re.Pattern[bytes]) -> list[Span]:
         return [(self.first + m.start(), self.first + m.end() - 1) for m in run.finditer(bytes(self.state))]
@@ -163,15 +198,6 @@ class HeldDelivery:
             for first, last in spans
             if first <= self.last and last >= self.first
         )
-
-    def _hung(self, before_ms: int) -> int:
-        """Messages below this index were handed out before that time."""
-        upto = 0
-        for end, at in tuple(self.times):
-            if at > before_ms:
-                break
-            upto = end
-        return upto
 
     # ---- what a received message asks of its delivery ----
 
@@ -187,33 +213,33 @@ class HeldDelivery:
         await self.settler.extend(self, position - self.first)
 
 
-class Hands:
+class Deliveries:
     """All deliveries of one consumer, and how much they are."""
 
     def __init__(self) -> None:
         self.messages = 0
         self.bytes = 0.0
         self.alone = 0  # deliveries to be settled before anything else is asked for
-        self.changed = asyncio.Event()  # set when something left the hands
-        self._deliveries: dict[HeldDelivery, None] = {}
+        self.changed = asyncio.Event()  # set when something is in flight no more
+        self._deliveries: dict[LeasedDelivery, None] = {}
         self._lock = threading.Lock()
 
-    def __iter__(self) -> Iterator[HeldDelivery]:
+    def __iter__(self) -> Iterator[LeasedDelivery]:
         with self._lock:
             return iter(list(self._deliveries))
 
-    def take(self, delivery: HeldDelivery) -> None:
+    def take(self, delivery: LeasedDelivery) -> None:
         with self._lock:
             self._deliveries[delivery] = None
         self.messages += delivery.open
         self.bytes += delivery.open * delivery.bytes_each
         self.alone += delivery.alone
 
-    def mark(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
+    def mark(self, delivery: LeasedDelivery, start: int, stop: int, state: int) -> None:
         delivery.state[start:stop] = bytes((state,)) * (stop - start)
 
-    def let_go(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
-        """These messages are settled, or lost: they are in these hands no more."""
+    def let_go(self, delivery: LeasedDelivery, start: int, stop: int, state: int) -> None:
+        """These messages are settled, or lost: they are in flight no more."""
         count = stop - start
         self.mark(delivery, start, stop, state)
         delivery.some_lost = delivery.some_lost or state >= LOST
@@ -233,7 +259,7 @@ class Hands:
         """The store has failed to take a verdict on these; it is tried again."""
 
     def keep(self, runs: Sequence[Run], kept: Iterable[tuple[Settle, tuple[Lease, ...]]]) -> None:
-        """What of these the store says is still in the same hands (ordered groups)."""
+        """Ordered groups: what of these the store says is still this consumer's."""
 
     def lose(self, key: tuple[str, int, int], spans: Iterable[Span]) -> bool:
         """The store gave these to somebody else. What is being settled is decided by the settling.
@@ -266,7 +292,7 @@ class Hands:
 
     def held(self, now_ms: int, max_handling_ms: int) -> Mapping[Held, Sequence[Leased]]:
         """For the heartbeat: what to keep, by token."""
-        by_key: dict[tuple[str, int, int], tuple[list[Span], list[HeldDelivery]]] = {}
+        by_key: dict[tuple[str, int, int], tuple[list[Span], list[LeasedDelivery]]] = {}
         for delivery in self:
             spans, deliveries = by_key.setdefault(delivery.key, ([], []))
             spans.extend(delivery.held_spans(now_ms, max_handling_ms))
@@ -276,3 +302,10 @@ class Hands:
             for (topic, partition_id, token), (spans, deliveries) in by_key.items()
             if spans
         }
+
+
+def delivery_of(message: Received) -> LeasedDelivery:
+    """Return the delivery that the message is settled by. UsageError: it was only read."""
+    if not isinstance(message._delivery, LeasedDelivery):
+        raise UsageError("this message was read, not delivered: there is nothing to settle")
+    return message._delivery

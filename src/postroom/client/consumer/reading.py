@@ -9,131 +9,26 @@ anything in the store.
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
+from ...backoff import pause
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
-from ...endpoint.values import Beat, Grant, Lease, Settle, Verdict
-from ...errors import CorruptBatch, InvalidSetting, PostroomError, UsageError
-from ...model.delivery.delivery import Span
-from ...model.messages.batch import Record, stored_records
+from ...errors import InvalidSetting, PostroomError
 from ...model.policy.settings import Start
 from ...model.topology.route import Range, Route
 from ...store.contract import StoredBatch
 from ...tasks import end
 from ...units import moment_ms
 from ..codec import Expiry, unpack
-from ..message import Kind, Received
+from ..message import Received
 from ..owner_check import Guard
-from ..producer.appending import pause
+from .opened import Browsed, readable
 
-__all__ = ["GIVEN_UP", "Position", "Reading", "as_start", "give_up", "readable", "told_of", "without"]
-
-
-# ---- unreadable ----
-# A consumer's way past a batch that nobody can read: the group gives it up, and what is behind it
-# follows.
-#
-# The consumer says "dead" of its offsets, under its lease as always, and takes the rest of what it was
-# granted once that is stored: in an ordered group the keys of such a batch are not known, so its
-# partition waits for that step. The broker reads the batch itself and keeps its bytes as one dead letter;
-# what it can read all the same becomes dead letters as usual. If that cannot be stored, nothing of the
-# batch is held: it comes again.
-
-log = logging.getLogger("postroom.consumer")
-
-Unread = tuple[StoredBatch, CorruptBatch]
-
-GIVEN_UP = "the group gives it up, and the broker keeps its bytes as a dead letter"
-_SETTLED = "it was settled on delivery, so that it is skipped"
-
-
-def without(grant: Grant) -> tuple[Grant, list[Unread]]:
-    """The grant without batches that cannot be read and their offsets; and those batches."""
-    unread = list(_unread(grant.batches))
-    spans = [(batch.base_offset, batch.last_offset) for batch, _ in unread]
-    leases = tuple(part for lease in grant.leases for part in _around(lease, spans))
-    bad = {batch.base_offset for batch, _ in unread}
-    batches = tuple(batch for batch in grant.batches if batch.base_offset not in bad)
-    return replace(grant, leases=leases, batches=batches), unread
-
-
-async def give_up(
-    endpoint: Endpoint, who: Beat, grant: Grant, token: int, unread: Sequence[Unread], lease_ms: int
-) -> bool:
-    """Whether the store has it that the group is done with these; tried for as long as a lease lasts."""
-    told_of(grant, unread, GIVEN_UP)
-    verdicts = tuple(
-        Verdict("dead", max(batch.base_offset, lease.first), min(batch.last_offset, lease.last), reason=said)
-        for batch, error in unread
-        for said in (f"a consumer could not read the batch: {str(error)[:300]}",)
-        for lease in grant.leases
-        if batch.base_offset <= lease.last and batch.last_offset >= lease.first
-    )
-    part = Settle(grant.topic, grant.partition_id, token, verdicts)
-    loop = asyncio.get_running_loop()
-    until, tries = loop.time() + lease_ms / 1000, 0
-    while True:
-        try:
-            reply = await endpoint.settle(who.topic, who.group, [part])
-            return not (reply.lost or reply.away)
-        except PostroomError as error:
-            tries += 1
-            if not error.retriable or loop.time() >= until:
-                log.warning("an unreadable batch of topic %r comes again: %s", grant.topic, error)
-                return False
-        await asyncio.sleep(pause(tries))
-
-
-def readable(batch: StoredBatch, topic: str, partition: int) -> list[Record]:
-    """For whoever reads without a group: the messages of a batch, or none and a line in the log."""
-    try:
-        return stored_records(batch)
-    except CorruptBatch as error:
-        log.warning(
-            "%s:%d:%d, a batch of %d messages, cannot be read (%s) and is skipped: run `postroom doctor`",
-            topic,
-            partition,
-            batch.base_offset,
-            batch.records,
-            error,
-        )
-        return []
-
-
-def told_of(grant: Grant, unread: Iterable[Unread], then: str = _SETTLED) -> None:
-    for batch, error in unread:
-        place = f"{grant.topic}:{grant.partition}:{batch.base_offset}"
-        log.error("%s, a batch of %d messages, cannot be read (%s): %s", place, batch.records, error, then)
-
-
-def _unread(batches: Iterable[StoredBatch]) -> Iterator[Unread]:
-    for batch in batches:
-        try:
-            stored_records(batch)
-        except CorruptBatch as error:
-            yield batch, error
-
-
-def _around(lease: Lease, spans: Iterable[Span]) -> Iterator[Lease]:
-    """What is left of a lease without these offsets, which are in order."""
-    first = lease.first
-    for low, high in spans:
-        if high < first or low > lease.last:
-            continue
-        if first < low:
-            yield replace(lease, first=first, last=low - 1)
-        first = high + 1
-    if first <= lease.last:
-        yield replace(lease, first=first)
-
-
-# ---- reading ----
+__all__ = ["Position", "Reading", "as_start"]
 
 Position: TypeAlias = str | datetime | Mapping[int, int]
 """"earliest", "latest", a datetime with a time zone, or {partition: offset}."""
@@ -166,24 +61,6 @@ def as_start(value: Position | Start, *, name: str = "start") -> Start:
 
 def _is_offset(value: object) -> bool:
     return type(value) is int and value >= 0
-
-
-@dataclass(frozen=True, slots=True)
-class Browsed:
-    """Stands where a delivery would: a browsed message cannot be settled."""
-
-    topic: str
-    partition: int
-    partition_id: int
-    attempt: int = 0
-
-    async def settle(
-        self, position: int, kind: Kind, *, delay_ms: int = 0, at_ms: int | None = None, reason: str = ""
-    ) -> None:
-        raise UsageError(f"this message was read, not delivered: there is nothing to {kind}; use a consumer")
-
-    async def extend(self, position: int) -> None:
-        raise UsageError("this message was read, not delivered: it has no lease; use a consumer")
 
 
 class _Stored(NamedTuple):
@@ -233,11 +110,7 @@ class Reading:
                     self._guard.check()
 
     def _opened(self, found: _Stored) -> list[Received]:
-        kept = [
-            r
-            for r in readable(found.batch, found.at.topic, found.at.partition)
-            if r.offset >= found.first and (found.end is None or r.offset < found.end)
-        ]
+        kept = readable(found.batch, found.at, found.first, found.end)
         return unpack(kept, found.at, None if self._expired else Expiry(self._endpoint.now_ms()))
 
     async def _bounded(self, starts: dict[int, int]) -> AsyncGenerator[_Stored, None]:

@@ -20,22 +20,34 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias, cast
 
-from ...config import DEFAULTS
+from ...backoff import pause
 from ...endpoint.endpoint import Endpoint
-from ...endpoint.values import Beat, Held, Settle, SettleReply, Verdict
+from ...endpoint.values import Held, Settle, SettleReply, Verdict
 from ...errors import ClosedError, LeaseLost, PostroomError, StoreUnavailable, UsageError
 from ...model.delivery.delivery import Line, Span
 from ..message import Kind, Received
 from ..owner_check import Guard
-from ..producer.appending import pause
 from ..requests.reply import Answers
-from .in_flight import ACKED, ACKING, BACK, GIVEN, GIVING, LOST, OPEN, PARKING, Hands, HeldDelivery
+from .in_flight import (
+    ACKED,
+    ACKING,
+    BACK,
+    GIVEN,
+    GIVING,
+    LOST,
+    OPEN,
+    PARKING,
+    Deliveries,
+    LeasedDelivery,
+    Membership,
+    delivery_of,
+)
 
-__all__ = ["Run", "Settler", "delivery_of", "runs_of"]
+__all__ = ["Run", "Settler", "runs_of"]
 
 log = logging.getLogger("postroom.consumer")
 
-Run: TypeAlias = tuple[HeldDelivery, int, int]
+Run: TypeAlias = tuple[LeasedDelivery, int, int]
 """Messages of a delivery by index, end excluded."""
 
 
@@ -69,7 +81,7 @@ class _Round:
 
     @property
     def told(self) -> asyncio.Future[None]:
-        """The same for those who wait for a lease at most."""
+        """What became of it is known, or a lease has passed: then it is not."""
         if self._told is None:
             self._told = self._future()
         return self._told
@@ -119,13 +131,11 @@ class _Round:
         return later
 
     def last_with(self, runs: Sequence[Run]) -> _Round | None:
-        """What was put off of these, if anything was."""
+        """Return the round of its own that some of these were put off to, if any was."""
         later = self.later
-        return (
-            later
-            if later is not None and any(run[0] is mine[0] for run in later.runs for mine in runs)
-            else None
-        )
+        if later is None or not any(run[0] is mine[0] for run in later.runs for mine in runs):
+            return None
+        return later
 
     def parts(self) -> list[Settle]:
         keys = dict.fromkeys([*self.acks, *self.others])
@@ -137,15 +147,12 @@ class Settler:
         self,
         endpoint: Endpoint,
         guard: Guard,
-        hands: Hands,
-        beat: Beat,
-        lease_ms: int,
-        max_handling_ms: int = DEFAULTS.max_handling_ms,
+        in_flight: Deliveries,
+        who: Membership,
     ) -> None:
         self._endpoint = self.endpoint = endpoint
-        self._guard, self._hands = guard, hands
-        self.who = beat
-        self.lease_ms, self.max_handling_ms = lease_ms, max_handling_ms
+        self._guard, self._in_flight = guard, in_flight
+        self.who = who
         self.closed = False
         self.answers = Answers(endpoint, guard)  # to requests (R38)
         self.settled: Callable[[Run, Kind], None] | None = None  # is told of every verdict
@@ -174,19 +181,19 @@ class Settler:
         If the store cannot take it for a whole lease, its error is raised, and it is tried in the background.
         """
         self.check()
-        waiting = self._again(runs, kind)
+        waiting = self._again(runs, kind) if self._put_off or kind != "ack" else None
         waiting = waiting or self.submit(runs, kind, Verdict(kind, 0, 0, delay_ms, at_ms, reason))
         awaited = waiting
         while awaited is not None:
             await asyncio.shield(awaited.told)
-            waiting, awaited = awaited, awaited.last_with(runs)
+            waiting, awaited = awaited, awaited.last_with(runs) if awaited.later is not None else None
         self._raise_lost(runs, waiting)
 
     def _again(self, runs: Sequence[Run], kind: Kind) -> _Round | None:
         """The round that has this already and is tried again: what the caller was told to wait for."""
         off = self._put_off.values()
         if kind == "ack":  # of the others, the newest is the last to be stored
-            return next((one for one in off if _all_acking(one, runs)), None) if off else None
+            return next((one for one in off if _all_acking(one, runs)), None)
         unsure = [one for one in (*off, self._current_round, self._gathering) if one and one.unsure]
         return next((one for one in unsure if all(one.has(run, kind) for run in runs)), None)
 
@@ -204,7 +211,7 @@ class Settler:
             for found in delivery.open_runs(start, stop):
                 current = self._add((delivery, *found), kind, how)
         if kind in ("retry", "release") and current is not None:
-            self._hands.held_up(runs)
+            self._in_flight.held_up(runs)
         return current
 
     def park(self, runs: Sequence[Run], line: Line) -> asyncio.Future[None]:
@@ -212,14 +219,14 @@ class Settler:
         current = self._current()
         for delivery, start, stop in runs:
             current.runs.append((delivery, start, stop))
-            self._hands.mark(delivery, start, stop, PARKING)
+            self._in_flight.mark(delivery, start, stop, PARKING)
             spans = current.acks.setdefault(delivery.key, [])
             spans.append((delivery.first + start, delivery.first + stop - 1))
         verdict = Verdict("park", line.first, line.last, line=line)
         current.others.setdefault(runs[0][0].key, []).append(verdict)
         return current.done
 
-    async def extend(self, delivery: HeldDelivery, index: int) -> None:
+    async def extend(self, delivery: LeasedDelivery, index: int) -> None:
         self.check()
         if delivery.state[index] not in (OPEN, LOST, BACK):
             raise UsageError("the message is settled already: there is no lease to extend")
@@ -227,14 +234,13 @@ class Settler:
         held = Held(*delivery.key, ((position, position),))
         lost: list[tuple[Held, tuple[Span, ...]]] = []
         if delivery.state[index] == OPEN:
-            beat = Beat(self.who.topic, self.who.group, self.who.member, self.who.client, (held,))
-            lost = await asyncio.to_thread(self._endpoint.beat, [beat])
+            lost = await asyncio.to_thread(self._endpoint.beat, [self.who.beat([held])])
             if any(not spans for _, spans in lost):
                 raise StoreUnavailable(
                     "the lease was not extended: the message's shard is away; it lasts as long as before"
                 )
         for gone, spans in lost:
-            self._hands.lose((gone.topic, gone.partition_id, gone.token), spans)
+            self._in_flight.lose((gone.topic, gone.partition_id, gone.token), spans)
         self._raise_lost([(delivery, index, index + 1)], None)
         delivery.extended[index] = now_ms
         delivery.refused.discard(index)
@@ -278,15 +284,15 @@ class Settler:
         if self.settled is not None:
             self.settled(run, kind)
         if kind == "ack":
-            self._hands.mark(delivery, start, stop, ACKING)
+            self._in_flight.mark(delivery, start, stop, ACKING)
             current.acks.setdefault(delivery.key, []).append((first, last))
         else:
-            self._hands.mark(delivery, start, stop, GIVING)
+            self._in_flight.mark(delivery, start, stop, GIVING)
             how = how or Verdict(kind, 0, 0)
             verdict = Verdict(kind, first, last, how.delay_ms, how.at_ms, how.reason)
             current.others.setdefault(delivery.key, []).append(verdict)
         if current.unsure:
-            self._hands.unsure([run])
+            self._in_flight.unsure([run])
         return current
 
     async def _run(self) -> None:
@@ -333,7 +339,7 @@ class Settler:
 
     def _too_long(self, began: float) -> bool:
         """Others may have it rather than nobody: as for a handler that hangs (I14)."""
-        return self._guard.loop.time() - began > self.max_handling_ms / 1000
+        return self._guard.loop.time() - began > self.who.max_handling_ms / 1000
 
     async def _rest(self, seconds: float) -> None:
         try:
@@ -350,25 +356,25 @@ class Settler:
                 continue
             if not one.unsure:
                 one.unsure = True
-                self._hands.unsure(one.runs)
-            if self._guard.loop.time() - one.since >= self.lease_ms / 1000:
+                self._in_flight.unsure(one.runs)
+            if self._guard.loop.time() - one.since >= self.who.lease_ms / 1000:
                 if not self._failing:
                     log.warning("%s: the store takes no verdicts, trying again: %r", self.who.member, error)
                 self._failing = True
-                one.is_late(_late(error, self.lease_ms))
+                one.is_late(_late(error, self.who.lease_ms))
 
     def _finish(self, current: _Round, reply: SettleReply) -> None:
-        self._hands.keep(current.runs, reply.kept)
+        self._in_flight.keep(current.runs, reply.kept)
         gone = [(_key_of(part), span) for part, spans in reply.lost for span in spans]
         current.some_lost = bool(gone)
         for delivery, start, stop in current.runs:
-            self._hands.let_go(delivery, start, stop, ACKED if delivery.state[start] == ACKING else GIVEN)
+            self._in_flight.let_go(delivery, start, stop, ACKED if delivery.state[start] == ACKING else GIVEN)
             for key, (first, last) in gone:
                 low, high = max(first - delivery.first, start), min(last - delivery.first + 1, stop)
                 if key == delivery.key and low < high:
-                    self._hands.mark(delivery, low, high, LOST)
+                    self._in_flight.mark(delivery, low, high, LOST)
         for part, spans in reply.lost:
-            self._hands.lose(_key_of(part), spans)
+            self._in_flight.lose(_key_of(part), spans)
         if gone and current.unsure:
             log.warning("%s: what was tried again is in other hands by now", self.who.member)
         current.end()
@@ -377,7 +383,7 @@ class Settler:
         """Not stored, and not tried again: the messages are as open as before, but no longer renewed."""
         for delivery, start, stop in current.runs:
             parked = delivery.state[start] == PARKING
-            self._hands.mark(delivery, start, stop, OPEN)
+            self._in_flight.mark(delivery, start, stop, OPEN)
             if not parked:
                 delivery.refused.update(range(start, stop))
                 if self.refused is not None and not self.closed:
@@ -465,9 +471,3 @@ def runs_of(messages: Iterable[Received]) -> list[Run]:
     if current is not None:
         runs.append((current, first - current.first, following - current.first))
     return runs
-
-
-def delivery_of(message: Received) -> HeldDelivery:
-    if not isinstance(message._delivery, HeldDelivery):
-        raise UsageError("this message was read, not delivered: there is nothing to settle")
-    return message._delivery

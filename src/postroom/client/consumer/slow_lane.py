@@ -5,9 +5,10 @@ It reports what it counted a few times a second, and is told which sources are s
 aside before they are tried, unless they came from the lane; those that were handed to the user stay with the
 user. Of the lane it asks for as much as its share of the handlers' time allows.
 
-Nothing is done here, and nothing is counted, in groups without a policy. A report that fails is dropped: the
-counts are an estimate. Handling time is measured from `began` where handlers tell (the app); else from when
-the messages were taken, or from the verdict before, whichever is later: one after the other, that is exact.
+A member has none of this until the broker names slow sources, or something comes from the lane: a group
+without a policy pays nothing. A report that fails is dropped: the counts are an estimate. Handling time is
+measured from `began` where handlers tell (the app); else from when the messages were taken, or from the
+verdict before, whichever is later: one after the other, that is exact.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ...endpoint.endpoint import Endpoint
-from ...endpoint.values import Beat, PollReply, PollRequest, released
+from ...endpoint.values import PollReply, PollRequest, released
 from ...errors import PostroomError
 from ...model.policy.slow_lane import MOST_SOURCES, LaneView, Pace, Seen, room, source_name, spent
 from ...model.topology.names import is_lane
 from ..message import Kind, Received
-from .in_flight import Hands, HeldDelivery
+from .in_flight import Deliveries, LeasedDelivery, delivery_of
 
 if TYPE_CHECKING:
     from .settle import Run, Settler
 
-__all__ = ["Lanes"]
+__all__ = ["SlowSources", "first_room"]
 
 log = logging.getLogger("postroom.consumer")
 
@@ -39,24 +40,34 @@ _REPORT_S = 0.1
 _NONE = LaneView(0)
 _COUNTED = ("ack", "retry", "dead")
 _MOST_BEGUN = 20_000
-_Place = tuple[HeldDelivery, int]  # and an index in it
 
 
-class Lanes:
-    """Of one consumer. For the event loop."""
+class SlowSources:
+    """What one consumer knows of slow sources. For the event loop.
 
-    def __init__(self, endpoint: Endpoint, hands: Hands, settler: Settler) -> None:
-        self._endpoint, self._hands, self._settler = endpoint, hands, settler
+    `handlers`: so many messages are handled at once. `changed` is told when further sources are slow.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        in_flight: Deliveries,
+        settler: Settler,
+        handlers: int,
+        changed: Callable[[], None],
+    ) -> None:
+        self._endpoint, self._in_flight, self._settler, self._changed = endpoint, in_flight, settler, changed
         self.view = _NONE
         self._slow: frozenset[str] = frozenset()
-        self._pace = Pace()
+        self._pace = Pace(handlers=handlers)
         self._known = False  # there is a lane: something came from it
         self._counts: dict[str, Seen] = {}
-        self._began: dict[_Place, tuple[float, int]] = {}  # when, and with how many others
+        self._began: dict[
+            tuple[LeasedDelivery, int], tuple[float, int]
+        ] = {}  # when, and with how many others
         self._since = monotonic()  # when messages were taken, or settled, last
         self._timer: asyncio.TimerHandle | None = None
         self._reporting: asyncio.Task[None] | None = None
-        self.changed: Callable[[], None] = lambda: None  # is told when further sources are slow
         settler.settled = self.settled
 
     # ---- asking ----
@@ -64,13 +75,8 @@ class Lanes:
     @property
     def room(self) -> int:
         """How many messages of the lane may be asked for now."""
-        in_hand = sum(d.open for d in self._hands if is_lane(d.topic)) if self._known else 0
+        in_hand = sum(d.open for d in self._in_flight if is_lane(d.topic)) if self._known else 0
         return room(self._pace, monotonic() * 1000, in_hand)
-
-    def asks(self, request: PollRequest) -> PollRequest:
-        if request.on_delivery:
-            return request
-        return replace(request, lane_messages=self.room, lane_version=self.view.version)
 
     async def poll(self, request: PollRequest) -> PollReply | None:
         """None: the lane may be asked now, and this request does not; make another one.
@@ -104,29 +110,25 @@ class Lanes:
 
     async def _has_room(self) -> None:
         while not self.room:
-            self._hands.changed.clear()
+            self._in_flight.changed.clear()
             left_s = self._pace.free_at / 1000 - monotonic()
             try:
                 async with asyncio.timeout(left_s if left_s > 0 else None):
-                    await self._hands.changed.wait()
+                    await self._in_flight.changed.wait()
             except TimeoutError:
                 pass
 
-    def has_handlers(self, handlers: int) -> None:
-        """So many messages are handled at once."""
-        self._pace = replace(self._pace, handlers=handlers)
-
     # ---- what is slow ----
 
-    def told(self, view: LaneView | None) -> bool:
-        """What the broker says of slow sources; True if there are others than before."""
-        if view is None or view.version == self.view.version:
+    def told(self, view: LaneView) -> bool:
+        """Follow what the broker says of slow sources; True if there are others than before."""
+        if view.version == self.view.version:
             return False
         before, self.view, self._slow = self._slow, view, frozenset(view.sources)
         self._pace = replace(self._pace, share=min(1.0, max(0.001, view.share)))
         return not self._slow <= before
 
-    def received(self, delivery: HeldDelivery, messages: list[Received]) -> list[Received]:
+    def received(self, delivery: LeasedDelivery, messages: list[Received]) -> list[Received]:
         """Notes their sources; returns those that are to be tried."""
         lane = is_lane(delivery.topic)
         self._known = self._known or lane
@@ -151,25 +153,19 @@ class Lanes:
         return [message for message in messages if message._position not in kept]
 
     def _is_slow(self, message: Received) -> bool:
-        delivery = message._delivery
-        assert isinstance(delivery, HeldDelivery)
+        delivery = delivery_of(message)
         source = delivery.sources.get(message._position - delivery.first)
         return source is not None and source in self._slow and not is_lane(delivery.topic)
 
     def set_aside(self, messages: Sequence[Received]) -> None:
         runs: list[Run] = []
         for message in messages:
-            delivery = message._delivery
-            assert isinstance(delivery, HeldDelivery)
+            delivery = delivery_of(message)
             at = message._position - delivery.first
             runs += [(delivery, *run) for run in delivery.open_runs(at, at + 1)]
         self._settler.submit(_merged(runs), "lane")
 
     # ---- what became of messages ----
-
-    @property
-    def watching(self) -> bool:
-        return bool(self.view.version) or self._known
 
     def taken(self) -> None:
         """The user has messages."""
@@ -181,21 +177,17 @@ class Lanes:
             self._began.clear()
         now = monotonic()
         for message in messages:
-            delivery = message._delivery
-            assert isinstance(delivery, HeldDelivery)
+            delivery = delivery_of(message)
             self._began[delivery, message._position - delivery.first] = (now, len(messages))
 
     def ignore(self, messages: Iterable[Received]) -> None:
         """They were not handled, though they are acked."""
         for message in messages:
-            delivery = message._delivery
-            if isinstance(delivery, HeldDelivery):
-                delivery.sources.pop(message._position - delivery.first, None)
+            delivery = delivery_of(message)
+            delivery.sources.pop(message._position - delivery.first, None)
 
     def settled(self, run: Run, kind: Kind) -> None:
         """A verdict was given on these."""
-        if not self.watching:
-            return
         delivery, start, stop = run
         times = self._spent_ms(run)
         if kind not in _COUNTED:
@@ -229,17 +221,18 @@ class Lanes:
 
     def _report(self) -> None:
         self._timer = None
-        self._reporting = asyncio.get_running_loop().create_task(self._reported(self._settler.who))
+        self._reporting = asyncio.get_running_loop().create_task(self._reported())
 
-    async def _reported(self, who: Beat) -> None:
+    async def _reported(self) -> None:
+        who = self._settler.who
         seen, self._counts = tuple(self._counts.values()), {}
         try:
             view = await self._endpoint.report_sources(who.topic, who.group, seen, self.view.version)
         except PostroomError as error:
             log.debug("what became of messages of %s was not reported: %r", who.member, error)
         else:
-            if self.told(view):
-                self.changed()
+            if view is not None and self.told(view):
+                self._changed()
         finally:
             self._reporting = None
         if self._counts and self._timer is None:
@@ -255,8 +248,13 @@ class Lanes:
         if self._timer is not None:
             self._timer.cancel()
         if self._counts:
-            await self._reported(self._settler.who)
+            await self._reported()
         self._counts = {}
+
+
+def first_room(handlers: int) -> int:
+    """Return how many messages of a lane may be asked for while nothing is known of one."""
+    return Pace(handlers=handlers).slots
 
 
 def _source(message: Received, header: str) -> str | None:

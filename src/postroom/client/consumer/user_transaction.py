@@ -1,6 +1,6 @@
 """`message.ack(connection=…)`: the ack is committed with the user's own work, or rolled back with it (R33).
 
-After it the message is still in these hands, and its lease is kept: only the end of the user's transaction
+After it the message is still in flight, and its lease is kept: only the end of the user's transaction
 says whether it is settled. The next verdict asks the store, which knows: an ack, once more, is harmless after
 the commit; a retry or release after a rollback finds the message as it was, and after the commit finds
 nothing to hand back. An app gives that verdict when the handler ends. Without one the next heartbeat finds
@@ -23,24 +23,19 @@ from ...store.sql.progress.user_transaction import Guest, Joins
 from .. import databases
 from ..forward.outbox.transactions import is_awaited
 from ..message import Received
-from .in_flight import LOST, OPEN
-from .settle import delivery_of
+from .in_flight import LOST, OPEN, delivery_of
 
 __all__ = ["ack_within", "joining", "prepared"]
-
-
-# ---- joining ----
-# An ack that joins the user's transaction: what the broker in this process knows of it (R33).
-#
-# Decides whether it can: the store is open in this process, and its progress is one that joins. Must
-# never touch the user's connection itself: what it returns is run by whoever has the connection, in the
-# right thread.
 
 
 async def joining(
     endpoint: Endpoint, topic: str, group: str, partition_id: int, token: int, offset: int
 ) -> Callable[[Guest], bool]:
-    """What acks the message on a connection of the user's; it returns False if the lease is lost."""
+    """Return what acks the message on a connection of the user's; that returns False if it is lost (R33).
+
+    UsageError unless the store is open in this process, and its progress can ack there. Must never touch the
+    connection itself: what is returned is run by whoever has it, in the right thread.
+    """
     if not isinstance(endpoint, Broker):
         raise UsageError(
             "ack(connection=) needs the queue's database to be opened by this process (postgresql:// or "
@@ -52,8 +47,6 @@ async def joining(
     known = await endpoint.in_thread(endpoint._catalog.group, topic, group)
     return partial(progress.ack_within, group=known, partition_id=partition_id, token=token, offset=offset)
 
-
-# ---- joining ----
 
 _GONE = (
     "the lease on this message ended before it was acked: somebody else may handle it again; roll this "

@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
+from ...backoff import STEADY, STUCK
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
 from ...errors import (
@@ -47,7 +48,7 @@ from ...model.moves.forwarding import (
 from ...model.topology.route import Route
 from ...tasks import end
 from ..codec import Packed
-from ..producer.appending import pause, unstored
+from ..producer.appending import unstored
 
 __all__ = ["Forwarder", "Source", "Trouble", "as_rows"]
 
@@ -59,8 +60,6 @@ _MESSAGES, _BYTES = 8_000, 8 * 1024 * 1024  # of one round
 _NOT_STORED = (PartitionSealed, UnknownProducer, SequenceGap)
 _FORGOTTEN = (UnknownProducer, SequenceGap)
 _FRESH_S = 1.0  # a route is read again after so long
-_STUCK_S = (1.0, 2.0, 5.0, 10.0, 30.0)  # before what was refused for good is tried again
-_SOON, _LONGEST_PAUSE_S = 10, 2.0  # so many tries one soon after the other, and the pause from then on
 _WORTH_TELLING = 6  # tries
 _FIRST_LOOK_S = 0.005
 _PATIENCE_S = 0.25  # a line that takes longer holds up its own topic only
@@ -381,10 +380,7 @@ class _Hold:
         )
         self.trouble = Trouble(_reason(error), stuck)
         self._tries += 1
-        if stuck:
-            self.until = now + _STUCK_S[min(self._tries, len(_STUCK_S)) - 1]
-        else:
-            self.until = now + (pause(self._tries) if self._tries < _SOON else _LONGEST_PAUSE_S)
+        self.until = now + (STUCK if stuck else STEADY).after(self._tries)
         if self.trouble == self._told or not (stuck or self._tries >= _WORTH_TELLING):
             return False
         self._told = self.trouble

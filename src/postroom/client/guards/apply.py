@@ -17,8 +17,7 @@ import functools
 import inspect
 import sqlite3
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -26,7 +25,7 @@ from ...errors import InvalidSetting, UsageError
 from .. import databases
 from ..app.handler import Handler
 from ..databases import Theirs
-from ..forward.outbox.transactions import begun, begun_async, is_awaited, resolved
+from ..forward.outbox.transactions import Block, OwnConnection, is_awaited, resolved
 from ..message import Received
 from . import tables
 from .fields import bare
@@ -145,11 +144,14 @@ def _over(
         @functools.wraps(function)
         async def call_async(*args: Any, **kwargs: Any) -> Any:
             given, message, result = plan.given(args, kwargs)
-            async with _opened_async(factory) as connection:
-                await plan.check_async(connection)
-                for one in await _ready_async(rule, connection, message):
-                    done = await function(**plan.arguments(given, message, one, connection))
-                    result = done if one is message else result
+            async with OwnConnection(factory) as connection:
+                if not is_awaited(connection):
+                    databases.of(connection)  # refused before anything is begun
+                async with Block(connection, {}, _nothing):
+                    await plan.check_async(connection)
+                    for one in await _ready_async(rule, connection, message):
+                        done = await function(**plan.arguments(given, message, one, connection))
+                        result = done if one is message else result
             return result
 
         plan = _Plan(function, call_async, names)
@@ -158,15 +160,21 @@ def _over(
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         given, message, result = plan.given(args, kwargs)
-        with _opened(factory) as connection:
-            plan.check(connection)
-            for one in _ready(rule, connection, message):
-                done = function(**plan.arguments(given, message, one, connection))
-                result = done if one is message else result
+        with OwnConnection(factory) as connection:
+            databases.of(connection)  # refused before anything is begun
+            with Block(connection, {}, _nothing):
+                plan.check(connection)
+                for one in _ready(rule, connection, message):
+                    done = function(**plan.arguments(given, message, one, connection))
+                    result = done if one is message else result
         return result
 
     plan = _Plan(function, call, names)
     return call
+
+
+def _nothing() -> None:
+    """Nobody is to be told of the end of a guard's own transaction."""
 
 
 class _Plan:
@@ -216,27 +224,3 @@ class _Plan:
             await connection.run_sync(self.check)
         else:
             self.check(connection)
-
-
-@contextmanager
-def _opened(factory: Any) -> Iterator[Any]:
-    """A connection that is the guard's own: committed when the block is left, rolled back if it raises."""
-    connection = resolved(factory if isinstance(factory, str) else factory())
-    databases.of(connection)  # refused before anything is begun
-    try:
-        with begun(connection):
-            yield connection
-    finally:
-        if not hasattr(connection, "in_atomic_block"):  # Django keeps its connections
-            connection.close()
-
-
-@asynccontextmanager
-async def _opened_async(factory: Any) -> AsyncIterator[Any]:
-    connection: Any = factory if isinstance(factory, str) else factory()
-    if not is_awaited(connection):
-        with _opened(lambda: resolved(connection)) as found:
-            yield found
-        return
-    async with connection, begun_async(connection):
-        yield connection

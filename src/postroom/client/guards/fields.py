@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from ...errors import DecodeError, InvalidSetting, UsageError
-from ..consumer.in_flight import HeldDelivery
+from ..consumer.in_flight import LeasedDelivery
 from ..message import Received
 
 __all__ = [
@@ -53,7 +53,7 @@ def scope_of(message: Received, scope: str | None) -> str:
             raise InvalidSetting(f"scope={scope!r}: a name, such as 'billing'")
         return scope
     delivery = message._delivery
-    if not isinstance(delivery, HeldDelivery):
+    if not isinstance(delivery, LeasedDelivery):
         raise UsageError("this message was read, not delivered to a group: name a scope= for the guard")
     return f"{message.topic}/{delivery.settler.who.group}"
 

@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count as count_from
 from itertools import islice, repeat
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
@@ -48,7 +48,10 @@ from .appending import (
 )
 from .parcel import NOT_SENT, Parcel
 
-__all__ = ["Accumulator", "Batching", "Owner"]
+if TYPE_CHECKING:
+    from .router import Router
+
+__all__ = ["Accumulator", "Batching"]
 
 log = logging.getLogger("postroom.producer")
 
@@ -67,40 +70,6 @@ class Batching:
     client: str = ""  # whose limits the batches count against (R40)
 
 
-class Owner(Protocol):
-    """The producer, as its accumulators see it."""
-
-    @property
-    def by_id(self) -> bool:
-        """Whether the topic looks at ids."""
-
-    def batch_left(self, where: Range) -> None: ...
-    def resolved(self, accumulator: Accumulator) -> None:
-        """Nothing waits or is under way there."""
-
-    def in_trouble(self, accumulator: Accumulator, error: PostroomError | None) -> bool:
-        """The store is away (None: it does not answer), and a batch is being repeated.
-
-        Returns whether a message that may go anywhere can go elsewhere.
-        """
-
-    def goes_anywhere(self, parcel: Parcel) -> bool:
-        """Neither a key, nor a slot, nor an id decides where it goes."""
-
-    def go_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
-        """These are surely not stored: route those that may go anywhere, and return the others."""
-
-    def quiet(self, accumulator: Accumulator) -> None:
-        """No such batch is under way any more."""
-
-    def well(self, accumulator: Accumulator) -> None:
-        """A batch was stored there."""
-
-    def one_way_failed(self, error: Exception, messages: int) -> None: ...
-    def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
-        """The partition takes no more: route these, in order."""
-
-
 class Accumulator:
     def __init__(
         self,
@@ -108,13 +77,13 @@ class Accumulator:
         topic: str,
         where: Range,
         batching: Batching,
-        owner: Owner,
+        router: Router,
         *,
         delayed: bool = False,
     ) -> None:
         self._endpoint, self._topic, self.where = endpoint, topic, where
         self.delayed = delayed
-        self._batching, self._owner = batching, owner
+        self._batching, self._router = batching, router
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Parcel] = deque()
         self._messages = 0  # pending
@@ -198,19 +167,19 @@ class Accumulator:
         self._pump()
 
     def _pump(self) -> None:
-        while self._may_leave():
-            wait = self._lingers()
+        while self._pending and self._may_leave():
+            wait = self._lingers() if self._batching.linger_ms else 0.0
             if wait > 0:
                 if self._wake is None:
                     self._wake = self._loop.call_later(wait, self._woken)
                 return
             self._leave()
-        if not self.busy:
-            self._owner.resolved(self)
+        if not self._pending and not self._in_flight:
+            self._router.resolved(self)
 
     def _lingers(self) -> float:
         """Seconds to wait for more."""
-        if not self._batching.linger_ms or self._full or self._flushing:
+        if self._full or self._flushing:
             return 0
         return self._since + self._batching.linger_ms / 1000 - self._loop.time()
 
@@ -233,10 +202,10 @@ class Accumulator:
             parcel.call.left += len(parcel.entries)
         self._in_flight[batch] = task
         self._left += 1
-        self._owner.batch_left(self.where)
+        self._router.batch_left(self.where)
 
     def _under_way(self, parcels: list[Parcel], data: bytes, sequence: int) -> InFlight:
-        by_id, client = self._owner.by_id, self._batching.client
+        by_id, client = self._router.by_id, self._batching.client
         batch = InFlight(self._left, self.where, parcels, data, sequence, self._unresolved, by_id, client)
         batch.span = of_batch(self._topic, self.where, parcels)
         return batch
@@ -307,9 +276,9 @@ class Accumulator:
         del self._in_flight[batch]
         if self._away and not any(other.away for other in self._in_flight):
             self._away = False
-            self._owner.quiet(self)
+            self._router.quiet(self)
         if isinstance(outcome, Appended):
-            self._owner.well(self)
+            self._router.well(self.where)
             self._stored(batch, outcome)
         else:
             self._unstored(batch, outcome)
@@ -320,8 +289,8 @@ class Accumulator:
     def _found_away(self, batch: InFlight, error: PostroomError | None) -> bool:
         """Whether something of the batch can go elsewhere; if nothing can, it is repeated as it is."""
         batch.away = self._away = True
-        elsewhere = self._owner.in_trouble(self, error)
-        return elsewhere and any(map(self._owner.goes_anywhere, batch.parcels))
+        elsewhere = self._router.in_trouble(self, error)
+        return elsewhere and any(map(self._router.goes_anywhere, batch.parcels))
 
     def _stored(self, batch: InFlight, appended: Appended) -> None:
         again = appended.duplicate and batch.tries == 1  # a repeat of our own is not news to the caller
@@ -356,13 +325,13 @@ class Accumulator:
         """One-way: whether what met this error may be tried elsewhere."""
         if not isinstance(error, PostroomError) or not is_away(error):
             return False
-        elsewhere = self._owner.in_trouble(self, error)
-        self._owner.quiet(self)
+        elsewhere = self._router.in_trouble(self, error)
+        self._router.quiet(self)
         return elsewhere and unstored(error)
 
     def _send_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
         """Those without an order need not wait until this partition is mended; returns the others."""
-        kept = self._owner.go_elsewhere(parcels)
+        kept = self._router.go_elsewhere(parcels)
         for parcel in set(parcels).difference(kept):
             parcel.call.left -= len(parcel.entries)
         return kept
@@ -382,7 +351,7 @@ class Accumulator:
             parcel.call.left -= len(parcel.entries)
         self._push_back(again)
         if any(batch.moved for batch in refused):
-            self._owner.moved_away(self, self.take_back())
+            self._router.moved_away(self, self.take_back())
 
     def _new_epoch(self) -> None:
         self._epoch, self._sequence = self._epoch + 1, 0
@@ -395,14 +364,14 @@ class Accumulator:
         try:
             async with asyncio.timeout_at(max(batch.deadline, self._loop.time() + _ONE_WAY_SECONDS)):
                 await append(self._endpoint, self._topic, batch)
-            self._owner.well(self)
+            self._router.well(self.where)
         except MOVED:
             moved = True
         except Exception as error:
             failure = error
             if self._goes_elsewhere(error):
                 lost = self._send_elsewhere(batch.parcels)
-            self._owner.one_way_failed(error, sum(len(p.entries) for p in lost))
+            self._router.lost(error, sum(len(p.entries) for p in lost))
         finally:
             if batch.span is not None:
                 batch.span.over(failure)
@@ -410,7 +379,7 @@ class Accumulator:
             for parcel in () if moved else lost:
                 parcel.call.forgotten(parcel)
         if moved:
-            self._owner.moved_away(self, [*batch.parcels, *self.take_back()])
+            self._router.moved_away(self, [*batch.parcels, *self.take_back()])
         self._pump()
 
 

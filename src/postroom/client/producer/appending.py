@@ -9,12 +9,12 @@ stored, or may yet be: its sequence is then never used for anything else, and it
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from ...address import FIRST_SHARD
+from ...backoff import pause
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import NEVER_STORED
 from ...errors import (
@@ -45,13 +45,11 @@ __all__ = [
     "append_until",
     "is_away",
     "last_error",
-    "pause",
     "unstored",
 ]
 
 MOVED = (PartitionSealed, UnknownPartition, UnknownTopic)  # surely not stored: the route says where else
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.5  # seconds
 _SILENT_S = 1.0  # a try that is not answered for so long: what has no key is not sent there meanwhile
 _LAST_TRY_S = 0.05  # with less time left nothing is tried again: its fate would not be known
 
@@ -116,7 +114,7 @@ class InFlight:
         self.due_at = parcels[0].due_at
         self.ids = ids_of(parcels) if self.due_at or by_id else b""  # the topic looks at them
         self.number = number  # in the order they left this partition's accumulator
-        self.deadline = max(parcel.call.deadline for parcel in parcels)
+        self.deadline = max([parcel.call.deadline for parcel in parcels])
         self.before = before  # the unresolved batch right before it, as a task
         self.tries = 0
         self.uncertain = False  # a try may have been stored, or may yet be
@@ -238,11 +236,6 @@ async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop) -> bool:
     else:
         await asyncio.sleep(min(pause(batch.tries), left))
     return batch.deadline - loop.time() > (0 if batch.uncertain else _LAST_TRY_S)
-
-
-def pause(tries: int) -> float:
-    """Seconds before the next try: 5 ms, doubled each time up to half a second, and some jitter."""
-    return min(_FIRST_PAUSE * 2.0 ** min(tries - 1, 16), _LONGEST_PAUSE) * (1 + random.random() / 2)
 
 
 def _surprised(batch: InFlight, error: Exception) -> Failed:

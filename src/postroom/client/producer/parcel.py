@@ -116,7 +116,19 @@ class OneWay(Call):
 
 
 class Parcel:
-    __slots__ = ("call", "dues", "entries", "ids", "indexes", "keyed", "origin", "size", "slot", "timestamps")
+    __slots__ = (
+        "call",
+        "due_at",
+        "dues",
+        "entries",
+        "ids",
+        "indexes",
+        "keyed",
+        "origin",
+        "size",
+        "slot",
+        "timestamps",
+    )
 
     def __init__(self, call: Call, packed: Packed, indexes: Sequence[int], slot: int | None = None) -> None:
         self.call = call
@@ -128,12 +140,8 @@ class Parcel:
         self.indexes = indexes  # places in the call's list
         self.slot = slot  # named by the caller
         self.dues = packed.dues
+        self.due_at = packed.dues[0] if packed.dues else 0  # of all its messages (`by_due`); 0: now
         self.origin = packed.origin  # of a posted message, which is never divided
-
-    @property
-    def due_at(self) -> int:
-        """When its messages are due, all at one moment (`by_due`); 0: now."""
-        return self.dues[0] if self.dues else 0
 
     def by_due(self) -> list[Parcel]:
         """Parcels whose messages are due at one moment."""
@@ -204,14 +212,13 @@ def ids_of(parcels: Sequence[Parcel]) -> bytes:
     return b"".join([digests(p.ids) if p.ids is not None else NO_ID * len(p.entries) for p in parcels])
 
 
-# ---- room ----
-# Back-pressure: how many bytes a producer may hold, and who waits for room, first come first served.
-#
-# Must never refuse for ever: when nothing is held, anything fits (I17). Room is taken for a waiter at the
-# moment it is woken, so nobody who comes later gets in before it.
-
-
 class Room:
+    """Back-pressure: how many bytes a producer may hold, and who waits for room, first come first served.
+
+    Must never refuse for ever: when nothing is held, anything fits (I17). Room is taken for a waiter at the
+    moment it is woken, so nobody who comes later gets in before it.
+    """
+
     __slots__ = ("_limit", "_waiters", "taken")
 
     def __init__(self, limit: int) -> None:

@@ -1,7 +1,7 @@
 """The producer: sends messages to one topic, in batches that form by themselves.
 
 Decides who waits and for how long: for the route, for room in the buffer (R40: slowed, never dropped), for
-receipts. What happens to batches is decided in `accumulator`, where they go in `routing`. Must never drop a
+receipts. What happens to batches is decided in `accumulator`, where they go in `router`. Must never drop a
 failure: what nobody awaited is raised when the producer is left. One-way failures are counted in `failed`.
 """
 
@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, Self
 from ...config import DEFAULTS, SLOTS
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, InvalidSetting, PostroomError, SendTimeout, UsageError
-from ...model.topology.route import Range, Route
+from ...model.topology.route import Route
 from ...units import Duration, Moment, duration_ms
 from ..codec import Packed, as_datetime, due_at, pack, pack_all
 from ..message import Message, Receipt, Value
 from ..owner_check import Guard
 from ..tracing import posting, sending
-from .accumulator import Accumulator, Batching
+from .accumulator import Batching
 from .appending import last_error
 from .parcel import Call, OneWay, Parcel, Room
 from .router import Router
@@ -60,7 +60,7 @@ class Producer:
         self._endpoint, self._guard, self._batching = endpoint, guard, batching
         self._timeout_ms = timeout_ms
         self._room = Room(buffer_bytes)
-        self._router = Router(lambda: find_route(topic), self._open_accumulator, batching.batch_messages)
+        self._router = Router(endpoint, topic, find_route, batching, self._lost)
         self._unresolved = 0  # messages
         self._posts = 0
         self._idle: asyncio.Future[None] | None = None
@@ -196,10 +196,11 @@ class Producer:
         told = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
         call = told
         if not self._batching.confirm:
-            call = OneWay(self._never, count, deadline, self._resolved, self.one_way_failed)
+            call = OneWay(self._never, count, deadline, self._resolved, self._lost)
         self._unresolved += count
-        for parcel in Parcel(call, packed, range(count), slot).by_due():
-            self._router.place(parcel)
+        parcel = Parcel(call, packed, range(count), slot)
+        for part in (parcel,) if packed.dues is None else parcel.by_due():
+            self._router.place(part)
         if call is told:
             return call
         unknown = self._unknown(packed)
@@ -245,40 +246,9 @@ class Producer:
             late = self._router.too_late()
             raise late from late.__cause__
 
-    # ---- what accumulators report ----
+    # ---- what became of messages ----
 
-    def _open_accumulator(self, where: Range, delayed: bool) -> Accumulator:
-        return Accumulator(self._endpoint, self.topic, where, self._batching, self, delayed=delayed)
-
-    @property
-    def by_id(self) -> bool:
-        return self._router.by_id
-
-    def batch_left(self, where: Range) -> None:
-        self._router.batch_left(where)
-
-    def resolved(self, accumulator: Accumulator) -> None:
-        self._router.resolved(accumulator)
-
-    def in_trouble(self, accumulator: Accumulator, error: PostroomError | None) -> bool:
-        return self._router.in_trouble(accumulator, error)
-
-    def goes_anywhere(self, parcel: Parcel) -> bool:
-        return self._router.goes_anywhere(parcel)
-
-    def go_elsewhere(self, parcels: list[Parcel]) -> list[Parcel]:
-        return self._router.go_elsewhere(parcels)
-
-    def quiet(self, accumulator: Accumulator) -> None:
-        self._router.quiet(accumulator)
-
-    def well(self, accumulator: Accumulator) -> None:
-        self._router.well(accumulator)
-
-    def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
-        self._router.moved_away(accumulator, parcels)
-
-    def one_way_failed(self, error: Exception, messages: int) -> None:
+    def _lost(self, error: Exception, messages: int) -> None:
         if not messages:
             return
         if not self.failed:

@@ -20,27 +20,21 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from typing import cast
 
+from ...backoff import ROUTE, SOON
+from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, PostroomError, SendTimeout
 from ...model.messages.slot import slot_of, slots_of
 from ...model.topology.route import Range, Route
-from ...tasks import end
-from .accumulator import Accumulator
-from .appending import last_error, pause
+from ...tasks import SharedTask, end
+from .accumulator import Accumulator, Batching
+from .appending import last_error
 from .parcel import NOT_SENT, Parcel
 
-__all__ = ["HeldParcels", "PartitionCycle", "Router"]
+__all__ = ["PartitionCycle", "Router", "UnroutedParcels"]
 
-
-# ---- turns ----
-# Whose turn it is to take messages without a key (R22, R6).
-#
-# The partitions take turns, each for a batch. One that takes no more is passed over, and so is one that
-# is away, with its shard. That is remembered from the first failure on, until something was stored there
-# or the broker says that it is back; and for as long as a batch is being repeated there. When all are
-# away they take turns as ever, since one of them will answer first. Has no clock of its own: moments are
-# arguments.
 
 _REFUSED_S = 0.5  # for so long nobody is believed who says that it is back: others may not have noticed
 _SILENT_S = 6.0  # the same for one that does not answer: a broker needs about five seconds to notice
@@ -48,6 +42,14 @@ _LOOK_S = 0.5  # between two looks whether it is back
 
 
 class PartitionCycle:
+    """The partitions in the order in which they get messages without a key, each for a batch (R22, R6).
+
+    One that takes no more is passed over, and so is one that is away, with its shard. That is remembered from
+    the first failure on, until something was stored there or the broker says that it is back; and for as long
+    as a batch is being repeated there. When all are away they go on as ever, since one of them will answer
+    first. Has no clock of its own: moments are arguments.
+    """
+
     __slots__ = ("_all", "_at", "_away", "_looked_at", "_repeating")
 
     def __init__(self) -> None:
@@ -152,14 +154,13 @@ class PartitionCycle:
         return None
 
 
-# ---- held ----
-# Messages that cannot be placed now, in the order they were sent.
-#
-# Decides nothing about when they go on; only that each fails at its own deadline, surely not stored. Must
-# never let one out before its turn: what a partition gives back was sent before whatever is held (I4).
+class UnroutedParcels:
+    """Messages that have no partition to go to now, in the order they were sent.
 
+    Decides nothing about when they go on; only that each fails at its own deadline, surely not stored. Must
+    never let one out before its turn: what a partition gives back was sent before whatever is here (I4).
+    """
 
-class HeldParcels:
     __slots__ = ("_expires_at", "_parcels", "_timer", "_too_late")
 
     def __init__(self, too_late: Callable[[], PostroomError]) -> None:
@@ -181,7 +182,7 @@ class HeldParcels:
             self._wake_at(min(parcel.call.deadline for parcel in parcels))
 
     def take(self) -> list[Parcel]:
-        """All of them; none is held any more."""
+        """Return all of them; none is left here."""
         taken, self._parcels = self._parcels, []
         if self._timer is not None:
             self._timer.cancel()
@@ -209,49 +210,42 @@ class HeldParcels:
                 parcel.failed(error)
 
 
-# ---- routing ----
-
 _STRANDS = 7  # accumulators for delayed messages, per partition; prime, since people like round moments
 
 _FRESH_S = 1.0  # a change of the topic's window is seen no later
 
 _CLOSED = "the producer was closed before the message left: nothing was stored"
 
-_PAUSES = (
-    0.002,
-    0.005,
-    0.01,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-)  # seconds between looks at a route that is being changed
 _LOOKS = 20  # so many later the partition itself is asked again: the store decides what it takes
 
 
 class Router:
+    """The partitions of a producer's topic, and the accumulators of its messages, which report here."""
+
     def __init__(
         self,
-        find: Callable[[], Awaitable[Route]],
-        open_accumulator: Callable[[Range, bool], Accumulator],
-        batch_messages: int,
+        endpoint: Endpoint,
+        topic: str,
+        find_route: Callable[[str], Awaitable[Route]],
+        batching: Batching,
+        lost: Callable[[Exception, int], None],
     ) -> None:
-        self._find, self._open, self._batch_messages = find, open_accumulator, batch_messages
+        self._endpoint, self._topic, self._find_route, self._batching = endpoint, topic, find_route, batching
+        self.lost = lost  # is told of what was sent one-way and not stored, and of how many messages
         self._accumulators: dict[tuple[int, int], Accumulator] = {}  # by partition id and `_strand`
         self._ranges: tuple[Range, ...] = ()  # of the route as last read
         self._by_slot: list[Accumulator] = []
         self._turns = PartitionCycle()
         self._gone: set[int] = set()  # partitions of this route that take no more
         self._behind: dict[Accumulator, int] = {}  # unresolved, of partitions not in this route: its strand
-        self._held = HeldParcels(self.too_late)
-        self._loading: asyncio.Task[None] | None = None
+        self._unrouted = UnroutedParcels(self.too_late)
+        self._loading = SharedTask(self._load, _CLOSED)
         self._waiters = 0  # senders who wait for the first route
         self._looks = 0  # at the route, since a partition was found to take no more
         self.cause: PostroomError | None = None  # why the route cannot be read now
         self.by_id = False  # the topic looks at ids
         self._looked_at = 0.0
-        self._looking: asyncio.Task[None] | None = None
+        self._looking = SharedTask(self._look, _CLOSED)
 
     @property
     def ready(self) -> bool:
@@ -269,7 +263,7 @@ class Router:
         elif parcel.slot is not None:
             self._place_at(parcel.slot, parcel)
         elif len(parcel.entries) == 1:
-            key = self._keys(parcel)[0]
+            key = parcel.entries[0][0] if parcel.ids is None else self._keys(parcel)[0]
             if key is not None:
                 self._place_at(slot_of(key), parcel)
             else:
@@ -287,7 +281,7 @@ class Router:
 
     def _place_in_turn(self, parcel: Parcel) -> None:
         """A list without keys: a batch to each partition in turn (R22)."""
-        count, most = len(parcel.entries), self._batch_messages
+        count, most = len(parcel.entries), self._batching.batch_messages
         batches = [range(at, min(at + most, count)) for at in range(0, count, most)]
         for part in parcel.divide(batches):
             self._add(self._pick(), part)
@@ -325,7 +319,7 @@ class Router:
     def _pick(self) -> Accumulator | None:
         """Whose turn it is. Whether those that are away are back is asked beside it, without waiting."""
         if self._turns.wants_a_look(self._now()):
-            self._look_soon()
+            self._looking.start()
         return self._turns.pick(self._gone)
 
     def _keys(self, parcel: Parcel) -> list[bytes | None]:
@@ -336,6 +330,7 @@ class Router:
         return [id.encode() if key is None and id else key for key, id in zip(keys, parcel.ids, strict=True)]
 
     def goes_anywhere(self, parcel: Parcel) -> bool:
+        """Whether neither a key, nor a slot, nor an id decides where it goes."""
         return parcel.slot is None and not parcel.keyed and (parcel.ids is None or not self._ids_decide)
 
     @property
@@ -361,22 +356,24 @@ class Router:
     def _accumulator(self, where: Range, strand: int = 0) -> Accumulator:
         found = self._accumulators.get((where.partition_id, strand))
         if found is None:
-            found = self._accumulators[where.partition_id, strand] = self._open(where, strand > 0)
+            found = self._accumulators[where.partition_id, strand] = Accumulator(
+                self._endpoint, self._topic, where, self._batching, self, delayed=strand > 0
+            )
         return found
 
     # ---- holding ----
 
     def _hold(self, parcel: Parcel) -> None:
-        self._held.add(parcel)
+        self._unrouted.add(parcel)
         if self._gone or not self._by_slot:
             self._reload()
 
     def _release(self) -> None:
         """Something has changed: place what is held. Whatever still cannot be placed keeps its order."""
-        waiting = self._held.take()
+        waiting = self._unrouted.take()
         for parcel in waiting:
             self.place(parcel)
-        if len(self._held) < len(waiting):
+        if len(self._unrouted) < len(waiting):
             for accumulator in self.accumulators:
                 accumulator.flush()  # it has waited long enough, and somebody may be flushing
 
@@ -394,6 +391,7 @@ class Router:
     # ---- what accumulators report ----
 
     def batch_left(self, where: Range) -> None:
+        """A batch is on its way: the next messages without a key go to the next partition."""
         self._turns.batch_left(where.partition_id)
 
     def in_trouble(self, accumulator: Accumulator, error: PostroomError | None) -> bool:
@@ -423,10 +421,12 @@ class Router:
                     accumulator.flush()
 
     def quiet(self, accumulator: Accumulator) -> None:
+        """No batch is being repeated there any more because its store is away."""
         self._turns.quiet(accumulator)
 
-    def well(self, accumulator: Accumulator) -> None:
-        self._turns.well(accumulator.where)
+    def well(self, where: Range) -> None:
+        """A batch was stored there."""
+        self._turns.well(where)
 
     def resolved(self, accumulator: Accumulator) -> None:
         """One that was left behind has nothing left: what waited for it may go on (I4)."""
@@ -436,7 +436,7 @@ class Router:
 
     def moved_away(self, accumulator: Accumulator, parcels: list[Parcel]) -> None:
         """A partition takes no more: place these by the new route, before anything that comes later."""
-        self._held.add_first(parcels)
+        self._unrouted.add_first(parcels)
         partition_id = accumulator.where.partition_id
         if any(piece.partition_id == partition_id for piece in self._ranges):
             self._gone.add(partition_id)
@@ -457,16 +457,15 @@ class Router:
         """Read the route, once for all who wait for it; as often as it takes, while somebody waits."""
         self._waiters += 1
         try:
-            await _shared(self._reload())
+            self._reload()
+            await self._loading.result()
         finally:
             self._waiters -= 1
 
-    def _reload(self) -> asyncio.Task[None]:
-        if self._loading is None:
+    def _reload(self) -> None:
+        if not self._loading.under_way:
             self._looks = 0
-            self._loading = asyncio.get_running_loop().create_task(self._load())
-            self._loading.add_done_callback(_retrieved)
-        return self._loading
+            self._loading.start()
 
     async def _load(self) -> None:
         failures = 0
@@ -474,23 +473,20 @@ class Router:
             while not await self._look_up():
                 failures = failures + 1 if self.cause is not None else 0
                 self._looks += 1
-                short = _PAUSES[min(self._looks, len(_PAUSES)) - 1]
-                await asyncio.sleep(pause(failures) if failures else short)
+                await asyncio.sleep(SOON.after(failures) if failures else ROUTE.after(self._looks))
         except Exception as error:
             self._give_up(error)
             raise
-        finally:
-            self._loading = None
 
     async def _look_up(self) -> bool:
         """Read it once; False: it has to be read again."""
         try:
-            route = await self._find()
+            route = await self._find_route(self._topic)
         except PostroomError as error:
             if not error.retriable:
                 raise
             self.cause = error
-            return not self._waiters and not self._held
+            return not self._waiters and not self._unrouted
         self.cause = None
         self._saw(route)
         asking = bool(self._gone) and self._looks >= _LOOKS
@@ -521,7 +517,7 @@ class Router:
 
     def _leave_behind(self, accumulator: Accumulator, strand: int) -> None:
         """Its partition has successors: only what is under way there stays, until its fate is known."""
-        self._held.add_first(accumulator.take_back())
+        self._unrouted.add_first(accumulator.take_back())
         if accumulator.busy:
             self._behind[accumulator] = strand
         else:
@@ -531,7 +527,7 @@ class Router:
         """The topic is gone or cannot be found: what waits for it fails, and the next send asks again."""
         self._by_slot, self._ranges, self._gone, self._behind, self.cause = [], (), set(), {}, None
         failure = error if isinstance(error, PostroomError) else PostroomError(f"no route: {error!r}")
-        for parcel in self._held.take():
+        for parcel in self._unrouted.take():
             parcel.failed(failure)
 
     # ---- whether the topic looks at ids, and who is away ----
@@ -543,23 +539,13 @@ class Router:
 
     async def look_again(self) -> None:
         """Once for all who wait for it. What cannot be found out now stays as it was."""
-        await _shared(self._look_soon())
-
-    def _look_soon(self) -> asyncio.Task[None]:
-        if self._looking is None:
-            self._looking = asyncio.get_running_loop().create_task(self._look())
-            self._looking.add_done_callback(_retrieved)
-        return self._looking
+        await self._looking.result()
 
     async def _look(self) -> None:
-        try:
-            route = await self._find()
+        with suppress(PostroomError):
+            route = await self._find_route(self._topic)
             self._saw(route)
             self._turns.told(route.away, self._now())
-        except PostroomError:
-            pass
-        finally:
-            self._looking = None
 
     def _saw(self, route: Route) -> None:
         self.by_id, self._looked_at = route.by_id, self._now()
@@ -569,24 +555,12 @@ class Router:
 
     async def stop(self) -> None:
         await end([task for accumulator in self.accumulators for task in accumulator.stop()])
-        await end([task for task in (self._loading, self._looking) if task is not None])
-        for parcel in self._held.take():
+        await self._loading.end()
+        await self._looking.end()
+        for parcel in self._unrouted.take():
             parcel.failed(ClosedError(_CLOSED))
 
 
 def _strand(parcel: Parcel) -> int:
     """Delayed messages of one moment go one behind the other; those of others need not wait for them."""
     return 1 + parcel.due_at % _STRANDS if parcel.due_at else 0
-
-
-async def _shared(task: asyncio.Task[None]) -> None:
-    """What others wait for too. It is only ever cancelled by `stop`."""
-    await asyncio.wait((task,))
-    if task.cancelled():
-        raise ClosedError(_CLOSED)
-    task.result()
-
-
-def _retrieved(task: asyncio.Task[None]) -> None:
-    if not task.cancelled():
-        task.exception()

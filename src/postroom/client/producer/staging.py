@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
 
+from ...backoff import STEADY
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import Published
@@ -42,7 +43,6 @@ T = TypeVar("T")
 
 _CALL_BYTES = 4 * 1024 * 1024  # of batches that are staged together
 _CALL_BATCHES = 256
-_PAUSES_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # before a call that may succeed later is repeated
 _NO_HEADERS: Headers = []
 
 
@@ -133,12 +133,13 @@ class Staging:
 
     async def _trying(self, call: Callable[[], Awaitable[T]]) -> T:
         """Repeated while it may succeed, for as long as the time-out says; nothing is done twice by that."""
-        until, pauses = time.monotonic() + self._timeout_s, iter(_PAUSES_S)
+        until, tries = time.monotonic() + self._timeout_s, 0
         while True:
             try:
                 return await call()
             except PostroomError as error:
-                pause_s = next(pauses, _PAUSES_S[-1])
+                tries += 1
+                pause_s = STEADY.after(tries)
                 if not error.retriable or time.monotonic() + pause_s > until:
                     raise
             await asyncio.sleep(pause_s)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from ...backoff import pause
 from ...endpoint.endpoint import Endpoint
 from ...errors import PartitionSealed, PostroomError, UnknownPartition, UnknownTopic, UsageError
 from ...model.messages.batch import BatchBuilder
@@ -20,7 +21,6 @@ from ...model.messages.requests import FAILURE, REQUEST, Asked, Failure, ReplyTo
 from ..codec import Entry, pack
 from ..message import Message, Received, Value
 from ..owner_check import Guard
-from ..producer.appending import pause
 
 if TYPE_CHECKING:
     from ..consumer.settle import Settler

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from ...backoff import pause
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import Fetched, GroupInfo
@@ -31,38 +32,36 @@ from ...errors import (
     UnknownTopic,
 )
 from ...model.messages.requests import REPLY_TO, REQUEST, Failure, ReplyTopic, request_of
-from ...tasks import end
+from ...tasks import SharedTask, end
 from ...units import Duration, duration_ms
 from ..codec import Packed, pack, unpack
-from ..consumer.reading import Browsed, readable
+from ..consumer.opened import Browsed, readable
 from ..message import Message, Received, Value
 from ..owner_check import Guard
-from ..producer.appending import pause
 from ..producer.producer import Producer
 from ..tracing import posting
 
 __all__ = ["OwnReplyTopic", "Requesting", "Requests", "closed_meanwhile"]
 
 
-# ---- reply topic ----
-# The requester's side of its reply topic: made when it is first needed, kept, read, and deleted (R38).
-#
-# Replies are read as they come, without a group. Decides when replies are lost: when the topic is gone,
-# or cannot be read at all; not when a broker or the database is away for a while, nor when the topic was
-# moved to another shard. Must never skip a reply that can still be read.
-
 log = logging.getLogger("postroom.requests")
 
 _CHUNK_MESSAGES = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
 _KEEP_S = 15.0  # how often the broker is told that the requester lives
+_CLOSED = "the connection was closed while the request waited"
 _CLOSE_S = 5.0  # for deleting the topic; else a broker does it by and by
 
 
 class OwnReplyTopic:
-    """`take` is given each reply, with the id of its request and whether it tells of a failure.
+    """The requester's side of its reply topic: made when it is first needed, kept, read, and deleted (R38).
 
-    `lost` is told when replies to what was asked so far will not come, with what to say about it.
+    Replies are read as they come, without a group. Decides when replies are lost: when the topic is gone, or
+    cannot be read at all; not when a broker or the database is away for a while, nor when the topic was moved
+    to another shard. Must never skip a reply that can still be read.
+
+    `take` is given each reply, with the id of its request and whether it tells of a failure. `lost`
+    is told when replies to what was asked so far will not come, with what to say about it.
     """
 
     def __init__(
@@ -80,9 +79,9 @@ class OwnReplyTopic:
         self._at: ReplyTopic | None = None
         self._offset = 0
         self._kept_at = 0.0  # when the broker was last told
-        self._opening: asyncio.Task[ReplyTopic] | None = None
+        self._opening = SharedTask(self._open, _CLOSED)
+        self._asked_for = False  # a broker may have made it
         self._reading: asyncio.Task[None] | None = None
-        self._closed = False
 
     # ---- life ----
 
@@ -90,17 +89,10 @@ class OwnReplyTopic:
         """Where replies go now."""
         if self._at is not None:
             return self._at
-        if self._opening is None or self._opening.done():
-            self._opening = self._guard.loop.create_task(self._open())
-            self._opening.add_done_callback(_retrieved)
-        try:
-            return await asyncio.shield(self._opening)
-        except asyncio.CancelledError:
-            if self._closed:
-                raise closed_meanwhile() from None
-            raise
+        return await self._opening.result()
 
     async def _open(self) -> ReplyTopic:
+        self._asked_for = True
         found = await self._kept()
         self._at, self._offset = found, 0
         if self._reading is None or self._reading.done():
@@ -114,9 +106,10 @@ class OwnReplyTopic:
         return found
 
     async def close(self) -> None:
-        opened, self._closed = self._opening is not None, True
-        await end([task for task in (self._opening, self._reading) if task is not None])
-        if not opened:
+        await self._opening.end()
+        if self._reading is not None:
+            await end((self._reading,))
+        if not self._asked_for:
             return
         try:
             async with asyncio.timeout(_CLOSE_S):
@@ -181,8 +174,8 @@ class OwnReplyTopic:
     def _given(self, fetched: Fetched, at: ReplyTopic) -> None:
         browsed = Browsed(at.name, 0, at.partition_id)
         for batch in fetched.batches:
-            for record in readable(batch, at.name, 0):
-                found = request_of(record.headers) if record.offset >= self._offset else None
+            for record in readable(batch, browsed, self._offset):
+                found = request_of(record.headers)
                 if found is not None:
                     self._take(found[0], unpack([record], browsed)[0], found[1])
             self._offset = max(self._offset, batch.last_offset + 1)
@@ -197,15 +190,8 @@ def _gone() -> NoReply:
 
 
 def closed_meanwhile() -> ClosedError:
-    return ClosedError("the connection was closed while the request waited")
+    return ClosedError(_CLOSED)
 
-
-def _retrieved(opening: asyncio.Task[ReplyTopic]) -> None:
-    if not opening.cancelled():
-        opening.exception()  # whoever waited for it may be gone
-
-
-# ---- requesting ----
 
 _LOOK_S = 1.0  # for finding out whether anybody serves a topic
 

@@ -19,7 +19,7 @@ from typing import cast
 from fastapi import APIRouter, Request
 
 from ...client.codec import Expiry, unpack
-from ...client.consumer.reading import GIVEN_UP, Browsed, told_of
+from ...client.consumer.opened import GIVEN_UP, Browsed, told_of
 from ...client.message import Kind, Received
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict

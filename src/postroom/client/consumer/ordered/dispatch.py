@@ -17,17 +17,18 @@ from collections.abc import Callable, Sequence
 from ....model.delivery.delivery import Span
 from ....model.delivery.ordered import FAR
 from ...message import Received
+from ..in_flight import LeasedDelivery
 from ..settle import runs_of
-from .partitions import Holding, OrderedDelivery, OrderedHands
+from .partitions import AssignedPartition, AssignedPartitions
 
 __all__ = ["Outlet"]
 
 
 class Outlet:
     def __init__(
-        self, hands: OrderedHands, now_ms: Callable[[], int], arrived: asyncio.Event, *, on_delivery: bool
+        self, in_flight: AssignedPartitions, now_ms: Callable[[], int], *, on_delivery: bool
     ) -> None:
-        self._hands, self._now_ms, self._arrived = hands, now_ms, arrived
+        self._in_flight, self._now_ms, self._arrived = in_flight, now_ms, in_flight.arrived
         self._on_delivery = on_delivery
         self.one_per_key = False  # hand out no runs: one message of a key at a time
         self.told_of_handling = False  # settled on delivery: `handled` says when a key may go on
@@ -36,8 +37,8 @@ class Outlet:
         self._closed = False
 
     @property
-    def _holdings(self) -> list[Holding]:
-        return list(self._hands.holdings.values())
+    def _holdings(self) -> list[AssignedPartition]:
+        return list(self._in_flight.holdings.values())
 
     # ---- what there is ----
 
@@ -104,42 +105,41 @@ class Outlet:
         self.look_again()
         return out
 
-    def _usable(self, now_ms: int) -> list[Holding]:
+    def _usable(self, now_ms: int) -> list[AssignedPartition]:
         """Partitions from which something may be handed out."""
         if self._closed:
             return []
         if self._on_delivery:
             return self._holdings
-        alone = self._hands.solo
+        alone = self._in_flight.solo
         if alone is not None and self._others_at_work(alone[1]):
             return []
         among = self._holdings if alone is None else [alone[0]]
         return [holding for holding in among if holding.give_up_at is None and holding.until > now_ms]
 
-    def _went_out(self, holding: Holding, messages: list[Received], now_ms: int) -> None:
+    def _went_out(self, holding: AssignedPartition, messages: list[Received], now_ms: int) -> None:
         if self._on_delivery:
-            self._hands.changed.set()
+            self._in_flight.changed.set()
             if not self.told_of_handling:
                 holding.queue.done(messages)
             return
         for delivery, start, stop in runs_of(messages):
-            assert isinstance(delivery, OrderedDelivery)
-            delivery.ranges.append((start, stop, now_ms))
+            delivery.hand_out(start, stop, now_ms)
 
     # ---- suspects ----
 
     @property
     def _suspect(self) -> Span | None:
         """The offsets that are to be handled while nothing else is."""
-        alone = self._hands.solo
+        alone = self._in_flight.solo
         return None if alone is None else (alone[1].first, alone[1].last)
 
-    def _others_at_work(self, suspect: OrderedDelivery) -> bool:
+    def _others_at_work(self, suspect: LeasedDelivery) -> bool:
         return sum(holding.queue.out for holding in self._holdings) > suspect.at_work
 
-    def stuck(self) -> tuple[Holding, OrderedDelivery] | None:
+    def stuck(self) -> tuple[AssignedPartition, LeasedDelivery] | None:
         """A suspect of which nothing is at work or can be: earlier messages of its keys wait."""
-        alone = self._hands.solo
+        alone = self._in_flight.solo
         if alone is None or alone[0].give_up_at is not None:
             return None
         holding, suspect = alone
@@ -153,7 +153,7 @@ class Outlet:
     def handled(self, messages: Sequence[Received]) -> None:
         """What was settled on delivery has been handled: its keys may go on."""
         for message in messages:
-            holding = self._hands.holdings.get(message._delivery.partition_id)
+            holding = self._in_flight.holdings.get(message._delivery.partition_id)
             if holding is not None:
                 holding.queue.done((message,))
         self.look_again()
@@ -164,14 +164,14 @@ class Outlet:
         for message in messages:
             by_partition.setdefault(message._delivery.partition_id, []).append(message)
         for partition_id, part in by_partition.items():
-            holding = self._hands.holdings.get(partition_id)
+            holding = self._in_flight.holdings.get(partition_id)
             if holding is None:
                 continue
             if self._on_delivery:
                 holding.queue.done(part)
                 holding.queue.back(part)
             else:
-                self._hands.take_back(holding, part)
+                self._in_flight.take_back(holding, part)
         self.look_again()
 
     def close(self) -> int:

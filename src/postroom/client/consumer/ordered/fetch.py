@@ -24,21 +24,22 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
+from ....backoff import pause
 from ....config import DEFAULTS
 from ....endpoint.endpoint import Endpoint
-from ....endpoint.values import Beat, Grant, Lease, PollReply, PollRequest, Settle, UnparkRequest, Verdict
+from ....endpoint.values import Grant, PollReply, PollRequest, Settle, UnparkRequest, Verdict
 from ....errors import CorruptBatch, PostroomError
 from ....model.delivery.delivery import Line
 from ....model.delivery.ordered import FAR
 from ....tasks import end
 from ...message import Received
-from ...producer.appending import pause
-from ..fetch import ALL, Fetcher, Opened
-from ..in_flight import OPEN, HeldDelivery, Window
+from ..fetch import Fetcher
+from ..in_flight import LOST, OPEN, LeasedDelivery, Membership, Window, delivery_of
+from ..opened import ALL, Opened
 from ..settle import Run, Settler, runs_of
 from .dispatch import Outlet
 from .key_queue import StoredLine
-from .partitions import Holding, OrderedDelivery, OrderedHands
+from .partitions import AssignedPartition, AssignedPartitions
 
 __all__ = ["OrderedFetcher"]
 
@@ -57,26 +58,22 @@ class OrderedFetcher(Fetcher):
     def __init__(
         self,
         endpoint: Endpoint,
-        who: Beat,
-        hands: OrderedHands,
+        who: Membership,
+        in_flight: AssignedPartitions,
         settler: Settler,
         window: Window,
         *,
         on_delivery: bool,
-        max_handling_ms: int,
-        lease_changed: Callable[[int], None],
-        arrived: asyncio.Event,
+        handling_ms: Callable[[], int],
     ) -> None:
-        super().__init__(
-            endpoint, who, hands, settler, window, on_delivery=on_delivery, lease_changed=lease_changed
-        )
-        self._partitions = hands
+        super().__init__(endpoint, who, in_flight, settler, window, on_delivery=on_delivery)
+        self._partitions = in_flight
         settler.refused = self._refused
-        self._max_handling_ms, self.handling_ms = max_handling_ms, endpoint.now_ms
-        self.arrived = arrived
-        self.outlet = Outlet(hands, endpoint.now_ms, arrived, on_delivery=on_delivery)
+        self._handling_ms = handling_ms
+        self.arrived = in_flight.arrived
+        self.outlet = Outlet(in_flight, endpoint.now_ms, on_delivery=on_delivery)
         self._asked_at = 0.0  # by the loop's clock
-        self._asked: dict[int, Holding] = {}  # what the poll under way names
+        self._asked: dict[int, AssignedPartition] = {}  # what the poll under way names
         self._started_ms = 0  # of the database, before we received what we hold
         self._strangers: set[int] = set()  # partitions to give up that are not known here
         self._crowded = False
@@ -84,7 +81,7 @@ class OrderedFetcher(Fetcher):
         self._unparked: list[Received] | None = None  # collects what comes out of a line of the store
 
     @property
-    def _holdings(self) -> list[Holding]:
+    def _holdings(self) -> list[AssignedPartition]:
         return list(self._partitions.holdings.values())
 
     # ---- asking ----
@@ -98,10 +95,10 @@ class OrderedFetcher(Fetcher):
             left = self._asked_at + _CHECK_SECONDS - loop.time()
             if self._has_room() or left <= 0:
                 return
-            self._hands.changed.clear()
+            self._in_flight.changed.clear()
             try:
                 async with asyncio.timeout(left):
-                    await self._hands.changed.wait()
+                    await self._in_flight.changed.wait()
             except TimeoutError:
                 pass
 
@@ -113,19 +110,19 @@ class OrderedFetcher(Fetcher):
             return self._wanted > 0 and not outlet.has_more and outlet.parked <= self._wanted
         if outlet.idle:
             return True
-        if self._hands.alone or asyncio.get_running_loop().time() < self._drain_until:
+        if self._in_flight.alone or asyncio.get_running_loop().time() < self._drain_until:
             return False
         messages, size = self._counted(waiting)
         return 2 * messages <= self._window.messages and 2 * size <= self._window.bytes
 
     def _counted(self, waiting: int) -> tuple[int, float]:
         """What counts towards the window: everything but what waits for a message that is not due."""
-        held = self._hands.messages
-        return held - waiting, self._hands.bytes * (held - waiting) / max(1, held)
+        held = self._in_flight.messages
+        return held - waiting, self._in_flight.bytes * (held - waiting) / max(1, held)
 
     def _is_crowded(self, waiting: int) -> bool:
         most = (1 + _WAITING_WINDOWS) * self._window.bytes
-        crowded = waiting > 0 and (waiting >= _MOST_WAITING or self._hands.bytes >= most)
+        crowded = waiting > 0 and (waiting >= _MOST_WAITING or self._in_flight.bytes >= most)
         if crowded and not self._crowded:
             log.warning(
                 "%d failed messages of %s/%s wait for their next attempt: nothing more is fetched until some "
@@ -141,7 +138,7 @@ class OrderedFetcher(Fetcher):
         messages, size = self._counted(self.outlet.waiting)
         wanted = self._wanted if self._on_delivery else max(1, self._window.messages - messages)
         room = self._has_room()
-        wait_ms = min(DEFAULTS.poll_wait_ms, self._settler.lease_ms // 2)  # the lease counts from now (I16)
+        wait_ms = min(DEFAULTS.poll_wait_ms, self.who.lease_ms // 2)  # the lease counts from now (I16)
         giving_up = tuple(h.partition_id for h in self._holdings if h.give_up_at is not None)
         self._asked_at = asyncio.get_running_loop().time()
         self._asked = dict(self._partitions.holdings)
@@ -177,7 +174,6 @@ class OrderedFetcher(Fetcher):
     # ---- accepting ----
 
     async def _accept(self, reply: PollReply, token: int, sent_ms: int) -> None:
-        self._partitions.lease_ms = reply.lease_ms
         if not self._holdings:
             self._started_ms = reply.started_ms
         for partition_id in reply.lost:
@@ -195,7 +191,7 @@ class OrderedFetcher(Fetcher):
         asked = self._asked.get(grant.partition_id)
         if asked is not None and self._partitions.holdings.get(grant.partition_id) is not asked:
             return []  # lost meanwhile; this goes on from its middle, the next poll asks for all (I5, I6)
-        opened = self._open_all(grant, partial(self._deliver, grant, token, until))
+        opened = self._opener.open(grant, partial(self._deliver, grant, token, until))
         holding = self._partitions.hold(grant)
         holding.until, holding.give_up_at = until, None
         self._strangers.discard(grant.partition_id)
@@ -211,18 +207,14 @@ class OrderedFetcher(Fetcher):
 
     def _not_given_up(self, rest: Grant) -> Grant | None:
         """Whoever holds the partition next is sent everything again."""
-        self._revoke(rest.partition_id, self._settler.lease_ms)
+        self._revoke(rest.partition_id, self.who.lease_ms)
         return None
-
-    def _deliver(self, grant: Grant, token: int, until: float, lease: Lease) -> OrderedDelivery:
-        return OrderedDelivery(self._settler, grant, lease, token, until)
 
     def _room_left(self) -> float:
         _, size = self._counted(self.outlet.waiting)
         return ALL if self._on_delivery else max(1.0, self._window.bytes - size)
 
-    def _keep(self, delivery: HeldDelivery, messages: list[Received], missing: list[Run]) -> None:
-        assert isinstance(delivery, OrderedDelivery)
+    def _keep(self, delivery: LeasedDelivery, messages: list[Received], missing: list[Run]) -> None:
         holding = self._partitions.holdings[delivery.partition_id]
         not_before = delivery.not_before if delivery.not_before > self._endpoint.now_ms() else 0
         if self._on_delivery and not_before < FAR:
@@ -241,9 +233,9 @@ class OrderedFetcher(Fetcher):
         await super()._account_for(missing)
         await asyncio.sleep(_PAUSE_SECONDS)  # for those that were handed back
 
-    def _hand_back(self, delivery: HeldDelivery, start: int, stop: int) -> None:
+    def _hand_back(self, delivery: LeasedDelivery, start: int, stop: int) -> None:
         """Whoever holds the partition next is sent everything again."""
-        self._revoke(delivery.partition_id, self._settler.lease_ms)
+        self._revoke(delivery.partition_id, self.who.lease_ms)
 
     # ---- lines of the store (I27) ----
 
@@ -251,7 +243,7 @@ class OrderedFetcher(Fetcher):
         """What waits behind failing messages goes to the store: always behind those that are stopped."""
         many = max(self._window.messages, _FEW_WAITING)
         crowded = sum(h.queue.behind for h in self._holdings) > many
-        crowded = crowded or self._hands.bytes > 2 * self._window.bytes
+        crowded = crowded or self._in_flight.bytes > 2 * self._window.bytes
         for holding in self._holdings:
             if crowded:
                 holding.queue.park_waiting()
@@ -259,7 +251,7 @@ class OrderedFetcher(Fetcher):
             if holding.queue.claimed:
                 self._claim(holding)
 
-    def _claim(self, holding: Holding) -> None:
+    def _claim(self, holding: AssignedPartition) -> None:
         for stored, messages in holding.queue.take_claimed():
             first, last = messages[0]._position, messages[-1]._position
             line = Line(stored.id, stored.key, first, last, len(messages))
@@ -304,8 +296,8 @@ class OrderedFetcher(Fetcher):
             if tries:
                 await asyncio.sleep(pause(tries))
 
-    def _hungry(self) -> Iterator[tuple[Holding, StoredLine]]:
-        if self._hands.alone or self._ended or (self._on_delivery and self._wanted <= 0):
+    def _hungry(self) -> Iterator[tuple[AssignedPartition, StoredLine]]:
+        if self._in_flight.alone or self._ended or (self._on_delivery and self._wanted <= 0):
             return
         now_ms = self._endpoint.now_ms()
         for holding in self._holdings:
@@ -313,7 +305,7 @@ class OrderedFetcher(Fetcher):
             if usable and (stored := holding.queue.hungry(holding.position)) is not None:
                 yield holding, stored
 
-    async def _unpark_line(self, holding: Holding, stored: StoredLine) -> bool:
+    async def _unpark_line(self, holding: AssignedPartition, stored: StoredLine) -> bool:
         """Ask for the next of a line; False: something else has to come first."""
         request = UnparkRequest(
             topic=self.who.topic,
@@ -351,9 +343,9 @@ class OrderedFetcher(Fetcher):
             await self._account_for(missing)
         return grant.position > request.first
 
-    def _open_unparked(self, grant: Grant, holding: Holding) -> list[Opened]:
-        self._room = ALL  # the broker has counted what they unpack to
-        return self._open_all(grant, partial(self._deliver, grant, self._partitions.token, holding.until))
+    def _open_unparked(self, grant: Grant, holding: AssignedPartition) -> list[Opened[LeasedDelivery]]:
+        self._opener.room = ALL  # the broker has counted what they unpack to
+        return self._opener.open(grant, partial(self._deliver, grant, self._partitions.token, holding.until))
 
     # ---- giving up ----
 
@@ -366,15 +358,15 @@ class OrderedFetcher(Fetcher):
 
     def _refused(self, run: Run) -> None:
         """What the store would not settle is not kept for long: others get it after a lease (I25)."""
-        lease_s = self._settler.lease_ms / 1000
+        lease_s = self.who.lease_ms / 1000
         asyncio.get_running_loop().call_later(lease_s, self._let_refused_go, *run)
 
-    def _let_refused_go(self, delivery: HeldDelivery, start: int, stop: int) -> None:
+    def _let_refused_go(self, delivery: LeasedDelivery, start: int, stop: int) -> None:
         if not self._ended and any(
             i in delivery.refused and delivery.state[i] == OPEN for i in range(start, stop)
         ):
             self._revoke(delivery.partition_id, 0)
-            self._hands.changed.set()
+            self._in_flight.changed.set()
 
     async def _hand_over(self) -> None:
         now = asyncio.get_running_loop().time()
@@ -392,15 +384,20 @@ class OrderedFetcher(Fetcher):
                     raise
                 self._strangers.update(ids)
 
-    def _may_go(self, holding: Holding, give_up_at: float, now: float) -> bool:
+    def _may_go(self, holding: AssignedPartition, give_up_at: float, now: float) -> bool:
         buffered = self._on_delivery and (holding.queue.fresh or holding.queue.parked)
         return now >= give_up_at or not (holding.at_work or buffered)
+
+    def to_release(self, at_work: Sequence[Received] = ()) -> list[Run]:
+        """Nothing: whoever holds the partition next is sent everything again."""
+        return []
 
     async def leave(self) -> None:
         """Hand over everything."""
         for holding in self._holdings:
             holding.give_up_at = 0.0
         await self._hand_over()
+        await super().leave()
 
     # ---- handing out ----
 
@@ -439,7 +436,7 @@ class OrderedFetcher(Fetcher):
         """A heartbeat was made, or time was moved: something may be due, renewed, or hang."""
         if self._ended:
             return
-        before_ms = self.handling_ms() - self._max_handling_ms
+        before_ms = self._handling_ms() - self.who.max_handling_ms
         for holding in self._holdings:
             for delivery, indexes in holding.hung(before_ms):
                 log.warning("%d messages of %s: %s", len(indexes), holding.topic, _HUNG)
@@ -458,3 +455,21 @@ class OrderedFetcher(Fetcher):
     def clear(self) -> int:
         self._ended = True
         return self.outlet.close()
+
+    # ---- for whoever runs handlers ----
+
+    ordered = True
+
+    def begin(self, messages: list[Received]) -> list[Received]:
+        """Return those that were neither lost nor taken back before they were begun."""
+        return [m for m in messages if delivery_of(m).state[m._position - delivery_of(m).first] < LOST]
+
+    def in_order(self, *, one_per_key: bool) -> None:
+        self.outlet.one_per_key, self.outlet.told_of_handling = one_per_key, True
+
+    def put_back(self, messages: Sequence[Received]) -> None:
+        if messages:
+            self.outlet.put_back(messages)
+
+    def handled(self, messages: Sequence[Received]) -> None:
+        self.outlet.handled(messages)

@@ -1,10 +1,10 @@
-"""What a member of an ordered group has in its hands: partitions, and what it received of them.
+"""What a member of an ordered group has in flight: partitions, and what it received of them.
 
 The partition is what is held: it has one lease, renewed as a whole and lost as a whole (I5). Its deliveries
 say, as in shared groups, what became of each message; a message that comes back to its key gets a delivery of
 its own, since its attempt differs. Decides nothing about keys: `keys` does.
 
-Must never let a message out of sight: what the store keeps in these hands (retried, released) goes back to
+Must never let a message out of sight: what the store leaves with this member (retried, released) goes back to
 its key before the settling is over, and what is taken back from the user stays held. Also read by the
 heartbeat's thread, which must never change anything here but `until`.
 """
@@ -22,60 +22,31 @@ import msgspec
 from ....endpoint.values import Held, Lease, Settle
 from ....model.delivery.delivery import Span
 from ...message import Received
-from ..in_flight import ACKING, BACK, GIVING, LOST, OPEN, PARKING, GrantedPartition, Hands, HeldDelivery
+from ..in_flight import (
+    ACKING,
+    BACK,
+    GIVING,
+    LOST,
+    OPEN,
+    PARKING,
+    Deliveries,
+    GrantedPartition,
+    LeasedDelivery,
+    Membership,
+    delivery_of,
+)
 from .key_queue import KeyQueue
 
 if TYPE_CHECKING:
-    from ..settle import Run, Settler
+    from ..settle import Run
 
-__all__ = ["Holding", "OrderedDelivery", "OrderedHands"]
+__all__ = ["AssignedPartition", "AssignedPartitions"]
 
 _position = attrgetter("_position")
 _Tell: TypeAlias = Callable[[KeyQueue, Sequence[Received]], None]
 
 
-class OrderedDelivery(HeldDelivery):
-    """A delivery whose messages are handed out key by key, and so not one after the other."""
-
-    __slots__ = ("not_before", "ranges")
-
-    def __init__(
-        self, settler: Settler, place: GrantedPartition, lease: Lease, token: int, until: float
-    ) -> None:
-        super().__init__(settler, place, lease, token, until)
-        self.not_before = lease.not_before
-        self.ranges: list[tuple[int, int, int]] = []  # (start, stop, when): handed out then
-
-    def handed_runs(self, offset: int) -> list[tuple[int, int]]:
-        stop = offset - self.first + 1
-        return [
-            run
-            for start, end, _ in sorted(self.ranges)
-            if start < stop
-            for run in self.open_runs(start, min(end, stop))
-        ]
-
-    @property
-    def at_work(self) -> int:
-        """How many messages of it are handed out and not settled, nor on their way there."""
-        return sum(
-            self.state.count(OPEN, start, stop) + self.state.count(GIVING, start, stop)
-            for start, stop, _ in self.ranges
-        )
-
-    def hung(self, before_ms: int) -> list[int]:
-        """Messages handed out before then and neither settled nor extended since."""
-        return [
-            index
-            for start, stop, at in tuple(self.ranges)
-            if at <= before_ms
-            for run in self.open_runs(start, stop)
-            for index in range(*run)
-            if self.extended.get(index, 0) <= before_ms
-        ]
-
-
-class Holding:
+class AssignedPartition:
     """A partition that is held."""
 
     __slots__ = (
@@ -88,10 +59,10 @@ class Holding:
         self.position = -1  # the offset to expect next (I6); -1: from the lowest that is unsettled
         self.until: float = 0  # the lease, by the endpoint's clock
         self.give_up_at: float | None = None  # it is somebody else's turn: to be handed over by then
-        self.chunks: dict[OrderedDelivery, list[Received]] = {}  # what was received and is not settled
+        self.chunks: dict[LeasedDelivery, list[Received]] = {}  # what was received and is not settled
         self.dropped = False  # held no more; the partition may be held again, as another one of these
 
-    def messages(self, delivery: OrderedDelivery, start: int, stop: int) -> list[Received]:
+    def messages(self, delivery: LeasedDelivery, start: int, stop: int) -> list[Received]:
         """The messages at these indexes of a delivery. Offsets without a message have none."""
         found = self.chunks.get(delivery, [])
         if len(found) == len(delivery.state):
@@ -108,33 +79,34 @@ class Holding:
     def loses(self, spans: Iterable[Span]) -> bool:
         return not self.dropped  # the partition is held as a whole, or not at all
 
-    def hung(self, before_ms: int) -> list[tuple[OrderedDelivery, list[int]]]:
+    def hung(self, before_ms: int) -> list[tuple[LeasedDelivery, list[int]]]:
         return [(d, found) for d in list(self.chunks) if (found := d.hung(before_ms))]
 
 
-class OrderedHands(Hands):
+class AssignedPartitions(Deliveries):
     """All partitions that one consumer holds."""
 
-    def __init__(self, token: int, *, whole: bool, arrived: asyncio.Event, on_delivery: bool = False) -> None:
+    def __init__(self, who: Membership, token: int, *, whole: bool, on_delivery: bool = False) -> None:
         super().__init__()
+        self._who = who
         self.token = token  # the holder's, as long as the consumer lives (I7)
-        self.holdings: dict[int, Holding] = {}  # by partition id
-        self._whole, self._arrived, self._on_delivery = whole, arrived, on_delivery
-        self._unsure: set[tuple[HeldDelivery, int]] = set()  # acks that failed once: their keys wait (I25)
+        self.holdings: dict[int, AssignedPartition] = {}  # by partition id
+        self._whole, self._on_delivery = whole, on_delivery
+        self.arrived = asyncio.Event()  # set exactly while there may be something to hand out
+        self._unsure: set[tuple[LeasedDelivery, int]] = set()  # acks that failed once: their keys wait (I25)
         self.freed = asyncio.Event()  # a key may go on with what is stored of it
-        self.lease_ms = 0
 
     # ---- partitions ----
 
-    def hold(self, place: GrantedPartition) -> Holding:
+    def hold(self, place: GrantedPartition) -> AssignedPartition:
         holding = self.holdings.get(place.partition_id)
         if holding is None:
-            holding = Holding(place, KeyQueue(whole=self._whole, keeps=self._on_delivery))
+            holding = AssignedPartition(place, KeyQueue(whole=self._whole, keeps=self._on_delivery))
             with self._lock:
                 self.holdings[place.partition_id] = holding
         return holding
 
-    def drop(self, holding: Holding) -> None:
+    def drop(self, holding: AssignedPartition) -> None:
         """It is held no more. What is being settled is decided by the settling, everything else is lost."""
         with self._lock:
             self.holdings.pop(holding.partition_id, None)
@@ -152,11 +124,11 @@ class OrderedHands(Hands):
             self.drop(holding)
         return True
 
-    def held(self, now_ms: int, max_handling_ms: int) -> Mapping[Held, Sequence[Holding]]:
+    def held(self, now_ms: int, max_handling_ms: int) -> Mapping[Held, Sequence[AssignedPartition]]:
         """For the heartbeat. What hangs is retried by the loop; if that hangs itself, the lease runs out."""
         with self._lock:
             holdings = list(self.holdings.values())
-        before_ms = now_ms - max_handling_ms - self.lease_ms
+        before_ms = now_ms - max_handling_ms - self._who.lease_ms
         return {
             Held(h.topic, h.partition_id, self.token, ((0, max(0, h.position)),)): [h]
             for h in holdings
@@ -164,13 +136,13 @@ class OrderedHands(Hands):
         }
 
     @property
-    def solo(self) -> tuple[Holding, OrderedDelivery] | None:
+    def solo(self) -> tuple[AssignedPartition, LeasedDelivery] | None:
         """What is to be handled while nothing else is: a suspect (I14)."""
         if not self.alone:
             return None
         return next(((h, d) for h in self.holdings.values() for d in h.chunks if d.alone), None)
 
-    def is_like_any(self, delivery: OrderedDelivery) -> None:
+    def is_like_any(self, delivery: LeasedDelivery) -> None:
         """It need not be handled alone any more."""
         if delivery.alone and delivery.open:
             delivery.alone = False
@@ -178,11 +150,11 @@ class OrderedHands(Hands):
 
     # ---- messages ----
 
-    def receive(self, holding: Holding, delivery: OrderedDelivery, messages: list[Received]) -> None:
+    def receive(self, holding: AssignedPartition, delivery: LeasedDelivery, messages: list[Received]) -> None:
         self.take(delivery)
         holding.chunks[delivery] = messages
 
-    def mark(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
+    def mark(self, delivery: LeasedDelivery, start: int, stop: int, state: int) -> None:
         before = delivery.state[start]
         unsure = bool(self._unsure) and state == OPEN and self._was_unsure(delivery, start)
         super().mark(delivery, start, stop, state)
@@ -195,7 +167,7 @@ class OrderedHands(Hands):
         elif state == OPEN and before == PARKING:
             self._tell(delivery, start, stop, KeyQueue.claim_again)
 
-    def _has(self, delivery: HeldDelivery) -> bool:
+    def _has(self, delivery: LeasedDelivery) -> bool:
         holding = self.holdings.get(delivery.partition_id)
         return holding is not None and delivery in holding.chunks
 
@@ -206,33 +178,33 @@ class OrderedHands(Hands):
                 self._unsure.add((delivery, start))
                 self._tell(delivery, start, stop, KeyQueue.undone)
 
-    def _was_unsure(self, delivery: HeldDelivery, start: int) -> bool:
+    def _was_unsure(self, delivery: LeasedDelivery, start: int) -> bool:
         was = (delivery, start) in self._unsure
         self._unsure.discard((delivery, start))
         return was
 
-    def let_go(self, delivery: HeldDelivery, start: int, stop: int, state: int) -> None:
+    def let_go(self, delivery: LeasedDelivery, start: int, stop: int, state: int) -> None:
         if delivery.state[start] == GIVING or (self._unsure and self._was_unsure(delivery, start)):
             self._tell(delivery, start, stop, KeyQueue.done)
         super().let_go(delivery, start, stop, state)
         holding = self.holdings.get(delivery.partition_id)
-        if not delivery.open and holding is not None and isinstance(delivery, OrderedDelivery):
+        if not delivery.open and holding is not None:
             holding.chunks.pop(delivery, None)
 
-    def _tell(self, delivery: HeldDelivery, start: int, stop: int, what: _Tell) -> None:
+    def _tell(self, delivery: LeasedDelivery, start: int, stop: int, what: _Tell) -> None:
         holding = self.holdings.get(delivery.partition_id)
-        if holding is None or not isinstance(delivery, OrderedDelivery):
+        if holding is None:
             return
         messages = holding.messages(delivery, start, stop)
         if messages:
             what(holding.queue, messages)
-            self._arrived.set()
+            self.arrived.set()
             self.freed.set()
 
     # ---- coming back ----
 
     def keep(self, runs: Sequence[Run], kept: Iterable[tuple[Settle, tuple[Lease, ...]]]) -> None:
-        """What the store kept in these hands goes back to its key, as another delivery."""
+        """What the store left with this member goes back to its key, as another delivery."""
         for part, leases in kept:
             holding = self.holdings.get(part.partition_id)
             given = {} if holding is None else _given(holding, runs)
@@ -246,26 +218,26 @@ class OrderedHands(Hands):
         """What was handed out behind these, of their keys, is taken back: it comes again behind them."""
         for delivery, start, stop in runs:
             holding = self.holdings.get(delivery.partition_id)
-            if holding is None or not isinstance(delivery, OrderedDelivery):
+            if holding is None:
                 continue
             for message in holding.messages(delivery, start, stop):
                 given = delivery.state[message._position - delivery.first] == GIVING
                 if given and holding.queue.run_of(message) > 1:
                     self.take_back(holding, _behind(holding, message))
 
-    def take_back(self, holding: Holding, messages: Sequence[Received]) -> None:
+    def take_back(self, holding: AssignedPartition, messages: Sequence[Received]) -> None:
         """Messages that the user has, and is not to settle any more; they are handed out again in order."""
         again = self.renew(holding, messages)
         holding.queue.done(again)
         holding.queue.back(again)
-        self._arrived.set()
+        self.arrived.set()
 
-    def renew(self, holding: Holding, messages: Sequence[Received]) -> list[Received]:
+    def renew(self, holding: AssignedPartition, messages: Sequence[Received]) -> list[Received]:
         """The same messages in deliveries of their own. Whoever has the old ones can settle them no more."""
-        by_delivery: dict[OrderedDelivery, list[Received]] = {}
+        by_delivery: dict[LeasedDelivery, list[Received]] = {}
         for message in messages:
-            delivery = message._delivery
-            if isinstance(delivery, OrderedDelivery) and delivery in holding.chunks:
+            delivery = delivery_of(message)
+            if delivery in holding.chunks:
                 by_delivery.setdefault(delivery, []).append(message)
         renewed: list[Received] = []
         for delivery, parts in by_delivery.items():
@@ -276,11 +248,12 @@ class OrderedHands(Hands):
                 self.let_go(delivery, index, index + 1, BACK)
         return renewed
 
-    def _again(self, holding: Holding, messages: Sequence[Received], lease: Lease) -> list[Received]:
+    def _again(
+        self, holding: AssignedPartition, messages: Sequence[Received], lease: Lease
+    ) -> list[Received]:
         """The same messages in a delivery of their own; the offsets between them are not part of it."""
-        old = messages[0]._delivery
-        assert isinstance(old, OrderedDelivery)
-        new = OrderedDelivery(old.settler, holding, lease, self.token, holding.until)
+        old = delivery_of(messages[0])
+        new = LeasedDelivery(old.settler, holding, lease, self.token, holding.until)
         new.bytes_each = old.bytes_each
         new.state[:] = bytes((BACK,)) * len(new.state)
         for message in messages:
@@ -291,17 +264,17 @@ class OrderedHands(Hands):
         return again
 
 
-def _given(holding: Holding, runs: Sequence[Run]) -> dict[int, Received]:
+def _given(holding: AssignedPartition, runs: Sequence[Run]) -> dict[int, Received]:
     """By offset, the messages of this partition that are being retried or released."""
     return {
         message._position: message
         for delivery, start, stop in runs
-        if isinstance(delivery, OrderedDelivery) and delivery.state[start] == GIVING
+        if delivery.state[start] == GIVING
         for message in holding.messages(delivery, start, stop)
     }
 
 
-def _behind(holding: Holding, message: Received) -> list[Received]:
+def _behind(holding: AssignedPartition, message: Received) -> list[Received]:
     """What is out of the same key, open, at higher offsets."""
     return [
         other

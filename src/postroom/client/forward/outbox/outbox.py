@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
@@ -30,7 +29,7 @@ from ...message import Message, Value
 from .connect import opening
 from .relay import Relay, RelaySettings, make_relay
 from .table import NAME, Row, Table, kind_named, look, rows_of
-from .transactions import Block, Hooks, is_awaited, joined, resolved
+from .transactions import Block, Hooks, OwnConnection, is_awaited, joined, resolved
 
 __all__ = ["Outbox", "transactional"]
 
@@ -192,15 +191,11 @@ class Outbox:
             waker()
 
 
-# ---- decorating ----
-# `@outbox.transactional`: a function as one transaction, in one line.
-#
-# Decides which connection that is: the first argument that is one, or one that a factory opens for the
-# call. Must never leave a connection open that it has opened.
-
-
 def transactional(outbox: Outbox, function: Callable[..., Any], connect: Any) -> Callable[..., Any]:
-    """`connect`: opens a connection for each call, which becomes its first argument; None: it has one."""
+    """Return the function as one transaction, on the first argument that is a connection.
+
+    `connect` opens one for each call instead, which becomes its first argument, and is closed again.
+    """
     if inspect.iscoroutinefunction(function):
 
         @functools.wraps(function)
@@ -208,7 +203,7 @@ def transactional(outbox: Outbox, function: Callable[..., Any], connect: Any) ->
             if connect is None:
                 async with outbox.transaction(_found(function, args, kwargs)):
                     return await function(*args, **kwargs)
-            async with _opened_async(connect) as connection, outbox.transaction(connection):
+            async with OwnConnection(connect) as connection, outbox.transaction(connection):
                 return await function(connection, *args, **kwargs)
 
         return call_async
@@ -218,7 +213,7 @@ def transactional(outbox: Outbox, function: Callable[..., Any], connect: Any) ->
         if connect is None:
             with outbox.transaction(_found(function, args, kwargs)):
                 return function(*args, **kwargs)
-        with _opened(connect) as connection, outbox.transaction(connection):
+        with OwnConnection(connect) as connection, outbox.transaction(connection):
             return function(connection, *args, **kwargs)
 
     return call
@@ -232,31 +227,3 @@ def _found(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         f"{function.__qualname__} was called without a connection or session: give it one, or let one be "
         "opened for each call with @outbox.transactional(connect=…)"
     )
-
-
-@contextmanager
-def _opened(connect: Any) -> Iterator[Any]:
-    if isinstance(connect, str):  # Django opens and closes by itself
-        yield resolved(connect)
-        return
-    connection = connect()
-    try:
-        yield connection
-    finally:
-        connection.close()
-
-
-@asynccontextmanager
-async def _opened_async(connect: Any) -> AsyncIterator[Any]:
-    if isinstance(connect, str):
-        yield resolved(connect)
-        return
-    connection = connect()
-    if hasattr(connection, "__aexit__"):
-        async with connection as started:
-            yield started
-        return
-    try:
-        yield connection
-    finally:
-        connection.close()

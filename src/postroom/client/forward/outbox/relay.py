@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ....backoff import SLOW
 from ....errors import LeaseLost, UsageError
 from ....tasks import end
-from ...producer.appending import pause
 from ..forwarder import Forwarder, Trouble
 from .connect import Opening
 from .same_database import DrawingEndpoint
@@ -35,7 +35,6 @@ __all__ = ["Relay", "RelaySettings", "make_relay"]
 log = logging.getLogger("postroom.outbox")
 
 _GRACE_S = 5.0  # for what is on its way when it is stopped
-_SLOWER = 10  # times the pauses of a send: the caller's database is asked again after them
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,7 @@ class Relay:
                 tries = 1 if self.forwarded > before else tries + 1
                 log.warning("the relay of %s starts again: %r", self._settings.table.name, error)
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_SLOWER * pause(tries)):
+                    async with asyncio.timeout(SLOW.after(tries)):
                         await self._stopping.wait()
 
     async def _forward(self) -> BaseException | None:

@@ -35,12 +35,6 @@ from .transactions import begun
 __all__ = ["OutboxSource", "forget", "show"]
 
 
-# ---- metrics ----
-# Figures of an outbox for Prometheus, in the process of its relay, if that has `prometheus_client` (R43).
-#
-# Set by the leading relay alone, in the process's default registry, under the names that a served broker
-# uses for an outbox in its own database. Must never fail a relay.
-
 log = logging.getLogger("postroom.outbox")
 
 _GAUGES = {
@@ -52,6 +46,11 @@ _made: list[Any] | None = None
 
 
 def show(status: OutboxStatus) -> None:
+    """Set the figures of an outbox for Prometheus, if the relay's process has `prometheus_client` (R43).
+
+    Called by the leading relay alone, in the process's default registry, under the names that a served broker
+    uses for an outbox in its own database. Must never fail a relay.
+    """
     values = (status.messages, status.oldest_age_ms / 1000, len(status.stuck))
     for gauge, value in zip(_gauges(), values, strict=False):
         gauge.labels(status.table).set(value)
@@ -76,8 +75,6 @@ def _gauges() -> list[Any]:
             _made = []
     return _made
 
-
-# ---- source ----
 
 Stamped = list[tuple[str, int, int, int, list[int]]]
 """Topic, the three numbers of the stamp, and the ids of the rows."""

@@ -17,16 +17,17 @@ from typing import Any
 
 from ....errors import InvalidSetting, PostroomError, SchemaMismatch
 from ....model.moves import forwarding
-from ....model.moves.forwarding import Stamp, pack_headers
+from ....model.moves.forwarding import Stamp
 from ....model.topology.names import check_topic
 from ....store.sql.outbox import OUTBOX
 from ....units import Duration, Moment
 from ... import databases
-from ...codec import Packed, due_at, pack_all
+from ...codec import due_at, pack_all
 from ...databases import Kind, Theirs
 from ...message import Message
 from ...producer.producer import check_slot
 from ...tracing import posting
+from ..forwarder import as_rows
 
 __all__ = [
     "COLUMNS",
@@ -45,13 +46,6 @@ __all__ = [
 ]
 
 
-# ---- rows ----
-# A message as a row of the outbox, and back.
-#
-# Decides nothing about messages that `codec` does not: what is wrong with one is said when it is written,
-# in the caller's transaction, since nobody is there any more when it is sent. Its moments (delay, expiry,
-# timestamp) count from then.
-
 COLUMNS = "topic, message_key, message_value, headers, message_id, due_at, slot, sent_at, size"
 
 Row = tuple[str, bytes | None, bytes, bytes, bytes | None, int, int | None, int, int]
@@ -67,18 +61,21 @@ def rows_of(
     delay: Duration | None = None,
     at: Moment | None = None,
 ) -> list[Row]:
-    """All of them, or an error that says what is wrong with one."""
+    """Return messages as rows of the outbox: all of them, or an error that says what is wrong with one.
+
+    That is said when they are written, in the caller's transaction, since nobody is there any more when they
+    are sent. Moments (delay, expiry, timestamp) count from then.
+    """
     topic, slot = check_topic(topic), check_slot(slot)
-    packed: Packed = pack_all(messages, now_ms, due_at(delay, at, now_ms), slot)
+    packed = pack_all(messages, now_ms, due_at(delay, at, now_ms), slot)
     posting(packed)
-    nothing = [None] * len(packed.entries)
-    ids, stamps, dues = packed.ids or nothing, packed.timestamps or nothing, packed.dues or nothing
-    found: list[Row] = []
-    for (key, value, headers), id, due, stamp in zip(packed.entries, ids, dues, stamps, strict=True):
-        named, size = pack_headers(headers), len(key or b"") + len(value)
-        text = None if id is None else id.encode()
-        found.append((topic, key, value, named, text, due or 0, slot, stamp or now_ms, size + len(named)))
-    return found
+    return [_stored(row) for row in as_rows(topic, packed, slot, now_ms)]
+
+
+def _stored(row: forwarding.ForwardRow) -> Row:
+    size = len(row.key or b"") + len(row.value) + len(row.headers)
+    id = None if row.message_id is None else row.message_id.encode()
+    return (row.topic, row.key, row.value, row.headers, id, row.due_at, row.slot, row.timestamp, size)
 
 
 def row_of(stored: tuple[Any, ...], stamp: Stamp | None = None) -> forwarding.ForwardRow:
@@ -90,8 +87,6 @@ def row_of(stored: tuple[Any, ...], stamp: Stamp | None = None) -> forwarding.Fo
         at, topic, key, bytes(value), bytes(headers), message_id, sent_at, due, slot, stamp
     )
 
-
-# ---- table ----
 
 NAME = OUTBOX
 VERSION = 1
@@ -235,12 +230,6 @@ def _fits(mark: Any, known: tuple[Any, ...]) -> bool:
     return mark in known
 
 
-# ---- status ----
-# How an outbox is: what waits, for how long, and why (R43).
-#
-# Read from the tables alone, so that anybody who has a connection can ask, whichever process relays.
-
-
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """A topic that takes none of its messages now."""
@@ -265,6 +254,7 @@ class OutboxStatus:
 
 
 def look(table: Table, connection: Any) -> OutboxStatus:
+    """Return what waits, for how long, and why, from the tables alone: whichever process relays (R43)."""
     theirs = databases.of(connection)
     with table.explaining():
         relay = theirs.rows(f"SELECT version, until_ms, stuck FROM {table.relay} WHERE id = 1")

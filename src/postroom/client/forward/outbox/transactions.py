@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 from ....errors import UsageError
 from ... import databases
 
-__all__ = ["Block", "Hooks", "begun", "begun_async", "is_awaited", "joined", "resolved"]
+__all__ = ["Block", "Hooks", "OwnConnection", "begun", "is_awaited", "joined", "resolved"]
 
 
 _MYSQL_IN_TRANSACTION = 1  # the bit of the server's status
@@ -127,6 +127,7 @@ class Block:
     """What `outbox.transaction` returns: `with`, or `async with` for what is awaited."""
 
     def __init__(self, connection: Any, depths: dict[int, int], wake: Callable[[], None]) -> None:
+        """`depths` are the open blocks by connection, and `wake` is called when the outermost has ended."""
         self._connection, self._depths, self._wake = connection, depths, wake
         self._block: Any = None
 
@@ -185,18 +186,49 @@ class Block:
             self._leave()
 
 
-# ---- hooks ----
-# What is done when the caller commits, where the caller's library tells us of it.
-#
-# SQLAlchemy's `after_commit` also comes for a savepoint that is released while the transaction around it
-# may still be rolled back, and a connection's `commit` comes just before: so from here the relay is
-# woken, and nothing is ever sent (I21). Plain DB-API connections tell nobody: `outbox.transaction` does,
-# or the relay looks by itself. A send that was begun on an async session and not awaited is found here
-# too: its commit is refused.
+class OwnConnection:
+    """A connection that is opened for one block, `with` or `async with`, and closed when that is left.
+
+    `connect` opens it, or is an alias of Django, which opens and closes by itself.
+    """
+
+    def __init__(self, connect: Any) -> None:
+        self._connect = connect
+        self._connection: Any = None
+
+    def __enter__(self) -> Any:
+        connect = self._connect
+        self._connection = resolved(connect if isinstance(connect, str) else connect())
+        return self._connection
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if databases.library(self._connection) != "django":
+            self._connection.close()
+
+    async def __aenter__(self) -> Any:
+        connection = self.__enter__()
+        return await connection.__aenter__() if hasattr(connection, "__aexit__") else connection
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if hasattr(self._connection, "__aexit__"):
+            await self._connection.__aexit__(kind, error, trace)
+        else:
+            self.__exit__(kind, error, trace)
 
 
 class Hooks:
-    """Of one outbox. `wake` is harmless, quick, and may be called from any thread."""
+    """What an outbox does when the caller commits, where the caller's library tells of it.
+
+    SQLAlchemy's `after_commit` also comes for a savepoint that is released while the transaction around it
+    may still be rolled back, and a connection's `commit` comes just before: so from here the relay is woken,
+    and nothing is ever sent (I21). Plain DB-API connections tell nobody: `outbox.transaction` does, or the
+    relay looks by itself. A send that was begun on an async session and not awaited is found here too: its
+    commit is refused. `wake` is harmless, quick, and may be called from any thread.
+    """
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

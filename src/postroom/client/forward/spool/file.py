@@ -1,7 +1,7 @@
 """The file of a spool: messages that wait, and what was stamped of them, in SQLite, flushed at every commit.
 
 Decides nothing about topics: it is a `Source` that the forwarder empties, and that a producer fills. Belongs
-to one process (`owning`). Two connections, one to fill and one to empty it; they take turns. A new file is
+to one process (`Ownership`). Two connections, one to fill and one to empty it; they take turns. A new file is
 made aside and appears whole, so that a file is ours, or another's and left as it is. Must never be written to
 before it is known to be ours. Ids only grow, also when the file was empty.
 """
@@ -39,13 +39,6 @@ from ..forwarder import Trouble
 __all__ = ["Owner", "Ownership", "SpoolFile", "Spooled", "look", "owner_of"]
 
 
-# ---- owning ----
-# Who has a spool file: one process at a time, by an advisory lock on a side file.
-#
-# The lock ends with the process, however it ends; the side file stays, and says who has, or had, the
-# lock. Must never take a lock that another has: two who forward from one file would not know of each
-# other.
-
 try:
     import fcntl
 except ImportError:  # pragma: no cover - not on Windows
@@ -67,7 +60,12 @@ class Owner(msgspec.Struct, frozen=True):
 
 
 class Ownership:
-    """Holds the lock until `release`. A child process after fork does not hold it."""
+    """The lock on a spool's file, which one process has at a time: advisory, on a side file, until `release`.
+
+    It ends with the process, however that ends; the side file stays, and says who has, or had, the lock. A
+    child process after fork does not have it. Must never take a lock that another has: two who forward from
+    one file would not know of each other.
+    """
 
     def __init__(self, path: Path) -> None:
         """StoreBusy if another has the file; it names that one."""
@@ -159,8 +157,6 @@ def _taken(path: Path, error: OSError) -> StoreBusy | StoreUnavailable:
         owner=owner.pid if owner else 0,
     )
 
-
-# ---- file ----
 
 _MAGIC = b"SQLite format 3\0"
 _APPLICATION = 0x50525350  # says that a database is a spool

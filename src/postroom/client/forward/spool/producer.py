@@ -26,12 +26,12 @@ from ...producer.parcel import Call, Parcel
 from ...producer.producer import Producer, check_slot
 from ..forwarder import as_rows
 from .file import Spooled
-from .writer import Landing
+from .writer import SpoolWriter
 
 if TYPE_CHECKING:
-    from .writer import Landing
+    from .writer import SpoolWriter
 
-__all__ = ["SpooledProducer", "Spools", "limit_of", "place_of"]
+__all__ = ["SpooledProducer", "Spools", "limit_of", "path_of"]
 
 
 class SpooledProducer(Producer):
@@ -42,7 +42,7 @@ class SpooledProducer(Producer):
         endpoint: Endpoint,
         guard: Guard,
         topic: str,
-        landing: Landing,
+        writer: SpoolWriter,
         *,
         timeout_ms: int = DEFAULTS.send_timeout_ms,
         buffer_bytes: int = DEFAULTS.buffer_bytes,
@@ -56,16 +56,16 @@ class SpooledProducer(Producer):
             timeout_ms=timeout_ms,
             buffer_bytes=buffer_bytes,
         )
-        self._landing = landing
+        self._writer = writer
 
     @property
     def spooled(self) -> Spooled:
-        return self._landing.depth()
+        return self._writer.depth()
 
     async def forwarded(self, timeout: Duration | None = None) -> bool:
         self._check()
         limit_s = None if timeout is None else duration_ms(timeout, name="timeout") / 1000
-        return await self._landing.forwarded(limit_s)
+        return await self._writer.forwarded(limit_s)
 
     async def _submit(
         self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool
@@ -76,9 +76,9 @@ class SpooledProducer(Producer):
         size = sum([row.size for row in rows])
         if not self._room.try_take(packed.size):
             await self._in_time(self._room.take(packed.size), deadline)
-        if not self._landing.try_room(size):
+        if not self._writer.try_room(size):
             try:
-                await self._landing.make_room(size, deadline)
+                await self._writer.make_room(size, deadline)
             except BaseException:
                 self._room.give_back(packed.size)
                 raise
@@ -86,10 +86,10 @@ class SpooledProducer(Producer):
         self._unresolved += count
         call = Call(self._guard.loop.create_future(), count, deadline, self._resolved, single=single)
         parcel = Parcel(call, packed, range(count), slot)
-        self._landing.add(rows, partial(self._landed, parcel))
+        self._writer.add(rows, partial(self._spooled, parcel))
         return call
 
-    def _landed(self, parcel: Parcel, error: Exception | None) -> None:
+    def _spooled(self, parcel: Parcel, error: Exception | None) -> None:
         if error is None:
             parcel.call.stored(parcel, _receipts(self.topic, parcel))
         elif isinstance(error, PostroomError):
@@ -111,7 +111,7 @@ class SpooledProducer(Producer):
 
     async def __aenter__(self) -> Self:
         self._check()
-        await self._landing.open()
+        await self._writer.open()
         return self
 
 
@@ -129,19 +129,19 @@ async def _no_route(topic: str) -> Route:
     raise AssertionError("where a spooled message goes is decided when it is forwarded")
 
 
-# ---- spools ----
-# The spools of one connection: producers that name the same file share it.
-#
-# They are open until the connection is closed, so that what has landed goes on leaving when its producer
-# is done.
-
 log = logging.getLogger("postroom.spool")
 
 
 class Spools:
+    """The spools of one connection: producers that name the same file share it.
+
+    They are open until the connection is closed, so that what was spooled goes on leaving when its producer
+    is done.
+    """
+
     def __init__(self, endpoint: Endpoint, guard: Guard, client: str) -> None:
         self._endpoint, self._guard, self._client = endpoint, guard, client
-        self._landings: dict[Path, tuple[Landing, int]] = {}
+        self._writers: dict[Path, tuple[SpoolWriter, int]] = {}
 
     def producer(
         self,
@@ -162,19 +162,19 @@ class Spools:
             self._endpoint,
             self._guard,
             check_topic(topic),
-            self._landing(place_of(spool), limit_of(spool_bytes)),
+            self._writer(path_of(spool), limit_of(spool_bytes)),
             timeout_ms=duration_ms(timeout, name="timeout"),
             buffer_bytes=size_bytes(buffer_bytes, name="buffer_bytes"),
         )
 
-    def _landing(self, path: Path, limit: int) -> Landing:
-        from .writer import Landing
+    def _writer(self, path: Path, limit: int) -> SpoolWriter:
+        from .writer import SpoolWriter
 
-        found = self._landings.get(path)
+        found = self._writers.get(path)
         if found is None:
-            landing = Landing(path, limit)
-            landing.forward(self._endpoint, self._client)
-            found = self._landings[path] = landing, limit
+            writer = SpoolWriter(path, limit)
+            writer.forward(self._endpoint, self._client)
+            found = self._writers[path] = writer, limit
         if found[1] != limit:
             raise InvalidSetting(
                 f"spool_bytes={limit}: another producer of this connection has opened {path} with {found[1]}"
@@ -182,13 +182,13 @@ class Spools:
         return found[0]
 
     async def close(self) -> None:
-        closing = [landing.close() for landing, _ in self._landings.values()]
+        closing = [writer.close() for writer, _ in self._writers.values()]
         for outcome in await asyncio.gather(*closing, return_exceptions=True):
             if isinstance(outcome, Exception):
                 log.error("while a spool was closed: %r", outcome)
 
 
-def place_of(spool: object) -> Path:
+def path_of(spool: object) -> Path:
     if not isinstance(spool, str | Path) or not str(spool):
         raise InvalidSetting(f"spool={spool!r}: the path of a file, such as 'orders.spool'")
     return Path(spool).absolute()

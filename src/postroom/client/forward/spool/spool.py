@@ -23,6 +23,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ....address import parse, parse_shards
+from ....backoff import SLOW, STUCK
 from ....clock import Clock, SystemClock
 from ....config import DEFAULTS
 from ....endpoint.asking import AskingEndpoint
@@ -38,17 +39,14 @@ from ...connection import Connecting, Connection, connect
 from ...credentials import reaching
 from ...message import Message, Receipt, Value
 from ...owner_check import Guard
-from ...producer.appending import pause
 from ..forwarder import Trouble
 from .file import Spooled
-from .producer import SpooledProducer, limit_of, place_of
-from .writer import Landing
+from .producer import SpooledProducer, limit_of, path_of
+from .writer import SpoolWriter
 
 __all__ = ["Spool"]
 
 log = logging.getLogger("postroom.spool")
-
-_STUCK_S = 10.0  # before a queue that will not have us is asked again
 
 
 class Spool:
@@ -68,12 +66,12 @@ class Spool:
         migrate: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        self.path = place_of(path)
+        self.path = path_of(path)
         self.connection: Connection | None = None  # to brokers at once; to a database, when it is there
         self._limit = limit_of(spool_bytes)
         self._clock = clock or SystemClock()
         self._reaching = _Reaching(url, token, tls, client_id, zone, shards, migrate, clock)
-        self._landing: Landing | None = None
+        self._writer: SpoolWriter | None = None
         self._guard: Guard | None = None
         self._producers: dict[str, SpooledProducer] = {}
         self._task: asyncio.Task[None] | None = None
@@ -125,11 +123,11 @@ class Spool:
 
     def producer(self, topic: str) -> SpooledProducer:
         """One for this topic; it may `post` as well."""
-        if self._landing is None or self._guard is None:
+        if self._writer is None or self._guard is None:
             raise ClosedError(f"the spool {self.path} is not open: use it within `async with`")
         found = self._producers.get(topic) if isinstance(topic, str) else None
         if found is None or found.closed:
-            found = SpooledProducer(_Now(self), self._guard, check_topic(topic), self._landing)
+            found = SpooledProducer(_Now(self), self._guard, check_topic(topic), self._writer)
             self._producers[topic] = found
         return found
 
@@ -138,45 +136,45 @@ class Spool:
     @property
     def spooled(self) -> Spooled:
         """What waits in the file."""
-        return Spooled(0, 0, 0, {}) if self._landing is None else self._landing.depth()
+        return Spooled(0, 0, 0, {}) if self._writer is None else self._writer.depth()
 
     async def forwarded(self, timeout: Duration | None = None) -> bool:
         """Wait until the queue has everything that is in the file; False: the time was over before."""
-        if self._landing is None:
+        if self._writer is None:
             raise ClosedError(f"the spool {self.path} is not open: use it within `async with`")
         limit_s = None if timeout is None else duration_ms(timeout, name="timeout") / 1000
-        return await self._landing.forwarded(limit_s)
+        return await self._writer.forwarded(limit_s)
 
     # ---- life ----
 
     async def open(self) -> None:
         """The file; the queue is looked for meanwhile. Once more is harmless."""
-        if self._landing is not None:
+        if self._writer is not None:
             return
         self._guard = Guard()
-        landing = Landing(self.path, self._limit)
-        await landing.open()
-        self._landing = landing
+        writer = SpoolWriter(self.path, self._limit)
+        await writer.open()
+        self._writer = writer
         self.connection = self._reaching.at_once()
         if self.connection is not None:
-            landing.forward(self.connection._endpoint, self.connection.client_id)
+            writer.forward(self.connection._endpoint, self.connection.client_id)
         else:
-            self._task = self._guard.loop.create_task(self._reach(landing))
+            self._task = self._guard.loop.create_task(self._reach(writer))
 
     async def close(self) -> None:
         """What can be forwarded quickly is; the rest stays in the file for whoever opens it next."""
-        landing, self._landing = self._landing, None
-        if landing is None:
+        writer, self._writer = self._writer, None
+        if writer is None:
             return
         await asyncio.gather(*(one.close() for one in self._producers.values()), return_exceptions=True)
         if self._task is not None:
             await end([self._task])
-        await landing.close()
+        await writer.close()
         if self.connection is not None:
             await self.connection.close()
             self.connection = None
 
-    async def _reach(self, landing: Landing) -> None:
+    async def _reach(self, writer: SpoolWriter) -> None:
         """Until there is a database to forward to."""
         tries, told = 0, ""
         while self.connection is None:
@@ -188,12 +186,12 @@ class Spool:
                 if str(error) != told:
                     told = str(error)
                     log.warning("messages wait in the spool %s: %s", self.path, error)
-                    await landing.tell(Trouble(told, stuck))
-                await asyncio.sleep(_STUCK_S if stuck else 4 * pause(tries))
+                    await writer.tell(Trouble(told, stuck))
+                await asyncio.sleep((STUCK if stuck else SLOW).after(tries))
         if told:
             log.warning("the queue of the spool %s is there", self.path)
-            await landing.tell(None)
-        landing.forward(self.connection._endpoint, self.connection.client_id)
+            await writer.tell(None)
+        writer.forward(self.connection._endpoint, self.connection.client_id)
 
     def _now_ms(self) -> int:
         """By the queue's clock, once it is there."""

@@ -2,7 +2,7 @@
 
 Decides who waits: for room in the file, first come first served; for the commit that makes a message durable,
 which is shared by all who came while the one before was under way. Forwarding runs beside it, for as long as
-there is a queue to forward to, and never slows landing but by the disk they share. Must never tell that a
+there is a queue to forward to, and never slows writing but by the disk they share. Must never tell that a
 message is durable before its commit has returned, and must never lose what is durable: what is there when the
 spool is closed stays for whoever opens it next.
 """
@@ -21,17 +21,17 @@ from typing import TypeAlias
 from ....endpoint.endpoint import Endpoint
 from ....errors import ClosedError, ForkError, PostroomError, StoreFull
 from ....model.moves.forwarding import ForwardRow
-from ....tasks import end
+from ....tasks import SharedTask, end
 from ....units import format_bytes
 from ...producer.parcel import Room
 from ..forwarder import Forwarder, Trouble
 from .file import Spooled, SpoolFile
 
-__all__ = ["Landing"]
+__all__ = ["SpoolWriter"]
 
 log = logging.getLogger("postroom.spool")
 
-_Waiting: TypeAlias = tuple[Sequence[ForwardRow], Callable[[Exception | None], None]]
+_Unwritten: TypeAlias = tuple[Sequence[ForwardRow], Callable[[Exception | None], None]]
 
 _COMMIT_ROWS = 10_000
 _AGAIN_S = 1.0  # before a file that could not be emptied is looked at again
@@ -40,17 +40,17 @@ _LOOK_S = 0.05  # between two looks whether something is in the way
 _TELLING_S = 60.0  # between two lines in the log, while messages wait
 
 
-class Landing:
+class SpoolWriter:
     def __init__(self, path: Path, limit_bytes: int) -> None:
         self.path = path
         self._limit = limit_bytes
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
-        self._opening: asyncio.Task[SpoolFile] | None = None
+        self._opening = SharedTask(self._open)
         self._file: SpoolFile | None = None
         self._room = Room(limit_bytes)
         self._thread = ThreadPoolExecutor(1, "postroom-spool")
-        self._pending: list[_Waiting] = []
-        self._writing: asyncio.Task[None] | None = None
+        self._pending: list[_Unwritten] = []
+        self._writing = SharedTask(self._write)
         self._queue: tuple[Endpoint, str] | None = None
         self._forwarder: Forwarder | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -67,14 +67,7 @@ class Landing:
             return self._file
         if self._closed:
             raise ClosedError(f"the spool {self.path} is closed: open it again")
-        if self._opening is None:
-            self._opening = self._loop.create_task(self._open())
-        opening = self._opening
-        try:
-            return await asyncio.shield(opening)
-        finally:
-            if opening.done() and self._opening is opening:
-                self._opening = None
+        return await self._opening.result()
 
     async def _open(self) -> SpoolFile:
         file = await asyncio.to_thread(SpoolFile, self.path)
@@ -87,7 +80,7 @@ class Landing:
         self._start()
         return file
 
-    # ---- landing ----
+    # ---- writing ----
 
     def try_room(self, size: int) -> bool:
         """Taken for these bytes, if it is open and has room and nobody waits for some."""
@@ -116,18 +109,16 @@ class Landing:
     def add(self, rows: Sequence[ForwardRow], told: Callable[[Exception | None], None]) -> None:
         """Room was made for them. `told` is called when they are durable, or with what went wrong."""
         self._pending.append((rows, told))
-        if self._writing is None:
-            self._writing = self._loop.create_task(self._write())
+        self._writing.start()
 
     async def _write(self) -> None:
         try:
             while self._pending:
                 await self._commit(self._some())
         finally:
-            self._writing = None
             self._moved.set()
 
-    def _some(self) -> list[_Waiting]:
+    def _some(self) -> list[_Unwritten]:
         """What shares the next commit."""
         count, at = 0, 0
         while at < len(self._pending) and count < _COMMIT_ROWS:
@@ -136,7 +127,7 @@ class Landing:
         some, self._pending = self._pending[:at], self._pending[at:]
         return some
 
-    async def _commit(self, some: Sequence[_Waiting]) -> None:
+    async def _commit(self, some: Sequence[_Unwritten]) -> None:
         rows = [row for part, _ in some for row in part]
         assert self._file is not None, "it was opened before room was made"
         failure: Exception | None = None
@@ -187,7 +178,7 @@ class Landing:
         file = await self.open()
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
-                while self._pending or self._writing or file.messages:
+                while self._pending or self._writing.under_way or file.messages:
                     if unless_in_trouble and (self._forwarder is None or self._forwarder.troubles):
                         return False
                     self._moved.clear()
@@ -233,13 +224,11 @@ class Landing:
         """What was added is durable; what can be forwarded quickly is. The rest stays in the file."""
         if self._closed:
             return
-        if self._opening is not None:
-            await asyncio.wait((self._opening,))
+        await self._opening.settle()
         if self._file is not None:
             await self.forwarded(_LEAVING_S, unless_in_trouble=True)
         self._closed = True
-        if self._writing is not None:
-            await asyncio.wait((self._writing,))
+        await self._writing.settle()
         await end(self._tasks)
         if self._forwarder is not None:
             await self._forwarder.stop()
