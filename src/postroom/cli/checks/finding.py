@@ -25,6 +25,8 @@ Checks = tuple[tuple[str, Check[X]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One thing that a check has found, worded for whoever runs the queue."""
+
     check: str
     state: State
     message: str

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError, how_to_install
 from ...units import format_bytes
 from ..framework.command import Run
-from .figures import Figures, Pipeline
-from .ledger import HANDLED, SENT
+from .figures import HANDLED, SENT, Figures, Pipeline
 from .scene import Scene
 
 if TYPE_CHECKING:

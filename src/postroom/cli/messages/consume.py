@@ -16,7 +16,7 @@ import typer
 from ...errors import InvalidSetting, UsageError
 from ...model.topology.names import check_group
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
 from ..framework.options import (
     Exhausted,
     Expires,
@@ -35,7 +35,7 @@ from ..framework.options import (
 if TYPE_CHECKING:
     from postroom import Connection, Consumer, Received
 
-__all__ = ["Format", "Printer", "register", "register_read"]
+__all__ = ["Format", "Printer", "consume", "read"]
 
 
 # ---- messages ----
@@ -149,10 +149,6 @@ _HELD = 1000  # without acks, all that were printed are held until the end
 _LONG_S = 30.0
 
 
-def register(app: typer.Typer) -> None:
-    command(app, "consume", rich_help_panel="Messages")(consume)
-
-
 async def consume(
     run: Run,
     topic: Topic,
@@ -264,10 +260,6 @@ def _summary(printed: int, topic: str, group: str, no_ack: bool) -> str:
 
 # ---- read ----
 # `postroom read`: browse a topic without a group; nothing is acked, nothing changes.
-
-
-def register_read(app: typer.Typer) -> None:
-    command(app, "read", rich_help_panel="Messages")(read)
 
 
 async def read(

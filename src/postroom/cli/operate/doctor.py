@@ -12,18 +12,14 @@ import typer
 
 from ...errors import PostroomError
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
 
 if TYPE_CHECKING:
     from ..checks import Finding
 
-__all__ = ["register"]
+__all__ = ["doctor"]
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "doctor", rich_help_panel="Running")(doctor)
 
 
 async def doctor(

@@ -18,12 +18,13 @@ import typer
 
 from ...errors import InvalidURL, UsageError
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
+from ..framework.view import answer
 
 if TYPE_CHECKING:
     from ...store.sql.session import Area, Session
 
-__all__ = ["register", "register_restored"]
+__all__ = ["migrate", "restored"]
 
 
 Check = Annotated[
@@ -34,10 +35,6 @@ Sql = Annotated[bool, typer.Option("--sql", help="Only print the statements, for
 _ITSELF = "a queue in a SQLite file brings itself up to date when a program opens it"
 _CREATES = re.compile(r"CREATE (?:UNLOGGED )?(TABLE|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _ADDS = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "migrate", rich_help_panel="Running")(migrate)
 
 
 def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
@@ -111,16 +108,13 @@ def _migrate(run: Run, session: Session) -> None:
     changes = len(missing)
     with _progress(run, changes):
         schema.migrate(session)
-    if run.json:
-        fields = {"url": run.shown, "before": before, "version": schema.VERSION, "changes": changes}
-        show.json_line(fields)
-        return
+    fields = {"url": run.shown, "before": before, "version": schema.VERSION, "changes": changes}
+    was = f"it had version {before}" if before else "it had none of them"
+    said = f"has Postroom's tables, schema version {schema.VERSION}; {was}"
+    if not changes:
+        said = f"is up to date: schema version {schema.VERSION}"
     itself = f" ({_ITSELF})" if run.address.path is not None else ""
-    if changes:
-        was = f"it had version {before}" if before else "it had none of them"
-        typer.echo(f"{run.shown} has Postroom's tables, schema version {schema.VERSION}; {was}{itself}")
-    else:
-        typer.echo(f"{run.shown} is up to date: schema version {schema.VERSION}{itself}")
+    answer(run, fields, f"{run.shown} {said}{itself}")
 
 
 def _state(session: Session) -> tuple[int, list[str]]:
@@ -182,10 +176,6 @@ def _progress(run: Run, changes: int) -> AbstractContextManager[None]:
 # stream, mostly sees it by itself; this settles the cases in which nothing else could.
 
 
-def register_restored(app: typer.Typer) -> None:
-    command(app, "restored", rich_help_panel="Running")(restored)
-
-
 def restored(run: Run) -> None:
     """Say that the queue was restored from a backup: the last step of a restore."""
     from ...store import open_store
@@ -197,7 +187,5 @@ def restored(run: Run) -> None:
     run.refuse_missing(shards=False)
     with closing(open_store(run.address)) as store:
         made = store.catalog.restored()
-    if run.json:
-        show.json_line({"url": run.shown, "incarnation": made})
-    else:
-        typer.echo(f"{run.shown} was restored: streams that have read what it lost will say so")
+    said = f"{run.shown} was restored: streams that have read what it lost will say so"
+    answer(run, {"url": run.shown, "incarnation": made}, said)

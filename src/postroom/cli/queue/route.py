@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = family("route", "Show which partition takes which slots; split, merge and move partitions.")
-route_apply.register(app)
+command(app, "apply")(route_apply.apply)
 
 Partition = Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the route before and after; change nothing.")]
