@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -113,7 +114,7 @@ def test_only_its_own_folder_is_emptied(tmp_path: Path) -> None:
 def test_without_java_it_says_how_to_see_the_pipeline(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("postroom.spark.session._bundled", lambda: None)
+    monkeypatch.setattr(import_module("postroom.spark.session"), "_bundled", lambda: None)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "run `pip install '.[spark-local]'` in a checkout of Postroom" in str(why_not())

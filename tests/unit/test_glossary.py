@@ -27,7 +27,7 @@ MEANS = {
     "turn": "the next of a fair queue; a right to poll is a `permit`, a file's is a `lock`",
     "look": "nothing: write poll, read, check, or `SingleFlight`",
     "held": "nothing: write in flight, leased, assigned or buffered",
-    "waiting": "nothing: write delayed, queued, pending or parked",
+    "waiting": "nothing: write delayed, queued or pending",
     "join": "a member joins a group",
     "publish": "what a job has staged goes into the log; a producer sends",
 }
@@ -52,20 +52,106 @@ PUBLIC_CLASSES = {
     "client/guards/sequence.py": {"Waiting"},
 }
 
-# Where a word has its one meaning: a whole file, or all files of a room.
-OWN = {
-    "lane": ("model/policy/slow_lane.py",),
-    "gate": ("errors.py", "testing/store_contract/progress/gate.py"),
+# Where a word has its one meaning: files, and rooms whose every file has it so.
+OWN: dict[str, tuple[str, ...]] = {
+    "lane": (
+        "broker/",
+        "cli/framework/options.py",
+        "client/admin.py",
+        "client/consumer/",
+        "endpoint/",
+        "http/",
+        "model/",
+        "store/contract/",
+        "store/sql/slow_lanes.py",
+        "testing/store_contract/served.py",
+        "wire/",
+    ),
+    "gate": ("errors.py", "store/sql/progress/", "testing/store_contract/progress/gate.py"),
     "turn": ("model/policy/fair_queue.py",),
+    "join": ("broker/deliver/", "store/contract/", "store/sharded/", "testing/store_contract/"),
+    "publish": (
+        "broker/moves/",
+        "client/producer/staging.py",
+        "endpoint/",
+        "model/moves/",
+        "store/sql/staging.py",
+        "testing/store_contract/",
+        "wire/",
+    ),
 }
 # Names with the word's one meaning, wherever they are.
 OWN_NAMES = {
-    "lane": {"slow_lane", "slow_lanes"},
+    "lane": {"slow_lane", "slow_lanes", "lanes"},  # `store.lanes` and `mq.lanes` are the slow lanes
     "join": {"joined_at"},
 }
 
 # Names that still have the word in another sense, by room. A count may only fall; at 0 the line goes.
-ALLOWED: dict[str, dict[str, int]] = {}
+ALLOWED: dict[str, dict[str, int]] = {
+    "lane": {"client": 3, "store": 90},
+    "place": {
+        "broker": 101,
+        "cli": 15,
+        "client": 30,
+        "endpoint": 2,
+        "http": 9,
+        "model": 22,
+        "spark": 60,
+        "store": 67,
+        "testing": 373,
+        "tls": 1,
+        "wire": 1,
+    },
+    "gate": {"broker": 15},
+    "turn": {
+        "broker": 19,
+        "client": 15,
+        "http": 1,
+        "model": 3,
+        "spark": 9,
+        "store": 7,
+        "testing": 17,
+        "wire": 2,
+    },
+    "look": {
+        "broker": 57,
+        "cli": 9,
+        "client": 45,
+        "clock": 4,
+        "config": 1,
+        "http": 6,
+        "model": 3,
+        "spark": 6,
+        "store": 34,
+        "tasks": 4,
+        "testing": 6,
+        "wire": 10,
+    },
+    "held": {
+        "broker": 13,
+        "cli": 3,
+        "client": 24,
+        "endpoint": 2,
+        "http": 12,
+        "model": 8,
+        "store": 16,
+        "testing": 7,
+        "wire": 33,
+    },
+    "waiting": {
+        "broker": 14,
+        "cli": 8,
+        "client": 48,
+        "http": 4,
+        "model": 5,
+        "spark": 6,
+        "store": 3,
+        "testing": 3,
+        "wire": 8,
+    },
+    "join": {"client": 10, "http": 1, "integrations": 1, "model": 6, "spark": 1, "store": 6, "wire": 2},
+    "publish": {"broker": 3, "spark": 2},
+}
 
 
 class Use(NamedTuple):
@@ -101,7 +187,9 @@ def uses(source: Path) -> Iterator[Use]:
         room = file.partition("/")[0].removesuffix(".py")
         for name, line in defined(ast.parse(path.read_text(encoding="utf-8"))):
             for word in words_in(name):
-                if file not in OWN.get(word, ()) and name.strip("_").lower() not in OWN_NAMES.get(word, ()):
+                if not file.startswith(OWN.get(word, ())) and name.strip("_").lower() not in OWN_NAMES.get(
+                    word, ()
+                ):
                     yield Use(word, room, name, f"{file}:{line}")
 
 
@@ -162,9 +250,10 @@ def test_the_glossary_has_every_word_that_is_held_here() -> None:
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
+    poll = "def look_at(place):\n    lookup = ','.join(x)\n    self._turn = 1\n    slow_lane = 2"
     files = {
-        "broker/poll.py": "def look_at(place):\n    lookup = ','.join(x)\n    self._turn = 1\n    slow_lane =
-        2", "broker/rows.py": "class _Row: ...\nclass Rows: ...\nclass T:\n    def test_the_place(self): ...",
+        "broker/poll.py": poll,
+        "broker/rows.py": "class _Row: ...\nclass Rows: ...\nclass T:\n    def test_the_place(self): ...",
         "model/policy/slow_lane.py": "lane = 1",
     }
     for name, text in files.items():

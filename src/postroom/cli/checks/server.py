@@ -164,7 +164,7 @@ def _timed(name: str, times_ms: list[float], slow_ms: float, advice: str) -> Fin
 
 
 def per_process(limits: Limits, *, wakes: bool) -> int:
-    """Connections that one `postroom.connect` opens under load: who may use each lane at the same time.
+    """Connections that one `postroom.connect` opens under load: who may use each area at the same time.
 
     `wakes`: whether the server wakes waiters, for which one listens and one notifies. Volatile topics take
     up to 4 more; they are rare, and this is advice.

@@ -122,26 +122,26 @@ def _state(session: Session) -> tuple[int, list[str]]:
     from ...store.sql.schema import VERSION, statements
 
     places = session.dialect.places
-    have = {lane: _version(session, lane) for lane in places}
+    have = {area: _version(session, area) for area in places}
     due = [
         statement
-        for lane in places
-        for number in range(have[lane] + 1, VERSION + 1)
-        for statement in statements(number, lane, places)
+        for area in places
+        for number in range(have[area] + 1, VERSION + 1)
+        for statement in statements(number, area, places)
     ]
     return min(have.values()), _changes(due)
 
 
-def _version(session: Session, lane: Area) -> int:
+def _version(session: Session, area: Area) -> int:
     """0 for a file that is not there: looking must not make it."""
     from ...store.dialects.sqlite import SqliteDialect
     from ...store.sql.schema import version_of
 
     if isinstance(session.dialect, SqliteDialect):
-        file = session.dialect.file(lane)
+        file = session.dialect.file(area)
         if file is not None and not file.exists():
             return 0
-    return version_of(session, lane)
+    return version_of(session, area)
 
 
 def _changes(statements: Iterable[str]) -> list[str]:
