@@ -229,9 +229,7 @@ def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
-# ---- identity ----
-# Whose producer is it? A producer id means something within its principal only (I3, I23).
-#
+# ---- a producer id means something within its principal only (I3, I23) ----
 # Ids, epochs and sequences stand in every batch that a consumer is handed: they are no secret. If the id
 # alone said whose sequence a batch counts in, any consumer that may also send could take a producer's
 # next place, and the producer's own message would be answered as a repeat, and not stored.

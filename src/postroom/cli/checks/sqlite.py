@@ -29,9 +29,7 @@ from .finding import Checks, Finding, made
 __all__ = ["damaged_end", "examine_file"]
 
 
-# ---- wal ----
-# The end of a write-ahead log: whether its last commit is whole.
-#
+# ---- the end of a write-ahead log: whether its last commit is whole ----
 # SQLite leaves out what it finds damaged at the end of its log, without a word: most often that is a
 # commit that a crash cut off, and nobody was told that it was done. A disk that loses what it had flushed
 # looks the same. So this is a hint, and no proof; a log cut exactly between two commits cannot be told
@@ -74,7 +72,7 @@ def _sum(order: str, data: bytes, before: bytes) -> bytes:
     return struct.pack(">II", one, two)
 
 
-# ---- sqlite ----
+# ---- the examination ----
 
 _MB, _GB = 1024 * 1024, 1024**3
 _SLOW_FLUSH_MS = 20.0

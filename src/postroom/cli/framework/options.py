@@ -114,9 +114,7 @@ def headers(pairs: Iterable[str]) -> dict[str, str] | None:
     return found or None
 
 
-# ---- wishes ----
-# A group's settings as options, for the commands that may make or change a group.
-#
+# ---- a group's settings as options, for the commands that may make or change a group ----
 # Decides their names and what they say of themselves. Must pass on only what was asked for: what is left
 # out is whatever the group has, and never conflicts.
 

@@ -38,9 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Format", "Printer", "consume", "read"]
 
 
-# ---- messages ----
-# Messages on standard output, in the format the user chose.
-#
+# ---- messages on standard output, in the format the user chose ----
 # `value` writes the bytes as they are and a newline; `full` is a line for people; `json` a line for
 # scripts; anything with braces is a template. What is written is flushed before a message counts as
 # printed, so that `consume` acks nothing the reader did not get.
@@ -142,7 +140,7 @@ def _full_coloured(message: Received) -> bytes:
     return f"\x1b[2m{where}\x1b[0m{middle}  {value}\n".encode(errors="replace")
 
 
-# ---- consume ----
+# ---- `postroom consume` ----
 
 _AT_ONCE = 500
 _HELD = 1000  # without acks, all that were printed are held until the end
@@ -258,8 +256,7 @@ def _summary(printed: int, topic: str, group: str, no_ack: bool) -> str:
     return f"{show.messages(printed)} of {topic} printed and {deed} for group {group}"
 
 
-# ---- read ----
-# `postroom read`: browse a topic without a group; nothing is acked, nothing changes.
+# ---- `postroom read`: browse a topic without a group; nothing is acked, nothing changes ----
 
 
 async def read(

@@ -169,9 +169,7 @@ def _progress(run: Run, changes: int) -> AbstractContextManager[None]:
     return working(f"making {changes} changes …")
 
 
-# ---- restored ----
-# `postroom restored`: say that a queue was restored from a backup.
-#
+# ---- `postroom restored`: say that a queue was restored from a backup ----
 # A database that was put back cannot tell. Whoever keeps offsets elsewhere, such as the checkpoint of a
 # stream, mostly sees it by itself; this settles the cases in which nothing else could.
 

@@ -64,8 +64,8 @@ class _JsonFormatter(logging.Formatter):
         return show.encoded(fields)
 
 
-# ---- spool ----
-# `postroom spool FILE`: what waits in a spool on this machine, why, and which process has it. Only looks.
+# ---- `postroom spool FILE`: what waits in a spool on this machine, why, and which process has it ----
+# Only looks.
 
 
 def spool(

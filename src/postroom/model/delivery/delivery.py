@@ -52,9 +52,7 @@ __all__ = [
 ]
 
 
-# ---- parking ----
-# Parked lines: what waits behind a failing message of its key, kept in the store (I27).
-#
+# ---- parked lines: what waits behind a failing message of its key, kept in the store (I27) ----
 # A line claims every message of its key from `first` to `last`, and says nothing about the other offsets
 # in between: those have been settled, or are deliveries. So a million messages behind one failing key are
 # one row, the member that holds the partition keeps none of them in memory, and the other keys go on.
@@ -100,7 +98,7 @@ def cut(line: Line, upto: int, taken: int) -> Line | None:
     return replace(line, first=max(line.first, upto + 1), messages=max(1, line.messages - taken))
 
 
-# ---- delivery ----
+# ---- deliveries ----
 
 NOBODY = 0
 """The token of a delivery that waits in nobody's hands."""
@@ -442,9 +440,7 @@ MOVED_TOGETHER = 64
 """Messages that leave for another topic in one append: of the largest that there may be, 256 MB."""
 
 
-# ---- reason ----
-# Why a message failed, as text that every database can keep.
-#
+# ---- why a message failed, as text that every database can keep ----
 # A reason is whatever an exception says: it may be endless, hold bytes that are no text (file names), or
 # a NUL, which PostgreSQL refuses. None of that may stand in the way of settling the message.
 

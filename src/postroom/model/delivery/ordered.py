@@ -395,9 +395,7 @@ def _operated(
     return settlement.settle(rows, verdicts, 0, terms, cursor, lambda piece, *_: becomes(piece))
 
 
-# ---- assignment ----
-# Which partitions of an ordered group a member should hold: everybody decides for itself, by one rule.
-#
+# ---- assignment: each member of an ordered group decides by one rule which partitions it should have ----
 # There is no leader and nothing is agreed upon. Each member looks at who holds what, computes the same
 # shares as everybody else, and acts for itself alone: whoever holds more than its share gives the surplus
 # up, whoever holds less may claim what nobody holds. The store's lock decides who gets a partition that

@@ -382,9 +382,7 @@ def _unpacked(batch: Buffer, compression: str, limit: int | None) -> memoryview:
     return memoryview(plain)[:end]
 
 
-# ---- marks ----
-# Marks: how somebody who keeps offsets elsewhere sees that the log is not the one that was read.
-#
+# ---- marks: how somebody who keeps offsets elsewhere sees that the log is not the one that was read ----
 # A queue that is restored from an older backup gives offsets a second time, to other messages, and cannot
 # say so. So whoever keeps an offset keeps the mark of the batch before it as well: where that batch
 # begins, and its checksum, which covers its messages, their times and who sent them. Another batch in its

@@ -115,9 +115,7 @@ def places(sent: Sequence[bytes], stored: Sequence[bytes]) -> list[int]:
     return missing
 
 
-# ---- idtable ----
-# Digests of ids, numbered in the order they came: compact, and fast to search (I13).
-#
+# ---- digests of ids, numbered in the order they came: compact, and fast to search (I13) ----
 # A Python set of six million ids is 600 MB. Here a digest is kept once, 16 bytes beside the others, and
 # found through slots in the manner of a hash table: its hash says where to begin, and it is in one of the
 # slots from there to the next empty one. Of most slots only a byte is looked at. The byte has some bits
@@ -301,9 +299,7 @@ _LEAVING = [
 """By generation: what becomes of each byte of a slot when it leaves."""
 
 
-# ---- window ----
-# The ids that a partition remembers (R32): those of its newest messages, and when they were stored.
-#
+# ---- the ids that a partition remembers (R32): those of its newest messages, and when they were stored ----
 # Decides whether a message that was stored earlier still counts: for as long as the topic's window says,
 # and in any case until every group has settled it; but of the newest `limit` messages only, so that
 # memory has a bound (I13). It is told of rows in the order of their offsets, and must never be told of

@@ -309,8 +309,8 @@ class ConcurrencyContract(StoreHarness):
         in_threads(sweep, look, look)
 
 
-# ---- watching ----
-# `Store.watch`, `now_ms` and `close`. A watcher may wake without cause, but never fails to.
+# ---- `Store.watch`, `now_ms` and `close` ----
+# A watcher may wake without cause, but never fails to.
 
 
 class WatchContract(StoreHarness):
