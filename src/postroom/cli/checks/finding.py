@@ -34,7 +34,7 @@ class Finding:
 
 
 def made(name: str, check: Check[X], exam: X, *, advice: str) -> list[Finding]:
-    """What a check finds; what stops it is a finding too, with the advice given here."""
+    """Return what a check finds; what stops it is a finding too, with the advice given here."""
     try:
         return list(check(exam))
     except (PostroomError, OSError) as error:

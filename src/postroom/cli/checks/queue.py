@@ -257,7 +257,7 @@ _TIMEOUT_MS = 5_000
 
 
 async def check_brokers(address: Address) -> list[Finding]:
-    """Those that the address names, then those that they know of."""
+    """Check the brokers that the address names, then those that they know of."""
     found: list[Finding] = []
     told: dict[str, str] = {}  # address of others by the broker's id
     known: set[str] = set()

@@ -40,7 +40,7 @@ _MAGIC = (0x377F0682, 0x377F0683)  # the second: checksums of big-endian words
 
 
 def damaged_end(wal: Path) -> bool:
-    """Whether the log ends in a frame of its present run that is cut short, or whose checksum is wrong."""
+    """Tell whether the log ends in a frame of its present run that is cut short or has a wrong checksum."""
     with wal.open("rb") as file:
         header = file.read(_HEADER)
         if len(header) < _HEADER or struct.unpack(">I", header[:4])[0] not in _MAGIC:
@@ -113,7 +113,7 @@ class Examination:
                 yield area, file
 
     def one(self, area: Area, sql: str) -> int:
-        """A number from an area's file, read-only."""
+        """Return a number from an area's file, read-only."""
         return int(self.rows(area, sql)[0][0] or 0)
 
     def rows(self, area: Area, sql: str) -> list[Row]:
@@ -125,7 +125,7 @@ class Examination:
             raise StoreCorrupt(f"{file}: {error}") from error
 
     def refuse_former(self, area: Area) -> None:
-        """SchemaMismatch if an area's file has a queue under the project's former name, and none of ours."""
+        """Raise SchemaMismatch if a file has a queue under the project's former name, and none of ours."""
         tables = {name for (name,) in self.rows(area, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "postroom_schema" not in tables:
             refuse_former(tables, self.dialect, area)
@@ -148,7 +148,7 @@ def check_writable(exam: Examination) -> Iterator[Finding]:
 
 
 def check_privacy(exam: Examination) -> Iterator[Finding]:
-    """Whether other users of this machine can read what is in the queue."""
+    """Check whether other users of this machine can read what is in the queue."""
     if os.name != "posix" or not exam.path.absolute().parent.stat().st_mode & 0o001:
         yield Finding("privacy", "ok", "other users of this machine cannot reach the files")
         return
@@ -243,7 +243,7 @@ def check_space(exam: Examination) -> Iterator[Finding]:
 
 
 def check_flush(exam: Examination) -> Iterator[Finding]:
-    """How long a commit waits for the disk: measured beside the queue, in a file of its own."""
+    """Measure how long a commit waits for the disk, beside the queue, in a file of its own."""
     times = []
     with tempfile.TemporaryFile(dir=exam.path.absolute().parent) as file:
         for _ in range(_FLUSHES):

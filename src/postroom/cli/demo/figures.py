@@ -145,7 +145,7 @@ _NOTHING = Audit(0, 0, 0, 0, 0)
 
 @dataclass(slots=True)
 class Pipeline:
-    """What the jobs on Spark found."""
+    """The jobs on Spark found this."""
 
     archived: int = 0
     table: str = ""
@@ -169,7 +169,7 @@ class Pipeline:
 
 @dataclass(slots=True)
 class Figures:
-    """All that the demo has measured."""
+    """The demo has measured this."""
 
     url: str
     shown: str  # the same without a password

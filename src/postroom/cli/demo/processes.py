@@ -84,7 +84,7 @@ class Actor:
 
 
 class Cast:
-    """All processes. Leaving the block ends those that still run."""
+    """The cast starts all processes. Leaving the block ends those that still run."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self._url, self._folder = url, folder

@@ -32,7 +32,7 @@ _LINE_EVERY_S = 1.0
 
 
 class Stage:
-    """What the audience sees: headings, sentences, and the lag as it falls.
+    """The stage shows headings, sentences, and the lag as it falls.
 
     On a terminal the lag is a table that stays where it is; in a log it is a line a second. The stage says
     only what it is given: every number comes from a measurement.
@@ -134,7 +134,7 @@ PATIENCE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much happens, and how fast."""
+    """The scale says how much happens, and how fast."""
 
     messages: int = 100_000
     watch_s: float = 4.0  # about how long handling takes
@@ -157,7 +157,7 @@ class Scale:
         )  # fmt: skip
 
     def pause(self, processes: int) -> str:
-        """What each handler waits per message, so that the whole takes about `watch_s`."""
+        """Return how long each handler waits per message, so that the whole takes about `watch_s`."""
         return f"pause={self.watch_s * processes / self.messages:.9f}"
 
 

@@ -167,7 +167,7 @@ SlowLane = Annotated[
 
 
 def slow_lane(text: str | None) -> Any:
-    """As the SDK takes it: what is left out has its default; `failures=none`: failures do not count."""
+    """Return it as the SDK takes it; what is left out has its default, and none is no limit."""
     if text is None or text in ("on", "off"):
         return None if text is None else text == "on"
     from postroom import SlowLane as Lane

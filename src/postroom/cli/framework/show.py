@@ -131,7 +131,7 @@ def moment(ms: int) -> str:
 
 
 def nothing(text: str) -> None:
-    """Where a table would be empty."""
+    """Print a line where a table would be empty."""
     console().print(f"[dim]{text}[/dim]")
 
 

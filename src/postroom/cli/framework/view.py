@@ -38,7 +38,7 @@ def _for_people_only(thing: object) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View(Generic[X]):
-    """How things of one kind are shown."""
+    """A view shows things of one kind."""
 
     fields: Callable[[X], dict[str, Any]] = _for_people_only  # as JSON; scripts rely on names and order
     columns: Mapping[str, Callable[[X], str]] = field(default_factory=dict)  # of a list, with their cells

@@ -258,7 +258,7 @@ def _messages(lines: list[bytes], read: Reading, before: int, sent: int) -> list
 async def _send_chunk(
     mq: Connection, topic: str, messages: list[Message], before: int, sent: int, timeout: str
 ) -> None:
-    """In parts, all at once: messages without a key go from partition to partition, a part each (R22)."""
+    """Send in parts, all at once: messages without a key go round the partitions, a part each (R22)."""
     import asyncio
 
     parts = [messages[at : at + _PART] for at in range(0, len(messages), _PART)]

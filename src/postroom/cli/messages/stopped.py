@@ -146,7 +146,7 @@ def _check_choice(ids: list[str] | None, keys: list[str] | None, all: bool) -> N
 async def _chosen(
     mq: Connection, topic: str, group: str, ids: list[str] | None, keys: list[str] | None
 ) -> list[Stopped]:
-    """All of the group, or those that are named; an error if one of them is not there."""
+    """Return all of the group, or those that are named; raise if one of them is not there."""
     if ids and keys:
         raise UsageError("give --id or --key, not both")
     found = await mq.stopped(topic, group, limit=_EVERY)

@@ -62,7 +62,7 @@ async def _brokers(run: Run) -> list[Finding]:
 
 
 async def _inside(run: Run, deep: bool) -> list[Finding]:
-    """What is seen through a connection: groups, and what is stored."""
+    """Check what is seen through a connection: groups, and what is stored."""
     from ..checks.finding import Finding
     from ..checks.queue import check_batches, check_groups
 

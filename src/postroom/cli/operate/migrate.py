@@ -145,7 +145,7 @@ def _version(session: Session, area: Area) -> int:
 
 
 def _changes(statements: Iterable[str]) -> list[str]:
-    """What the statements would make, for people: tables, columns, indexes."""
+    """Return what the statements would make, for people: tables, columns, indexes."""
     found: dict[str, None] = {}
     for statement in statements:
         for kind, name in _CREATES.findall(statement):

@@ -74,7 +74,7 @@ _LEAST = 8
 
 
 class Fitted(NamedTuple):
-    """How many connections there may be."""
+    """A broker may have so many connections."""
 
     wire: int
     http: int
@@ -374,7 +374,7 @@ async def _serve(
 
 
 def make_http(server: WireServer, gatekeeper: Gatekeeper, settings: ServeSettings) -> FastAPI | None:
-    """What is served over HTTP. None: it is switched off, or not installed."""
+    """Make what is served over HTTP; None if it is switched off, or not installed."""
     if not settings.http_port:
         return None
     try:
@@ -472,7 +472,7 @@ def _tell(told: asyncio.Event) -> None:
 
 
 async def _until_told(told: asyncio.Event, http: HttpServer | None) -> None:
-    """HTTP that ends by itself is an error of this broker: it is not to live on without."""
+    """Wait for the end. HTTP that ends by itself is an error of this broker: it is not to live on without."""
     import asyncio
 
     waits: list[asyncio.Task[Any]] = [asyncio.create_task(told.wait())]

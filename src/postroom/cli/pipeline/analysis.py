@@ -308,7 +308,7 @@ def hotspots(
 
 
 def _write_plan(found: Hotspots, path: Path) -> Path | None:
-    """None: there is nothing to do."""
+    """Write the plan and return its path; None if there is nothing to do."""
     from ...files import write_private
     from ...model.split_plan_file import plan_to_text
 

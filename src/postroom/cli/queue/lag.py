@@ -212,7 +212,7 @@ _LINE: View[_Line] = View(
 
 
 def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
-    """Which groups are over which limit; empty if none is."""
+    """Say which groups are over which limit; empty if none is."""
     found = []
     for lag in lags:
         age_ms = lag.total.oldest_age_ms

@@ -185,7 +185,7 @@ def _limits_wish(
 
 
 def _asked(settings: dict[str, Any]) -> dict[str, Any]:
-    """Only those that were named: the others are for the SDK to decide."""
+    """Return only those that were named: the others are for the SDK to decide."""
     return {name: value for name, value in settings.items() if value is not None}
 
 

@@ -74,7 +74,7 @@ class Line:
 
 
 def received(line: Line, cursor: int) -> Line | None:
-    """What of a line its holder can have received: nothing was handed out from the cursor on."""
+    """Return what of a line its holder can have received: nothing was handed out from the cursor on."""
     last = min(line.last, cursor - 1)
     if last < line.first:
         return None
@@ -92,7 +92,7 @@ def widened(line: Line | None, more: Line) -> Line | None:
 
 
 def cut(line: Line, upto: int, taken: int) -> Line | None:
-    """What is left of the line once everything up to an offset was looked at; None: nothing."""
+    """Return what is left of the line once everything up to an offset was read; None if nothing is."""
     if upto >= line.last:
         return None
     return replace(line, first=max(line.first, upto + 1), messages=max(1, line.messages - taken))
@@ -149,7 +149,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the group says about its deliveries."""
+    """A group's settings say this about its deliveries."""
 
     lease_ms: int
     max_attempts: int
@@ -160,7 +160,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a member asks for in one poll of one partition."""
+    """A member asks for this in one poll of one partition."""
 
     member: str
     token: int
@@ -182,7 +182,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class OrderedAsk:
-    """What a member asks for in one poll of one partition of an ordered group."""
+    """A member of an ordered group asks for this in one poll of one partition."""
 
     member: str
     token: int  # the holder's, the same in all its polls
@@ -196,7 +196,7 @@ class OrderedAsk:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a decision changes. `drop` holds the `first` of rows to delete, before `put` is written."""
+    """A decision changes these rows. `drop` has the `first` of rows to delete, before `put` is written."""
 
     cursor: int
     drop: tuple[int, ...] = ()
@@ -311,7 +311,7 @@ class _Draft:
 
     @staticmethod
     def _fit(pieces: Sequence[Delivery], room: int) -> Sequence[Delivery]:
-        """The same pieces, the first one cut if it is larger than the room."""
+        """Return the pieces, the first one cut if it is larger than the room."""
         head, cut = pieces[0], pieces[0].first + room
         if cut > head.last:
             return pieces
@@ -375,7 +375,7 @@ WENT_AWAY = "its consumers went away while they held it alone"
 
 
 def expire(delivery: Delivery) -> Delivery:
-    """What an expired lease leaves behind: a suspect in nobody's hands."""
+    """Return what an expired lease leaves behind: a suspect that no member has."""
     counted = 1 if delivery.size == 1 and delivery.alone else 0
     return replace(
         delivery,
@@ -417,7 +417,7 @@ def set_aside(delivery: Delivery, stamp: Stamp, until: int) -> Delivery:
 
 
 def in_moves(delivery: Delivery) -> list[Delivery]:
-    """The same in pieces that are moved one by one: whoever moves one has its messages in memory."""
+    """Cut it into pieces that are moved one by one: each is in memory while it is moved."""
     return [
         delivery.part(first, min(first + MOVED_TOGETHER - 1, delivery.last))
         for first in range(delivery.first, delivery.last + 1, MOVED_TOGETHER)

@@ -291,7 +291,7 @@ _Call = tuple[int, int, int, int]  # producer, epoch, sequence, messages
 
 
 class _NaiveLog:
-    """Everything that was ever stored, and the rules of I3 in their plainest form."""
+    """A log that keeps everything, with the rules of I3 in their plainest form."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int]] = []
