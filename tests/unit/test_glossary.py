@@ -91,7 +91,7 @@ ALLOWED: dict[str, dict[str, int]] = {
     "lane": {"client": 3, "store": 90},
     "place": {
         "broker": 101,
-        "cli": 15,
+        "cli": 14,
         "client": 30,
         "endpoint": 2,
         "http": 9,
