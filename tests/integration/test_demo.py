@@ -18,8 +18,7 @@ import pytest
 
 import postroom
 from postroom.cli.demo import fresh
-from postroom.cli.demo.figures import Figures
-from postroom.cli.demo.ledger import Audit, out_of_order
+from postroom.cli.demo.figures import Audit, Figures, out_of_order
 from postroom.cli.demo.pipeline import agrees, why_not
 from postroom.cli.root import run
 from postroom.errors import StoreUnavailable

@@ -1,4 +1,4 @@
-"""The shape of the code, checked: imports go downwards, exports exist, nothing grows too long.
+"""The shape of the code, checked: imports go downwards and in no circle, rooms stay small, exports exist.
 
 Works on the source text alone, so that it needs no optional package and sees imports inside functions
 and under `TYPE_CHECKING` as well. Every rule has a test that feeds it a tree which breaks it.
@@ -9,8 +9,10 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -22,6 +24,33 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 
 MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 70
+MIN_MODULE_LINES = 40
+MAX_FOLDER_MODULES = 12
+
+# A module this short is a name that somebody else looks for, or a program's start.
+SHORT = frozenset(
+    {
+        "postroom.__main__",  # python -m postroom
+        "postroom.spark.jar.__main__",
+        "postroom.tracing",  # public
+        "postroom.integrations.django.apps",  # Django finds these by their names
+        "postroom.integrations.django.checks",
+        "postroom.integrations.django.management.commands.postroom_worker",
+    }
+)
+
+# Two modules of one layer with the same name: each stands for the same part of two rooms.
+SAME_STEM = frozenset(
+    {
+        ("client", "fetch"),  # of a consumer, and of one whose group is ordered
+        ("client", "producer"),  # to the queue, and to a spool
+        ("spark", "options"),  # of the data source, and of its formats
+        ("store", "catalog"),  # of one database, and of several
+    }
+)
+
+# Modules that one other module alone imports. It may only fall: merge what is shallow into its importer.
+MAX_SINGLE_IMPORTERS = 67
 
 # Lowest first. A module may import its own layer and those before it.
 LAYERS = (
@@ -162,6 +191,87 @@ def too_long(modules: dict[str, Module]) -> list[str]:
     return found
 
 
+def folder_of(module: Module) -> str:
+    return module.name.rpartition(".")[0]
+
+
+def crowded_folders(modules: dict[str, Module]) -> list[str]:
+    sizes = Counter(folder_of(module) for module in modules.values() if module.path.name != "__init__.py")
+    return [
+        f"{folder} has {count} modules; the limit is {MAX_FOLDER_MODULES}: find the room that hides in it"
+        for folder, count in sorted(sizes.items())
+        if count > MAX_FOLDER_MODULES
+    ]
+
+
+def too_short(modules: dict[str, Module]) -> list[str]:
+    return [
+        f"{module.name} has {module.lines} lines; a module has {MIN_MODULE_LINES} or more, "
+        "or belongs to the one that uses it"
+        for module in modules.values()
+        if module.lines < MIN_MODULE_LINES and module.path.name != "__init__.py" and module.name not in SHORT
+    ]
+
+
+def repeated_stems(modules: dict[str, Module]) -> list[str]:
+    found = defaultdict(list)
+    for module in modules.values():
+        stem = module.path.stem
+        if module.part and not stem.startswith("__"):
+            found[module.part, stem].append(module.name)
+    return [
+        f"{' and '.join(sorted(names))} have one name in one layer: say what tells them apart"
+        for key, names in sorted(found.items())
+        if len(names) > 1 and key not in SAME_STEM
+    ]
+
+
+def single_importers(modules: dict[str, Module]) -> list[str]:
+    """Modules with one importer, outside the command line (a command is one file) and the contract suite."""
+    importers = defaultdict(set)
+    for module in modules.values():
+        for _, target in imports(module, modules):
+            if target != module.name:
+                importers[target].add(module.name)
+    return [
+        f"{module.name} is imported by {min(importers[module.name])} alone"
+        for module in modules.values()
+        if len(importers[module.name]) == 1
+        and module.path.name != "__init__.py"
+        and module.part != "cli"
+        and ".store_contract" not in module.name
+    ]
+
+
+def import_cycle(modules: dict[str, Module]) -> list[str]:
+    """One circle of modules that need each other while they are imported; empty if there is none."""
+    graph = {
+        module.name: {name for name in needed_at_import(module, modules) if name in modules}
+        for module in modules.values()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return list(error.args[1])
+    return []
+
+
+def needed_at_import(module: Module, known: dict[str, Module]) -> Iterator[str]:
+    """What is imported when the module runs: not in functions, not for type checkers."""
+    runs = ast.Module([], [])
+    waiting: list[ast.stmt] = list(module.tree.body)
+    while waiting:
+        match waiting.pop():
+            case ast.Import() | ast.ImportFrom() as statement:
+                runs.body.append(statement)
+            case ast.If(test=test) if "TYPE_CHECKING" in ast.unparse(test):
+                pass
+            case ast.If() | ast.Try() | ast.With() | ast.ClassDef() as block:
+                waiting += [node for node in ast.iter_child_nodes(block) if isinstance(node, ast.stmt)]
+    top = Module(module.name, module.path, runs, module.lines)
+    yield from (target for _, target in imports(top, known) if target != module.name)
+
+
 def missing_exports(modules: dict[str, Module]) -> list[str]:
     found = []
     for module in modules.values():
@@ -241,6 +351,27 @@ def test_the_codec_is_imported_in_one_module(modules: dict[str, Module]) -> None
 
 def test_nothing_is_too_long(modules: dict[str, Module]) -> None:
     assert too_long(modules) == []
+
+
+def test_a_folder_is_a_room(modules: dict[str, Module]) -> None:
+    assert crowded_folders(modules) == []
+
+
+def test_a_module_is_worth_its_file(modules: dict[str, Module]) -> None:
+    assert too_short(modules) == []
+
+
+def test_a_name_stands_for_one_module_of_a_layer(modules: dict[str, Module]) -> None:
+    assert repeated_stems(modules) == []
+
+
+def test_few_modules_have_one_importer(modules: dict[str, Module]) -> None:
+    found = single_importers(modules)
+    assert len(found) <= MAX_SINGLE_IMPORTERS, "\n".join(found)
+
+
+def test_no_modules_import_each_other(modules: dict[str, Module]) -> None:
+    assert import_cycle(modules) == []
 
 
 def test_every_exported_name_exists(modules: dict[str, Module]) -> None:
@@ -362,6 +493,50 @@ def test_long_code_is_found(tmp_path: Path) -> None:
     fits, over = tree(tmp_path / "a", files(0)), tree(tmp_path / "b", files(1))
     assert too_long(fits) == []
     assert [sentence.split()[0] for sentence in too_long(over)] == ["postroom.clock:1", "postroom.config"]
+
+
+def test_a_crowded_folder_is_found(tmp_path: Path) -> None:
+    files = {f"model/m{n}": "" for n in range(MAX_FOLDER_MODULES)}
+    fits, over = tree(tmp_path / "a", files), tree(tmp_path / "b", files | {"model/one_more": ""})
+    assert crowded_folders(fits) == []
+    assert [sentence.split()[0] for sentence in crowded_folders(over)] == ["postroom.model"]
+
+
+def test_a_short_module_is_found(tmp_path: Path) -> None:
+    text = "x = 1\n" * MIN_MODULE_LINES
+    files = {"clock": text, "config": text[6:], "__main__": "", "model/__init__": ""}
+    assert [sentence.split()[0] for sentence in too_short(tree(tmp_path, files))] == ["postroom.config"]
+
+
+def test_a_repeated_stem_is_found(tmp_path: Path) -> None:
+    files = {"store/row": "", "store/sql/row": "", "broker/row": "", "client/fetch": "", "client/a/fetch": ""}
+    (found,) = repeated_stems(tree(tmp_path, files))
+    assert found.startswith("postroom.store.row and postroom.store.sql.row")
+
+
+def test_a_single_importer_is_found(tmp_path: Path) -> None:
+    files = {
+        "model/one": "",
+        "model/two": "",
+        "store/a": "from ..model import one, two",
+        "store/b": "def f():\n    from ..model.two import x",
+    }
+    (found,) = single_importers(tree(tmp_path, files))
+    assert found == "postroom.model.one is imported by postroom.store.a alone"
+
+
+@pytest.mark.parametrize(
+    ("second", "is_cycle"),
+    [
+        ("from .one import x", True),
+        ("try:\n    from . import one\nexcept ImportError: pass", True),
+        ("if TYPE_CHECKING:\n    from .one import x", False),
+        ("def f():\n    from .one import x", False),
+    ],
+)
+def test_an_import_cycle_is_found(tmp_path: Path, second: str, is_cycle: bool) -> None:
+    modules = tree(tmp_path, {"model/one": "from .two import y", "model/two": second})
+    assert bool(import_cycle(modules)) is is_cycle
 
 
 def test_a_missing_export_is_found(tmp_path: Path) -> None:

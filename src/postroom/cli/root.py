@@ -5,14 +5,14 @@ Must import nothing slow: only Typer and the modules that declare commands.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
 
 from . import demo, pipeline
 from .framework import exits
-from .framework.command import Debug, Json, Shard, Url, note_options
+from .framework.command import Debug, Json, Shard, Url, command, note_options
 from .messages import consume, dead, send, stopped
 from .operate import doctor, migrate, serve, worker
 from .queue import access, groups, lag, rate, route, shard, topics
@@ -40,12 +40,16 @@ for family in (
 ):  # fmt: skip
     app.add_typer(family, rich_help_panel="Topics, groups, routes, shards and dead letters")
 app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
-for register in (
-    send.register, consume.register, consume.register_read, lag.register,
-    serve.register, worker.register, migrate.register, migrate.register_restored,
-    doctor.register, worker.register_spool, demo.register,
-):  # fmt: skip
-    register(app)
+_COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {  # by panel, as `postroom --help` shows them
+    "Messages": (send.send, send.cancel, consume.consume, consume.read),
+    "Running": (
+        lag.lag, serve.serve, worker.worker, migrate.migrate, migrate.restored, doctor.doctor, worker.spool,
+        demo.demo,
+    ),
+}  # fmt: skip
+for _panel, _functions in _COMMANDS.items():
+    for _function in _functions:
+        command(app, _function.__name__, rich_help_panel=_panel)(_function)
 
 
 def _show_version(wanted: bool) -> None:
@@ -71,10 +75,10 @@ def _options(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run a command; the exit code. Wrong usage is worded like every other error."""
-    command = typer.main.get_command(app)
+    """Run a command and return its exit code. Wrong usage is worded like every other error."""
+    postroom = typer.main.get_command(app)
     try:
-        code: Any = command.main(list(arguments), prog_name="postroom", standalone_mode=False)
+        code: Any = postroom.main(list(arguments), prog_name="postroom", standalone_mode=False)
     except typer.TyperException as error:
         return _wrong_usage(error, as_json="--json" in arguments)
     except typer.Abort:

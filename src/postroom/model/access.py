@@ -92,7 +92,7 @@ _SOUND = re.compile(r"[A-Za-z0-9._@-]{1,250}")  # what a topic may be called, a 
 
 
 def allows(principal: Principal, need: Need, topic: str | None) -> bool:
-    """Whether the principal may do it to the topic; None: to all of the queue.
+    """Tell whether the principal may do it to the topic; None is all of the queue.
 
     Remembered for names that a topic may have, and for no other: whatever else is asked is not kept.
     """
@@ -132,12 +132,12 @@ def needed(need: Need, topic: str) -> tuple[Need, str]:
 
 
 def visible(principal: Principal, topics: Iterable[str]) -> list[str]:
-    """Those that the principal has any permission on: what a list shows."""
+    """Return the topics that a list shows: those that the principal has any permission on."""
     return [topic for topic in topics if allows(principal, "consume" if is_reply(topic) else "any", topic)]
 
 
 def beginnings(principal: Principal) -> list[str] | None:
-    """How the names of topics begin that the principal may be shown; None: in any way.
+    """Return how names of topics begin that the principal may be shown; None is in any way.
 
     Those that `visible` leaves of them are what it is shown; no other topic is.
     """
@@ -216,12 +216,12 @@ def check_principal(name: str) -> str:
 
 
 def is_token(text: str) -> bool:
-    """Whether it looks like one at all."""
+    """Tell whether a text looks like a token at all."""
     return _TOKEN.fullmatch(text) is not None
 
 
 def hash_of(token: str) -> str:
-    """What is stored of a token.
+    """Return what is stored of a token.
 
     A fast hash is right here: a token is 256 random bits, so that nobody can go through the candidates,
     however fast each try is. Slow hashes are for passwords, which people choose.
@@ -229,9 +229,7 @@ def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
 
 
-# ---- identity ----
-# Whose producer is it? A producer id means something within its principal only (I3, I23).
-#
+# ---- a producer id means something within its principal only (I3, I23) ----
 # Ids, epochs and sequences stand in every batch that a consumer is handed: they are no secret. If the id
 # alone said whose sequence a batch counts in, any consumer that may also send could take a producer's
 # next place, and the producer's own message would be answered as a repeat, and not stored.

@@ -29,9 +29,7 @@ from .streaming import Stream, WholeStream, refuse_short_runs
 __all__ = ["StreamArrowWriter", "StreamReading", "arrow_schema", "one_sentence"]
 
 
-# ---- border ----
-# The border to Spark's Python processes: an error of ours crosses it as one sentence.
-#
+# ---- the border to Spark's Python processes: an error of ours crosses it as one sentence ----
 # Spark sends the text of an error to Java, and a user finds it in the message of another one. A traceback
 # would come before the sentence, and there is nothing in it that helps. So it is left out, in the way
 # that Spark has for it; the process ends with the error, so that no other one loses its traceback. Errors
@@ -81,7 +79,7 @@ def _in_spark() -> bool:
     return spec is not None and spec.name.startswith("pyspark.")
 
 
-# ---- compat ----
+# ---- what differs between versions of Spark ----
 
 try:
     from pyspark.sql.streaming.datasource import (

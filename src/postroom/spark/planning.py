@@ -44,9 +44,7 @@ __all__ = [
 ]
 
 
-# ---- offsets ----
-# How far a stream has read: the text in its checkpoint.
-#
+# ---- how far a stream has read: the text in its checkpoint ----
 #     {"v": 2, "topics": {"orders": {"0": 13, "1": 7}}, "sealed": {"orders": [0]}, "ids": {"orders": 1},
 #      "queue": "5f0c…", "marks": {"orders": {"0": "10-9f1c20aa", "1": "0-00d3b1c4"}},
 #      "turns": {"orders": {"1": [1, 0]}}}
@@ -159,7 +157,7 @@ def _flat(data: Mapping[str, Mapping[str, Any]]) -> dict[TopicPartition, Any]:
     return {(str(topic), int(n)): value for topic, numbers in data.items() for n, value in numbers.items()}
 
 
-# ---- planning ----
+# ---- the plan of a batch ----
 
 TASK_ROWS = 50_000
 """A task of fewer rows is not worth its cost, if there are others."""

@@ -260,9 +260,7 @@ async def _open(reach: Reach) -> Connection:
     )
 
 
-# ---- positions ----
-# Where reading begins and ends: what the options say, as offsets of every partition.
-#
+# ---- where reading begins and ends: what the options say, as offsets of every partition ----
 # Resolved on the driver, once for a batch read and once for a new stream (I9). Partitions that an option
 # does not name begin at the oldest message that is kept, and end behind the newest.
 

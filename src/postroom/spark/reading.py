@@ -30,9 +30,7 @@ from .task_log import TaskLog, task_log
 __all__ = ["Losses", "read_spans", "set_apart", "shown", "uncollected"]
 
 
-# ---- worker ----
-# The Python processes that Spark keeps for its tasks.
-#
+# ---- the Python processes that Spark keeps for its tasks ----
 # After every task Spark looks for garbage in all that its process has imported, 40 ms for nothing, and a
 # micro-batch from topic to topic is four such runs. What is imported stays: it is set apart, and not
 # looked at again. Must never do so in a process that is not Spark's.
@@ -63,7 +61,7 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-# ---- reading ----
+# ---- the reader of a task ----
 
 log = logging.getLogger("postroom.spark")
 

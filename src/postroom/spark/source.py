@@ -31,9 +31,7 @@ from .writing import BatchWriter, StreamWriter, write_options
 __all__ = ["Kind", "PostroomSource", "asked", "of_query"]
 
 
-# ---- tables ----
-# Options of SQL tables: which of them count for a read, and which for a write.
-#
+# ---- options of SQL tables: which of them count for a read, and which for a write ----
 # A table is made once and used in all ways, so that it may have options of every kind; those that do not
 # fit a query are left out of it. What the query gives itself counts more, and is checked as everywhere.
 #
@@ -117,7 +115,7 @@ def _for_writing(table: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-# ---- source ----
+# ---- the data source ----
 
 
 @one_sentence

@@ -237,9 +237,7 @@ def _of_topic(at: Offsets, topic: str) -> list[tuple[int, int]]:
     return [(number, offset) for (name, number), offset in sorted(at.at.items()) if name == topic]
 
 
-# ---- whole ----
-# A stream under Spark 4.0 or 4.1, where each micro-batch reads all that is there.
-#
+# ---- a stream under Spark 4.0 or 4.1, where each micro-batch reads all that is there ----
 # That Spark says neither where a micro-batch begins nor whether another follows: `availableNow` is one of
 # them, and the end. So the stream keeps by itself where it is: at the end of the last micro-batch that
 # was planned, which Spark names after a restart before it asks for more. It passes through all successors

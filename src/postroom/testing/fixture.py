@@ -92,7 +92,7 @@ class TestQueue(Connection):
         return await run_until_idle(app, self, timeout=timeout)
 
     async def ask(self, app: App, topic: str, value: Value, **options: Any) -> Received:
-        """As `request`, and the app's handlers are run until there is a reply."""
+        """Send a request, and run the app's handlers until there is a reply."""
         asked = asyncio.create_task(self.request(topic, value, **options))
         try:
             while not asked.done():
@@ -107,14 +107,14 @@ class TestQueue(Connection):
         return capture(self)
 
     def end(self) -> None:
-        """From outside the loop: close it, if the loop is still there."""
+        """Close it from outside the loop, if the loop is still there."""
         if self.opened and not self._guard.closed and not self._guard.loop.is_closed():
             self._guard.loop.run_until_complete(self.close())
 
 
 @sync.like(TestQueue)
 class SyncTestQueue(sync.Connection):
-    """The same for plain tests."""
+    """A queue for plain tests, without asyncio."""
 
     __test__ = False
 
@@ -142,14 +142,14 @@ class Sent:
 
 
 class Captured:
-    """What was sent and stored, in that order. `with capture(mq) as captured` ends it; it need not end."""
+    """A list of what was sent and stored. `with capture(mq) as captured` ends it; it need not end."""
 
     def __init__(self) -> None:
         self._sent: list[Sent] = []
         self._active = True
 
     def sent(self, topic: str | None = None) -> list[Sent]:
-        """What was sent to the topic, or to all."""
+        """Return what was sent to the topic, or to all."""
         return [sent for sent in self._sent if topic is None or sent.topic == topic]
 
     def values(self, topic: str) -> list[bytes]:

@@ -45,7 +45,7 @@ def postroom_queue(postroom_clock: ManualClock) -> Iterator[TestQueue]:
 
 @pytest.fixture
 def postroom_sync(postroom_clock: ManualClock) -> Iterator[SyncTestQueue]:
-    """The same for plain tests: `postroom.sync`'s names, without await."""
+    """A queue for plain tests: `postroom.sync`'s names, without await."""
     from .fixture import open_sync
 
     queue = open_sync(postroom_clock)

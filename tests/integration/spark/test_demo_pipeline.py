@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import postroom.sync
-from postroom.cli.demo.figures import Figures
-from postroom.cli.demo.ledger import HANDLED, SENT, Audit
+from postroom.cli.demo.figures import HANDLED, SENT, Audit, Figures
 from postroom.cli.demo.pipeline import run_jobs
 from postroom.cli.demo.scene import Scale, Scene, Stage
 from postroom.cli.framework.command import Run

@@ -24,7 +24,7 @@ Begin = Callable[[str, int], None]
 
 
 def examine(address: Address, begin: Begin) -> list[Finding]:
-    """What can be found without a connection to the queue itself."""
+    """Return what can be found without a connection to the queue itself."""
     found = list(_python(address.kind))
     if address.kind == "memory":
         return [*found, Finding("file", "ok", "this queue is in memory: there is nothing else to check")]

@@ -25,6 +25,8 @@ Checks = tuple[tuple[str, Check[X]], ...]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
+    """One thing that a check has found, worded for whoever runs the queue."""
+
     check: str
     state: State
     message: str
@@ -32,7 +34,7 @@ class Finding:
 
 
 def made(name: str, check: Check[X], exam: X, *, advice: str) -> list[Finding]:
-    """What a check finds; what stops it is a finding too, with the advice given here."""
+    """Return what a check finds; what stops it is a finding too, with the advice given here."""
     try:
         return list(check(exam))
     except (PostroomError, OSError) as error:

@@ -125,7 +125,7 @@ def check_packet(exam: Examination) -> Iterator[Finding]:
 
 
 def check_replication(exam: Examination) -> Iterator[Finding]:
-    """What is needed so that "confirmed" survives a failover (R6)."""
+    """Check what is needed so that "confirmed" survives a failover (R6)."""
     names = ("rpl_semi_sync_master", "rpl_semi_sync_source")
     settings = _variables(
         exam, "log_bin", *(f"{n}_{what}" for n in names for what in ("enabled", "wait_point"))

@@ -134,7 +134,7 @@ def check_pooler(exam: Examination) -> Iterator[Finding]:
 
 
 def check_replication(exam: Examination) -> Iterator[Finding]:
-    """What is needed so that "confirmed" survives a failover (R6)."""
+    """Check what is needed so that "confirmed" survives a failover (R6)."""
     names = exam.value("SHOW synchronous_standby_names")
     standbys = exam.value("SELECT COUNT(*) FROM pg_stat_replication")
     if names:

@@ -149,9 +149,7 @@ def _found(looked: _Looked, deep: bool) -> list[Finding]:
     return [*found, Finding("batches", "ok", said)]
 
 
-# ---- groups ----
-# Checks of topics and groups: who uses them, and which of them hold messages for nobody (R44).
-#
+# ---- checks of topics and groups: who uses them, and which of them hold messages for nobody (R44) ----
 # Built on the public API, through a connection of its own.
 
 _LONG_IDLE_MS = 24 * 3_600_000
@@ -198,9 +196,7 @@ def _group_found(topic: TopicInfo, group: GroupInfo, lag: Lag) -> list[Finding]:
     return found
 
 
-# ---- outbox ----
-# Checks of outboxes: what waits in them, for how long, and why (R30, R43).
-#
+# ---- checks of outboxes: what waits in them, for how long, and why (R30, R43) ----
 # One in the queue's own database is found by itself, if it has the usual name; others are named with
 # their address. Must change nothing, and must never make a file that is not there.
 
@@ -250,8 +246,7 @@ def _outbox_found(status: OutboxStatus) -> list[Finding]:
     return found or [Finding("outbox", "ok", f"{waiting}")]
 
 
-# ---- brokers ----
-# Checks of served brokers: who answers, who else is there, and whether their clock is ours.
+# ---- checks of served brokers: who answers, who else is there, and whether their clock is ours ----
 
 _SET_CLOCKS = (
     "delayed messages, schedules and retention go by the queue's; set the clocks of this machine, of the "
@@ -262,7 +257,7 @@ _TIMEOUT_MS = 5_000
 
 
 async def check_brokers(address: Address) -> list[Finding]:
-    """Those that the address names, then those that they know of."""
+    """Check the brokers that the address names, then those that they know of."""
     found: list[Finding] = []
     told: dict[str, str] = {}  # address of others by the broker's id
     known: set[str] = set()

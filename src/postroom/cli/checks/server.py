@@ -138,7 +138,7 @@ def check_trip(exam: Examination) -> Iterator[Finding]:
 
 
 def check_commit(exam: Examination) -> Iterator[Finding]:
-    """How long a flushed commit takes, from here to the disk and back."""
+    """Measure how long a flushed commit takes, from here to the disk and back."""
     if not exam.migrated():
         yield Finding("commit", "skip", "not measured before there are tables")
         return
@@ -164,7 +164,7 @@ def _timed(name: str, times_ms: list[float], slow_ms: float, advice: str) -> Fin
 
 
 def per_process(limits: Limits, *, wakes: bool) -> int:
-    """Connections that one `postroom.connect` opens under load: who may use each lane at the same time.
+    """Connections that one `postroom.connect` opens under load: who may use each area at the same time.
 
     `wakes`: whether the server wakes waiters, for which one listens and one notifies. Volatile topics take
     up to 4 more; they are rare, and this is advice.
@@ -176,7 +176,7 @@ def per_process(limits: Limits, *, wakes: bool) -> int:
 
 
 def check_room(most: int, used: int, ours: int | None, each: int) -> Finding:
-    """Whether the server has room for another process of ours."""
+    """Check whether the server has room for another process of ours."""
     mine = "" if ours is None else f", {ours} of them Postroom's"
     said = f"{used} of {most} in use{mine}; a process needs up to {each}"
     advice = f"raise max_connections, or run fewer processes ({most} are enough for {most // each} at once)"

@@ -29,9 +29,7 @@ from .finding import Checks, Finding, made
 __all__ = ["damaged_end", "examine_file"]
 
 
-# ---- wal ----
-# The end of a write-ahead log: whether its last commit is whole.
-#
+# ---- the end of a write-ahead log: whether its last commit is whole ----
 # SQLite leaves out what it finds damaged at the end of its log, without a word: most often that is a
 # commit that a crash cut off, and nobody was told that it was done. A disk that loses what it had flushed
 # looks the same. So this is a hint, and no proof; a log cut exactly between two commits cannot be told
@@ -42,7 +40,7 @@ _MAGIC = (0x377F0682, 0x377F0683)  # the second: checksums of big-endian words
 
 
 def damaged_end(wal: Path) -> bool:
-    """Whether the log ends in a frame of its present run that is cut short, or whose checksum is wrong."""
+    """Tell whether the log ends in a frame of its present run that is cut short or has a wrong checksum."""
     with wal.open("rb") as file:
         header = file.read(_HEADER)
         if len(header) < _HEADER or struct.unpack(">I", header[:4])[0] not in _MAGIC:
@@ -74,7 +72,7 @@ def _sum(order: str, data: bytes, before: bytes) -> bytes:
     return struct.pack(">II", one, two)
 
 
-# ---- sqlite ----
+# ---- the examination ----
 
 _MB, _GB = 1024 * 1024, 1024**3
 _SLOW_FLUSH_MS = 20.0
@@ -109,33 +107,33 @@ class Examination:
 
     def files(self) -> Iterator[tuple[Area, Path]]:
         """One made by an earlier version has no file for volatile topics yet."""
-        for lane in Area:
-            file = self.dialect.file(lane)
-            if file is not None and (lane is not Area.VOLATILE or file.exists()):
-                yield lane, file
+        for area in Area:
+            file = self.dialect.file(area)
+            if file is not None and (area is not Area.VOLATILE or file.exists()):
+                yield area, file
 
-    def one(self, lane: Area, sql: str) -> int:
-        """A number from the lane's file, read-only."""
-        return int(self.rows(lane, sql)[0][0] or 0)
+    def one(self, area: Area, sql: str) -> int:
+        """Return a number from an area's file, read-only."""
+        return int(self.rows(area, sql)[0][0] or 0)
 
-    def rows(self, lane: Area, sql: str) -> list[Row]:
-        file = self.dialect.file(lane)
+    def rows(self, area: Area, sql: str) -> list[Row]:
+        file = self.dialect.file(area)
         try:
             with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
                 return connection.execute(sql).fetchall()
         except sqlite3.Error as error:
             raise StoreCorrupt(f"{file}: {error}") from error
 
-    def refuse_former(self, lane: Area) -> None:
-        """SchemaMismatch if the lane's file has a queue under the project's former name, and none of ours."""
-        tables = {name for (name,) in self.rows(lane, "SELECT name FROM sqlite_master WHERE type = 'table'")}
+    def refuse_former(self, area: Area) -> None:
+        """Raise SchemaMismatch if a file has a queue under the project's former name, and none of ours."""
+        tables = {name for (name,) in self.rows(area, "SELECT name FROM sqlite_master WHERE type = 'table'")}
         if "postroom_schema" not in tables:
-            refuse_former(tables, self.dialect, lane)
+            refuse_former(tables, self.dialect, area)
 
 
 def check_writable(exam: Examination) -> Iterator[Finding]:
-    for lane, file in exam.files():
-        name = f"{lane.value} file"
+    for area, file in exam.files():
+        name = f"{area.value} file"
         if not file.exists():
             yield Finding(name, "fail", f"{file} is missing", "restore it, or check the path in the URL")
         elif not os.access(file, os.R_OK | os.W_OK):
@@ -150,7 +148,7 @@ def check_writable(exam: Examination) -> Iterator[Finding]:
 
 
 def check_privacy(exam: Examination) -> Iterator[Finding]:
-    """Whether other users of this machine can read what is in the queue."""
+    """Check whether other users of this machine can read what is in the queue."""
     if os.name != "posix" or not exam.path.absolute().parent.stat().st_mode & 0o001:
         yield Finding("privacy", "ok", "other users of this machine cannot reach the files")
         return
@@ -168,26 +166,26 @@ def check_privacy(exam: Examination) -> Iterator[Finding]:
 
 def check_wal_end(exam: Examination) -> Iterator[Finding]:
     """First of all: SQLite leaves a damaged end out as soon as somebody writes."""
-    for lane, file in exam.files():
+    for area, file in exam.files():
         ahead = file.with_name(f"{file.name}-wal")
-        if lane is Area.VOLATILE or not ahead.exists() or not damaged_end(ahead):
+        if area is Area.VOLATILE or not ahead.exists() or not damaged_end(ahead):
             continue
         time.sleep(_WRITING_S)  # somebody may be writing it just now
         if ahead.exists() and damaged_end(ahead):
             said = f"{ahead} ends in a damaged frame, which SQLite leaves out"
             advice = "after a crash it is most likely a commit nobody was told of; else check the disk"
-            yield Finding(f"wal end ({lane.value})", "warn", said, advice)
+            yield Finding(f"wal end ({area.value})", "warn", said, advice)
 
 
 def check_schema(exam: Examination) -> Iterator[Finding]:
-    for lane, _ in exam.files():
-        name = f"schema ({lane.value})"
+    for area, _ in exam.files():
+        name = f"schema ({area.value})"
         try:
-            exam.refuse_former(lane)
+            exam.refuse_former(area)
         except SchemaMismatch as error:
             yield Finding(name, "fail", str(error))
             continue
-        found = exam.one(lane, "SELECT MAX(version) FROM postroom_schema")
+        found = exam.one(area, "SELECT MAX(version) FROM postroom_schema")
         if found == VERSION:
             yield Finding(name, "ok", f"version {found}")
         elif found < VERSION:
@@ -198,30 +196,30 @@ def check_schema(exam: Examination) -> Iterator[Finding]:
             yield Finding(name, "fail", f"version {found} is newer than this postroom's {VERSION}", advice)
 
 
-def check_lanes(exam: Examination) -> Iterator[Finding]:
+def check_areas(exam: Examination) -> Iterator[Finding]:
     """WAL, and how a commit that asks for nothing special is flushed, on connections the store made."""
-    for lane, _ in exam.files():
-        with closing(exam.dialect.connect(lane)) as connection:
-            exam.dialect.begin(connection, lane, flush=False)
-            exam.dialect.end(connection, lane, commit=False)
+    for area, _ in exam.files():
+        with closing(exam.dialect.connect(area)) as connection:
+            exam.dialect.begin(connection, area, flush=False)
+            exam.dialect.end(connection, area, commit=False)
             journal = str(connection.execute("PRAGMA journal_mode").fetchone()[0])
             flush = int(connection.execute("PRAGMA synchronous").fetchone()[0])
-        name, said = f"{lane.value} lane", f"journal {journal}, synchronous {_SYNCHRONOUS.get(flush, flush)}"
-        if journal == "wal" and flush >= _WANTED[lane]:
+        name, said = f"{area.value} lane", f"journal {journal}, synchronous {_SYNCHRONOUS.get(flush, flush)}"
+        if journal == "wal" and flush >= _WANTED[area]:
             yield Finding(name, "ok", said)
         else:
-            wanted = f"wal and {_SYNCHRONOUS[_WANTED[lane]]}"
+            wanted = f"wal and {_SYNCHRONOUS[_WANTED[area]]}"
             yield Finding(name, "fail", said, f"it must be {wanted}: put the file on a local disk (no NFS)")
 
 
 def check_integrity(exam: Examination) -> Iterator[Finding]:
-    for lane, file in exam.files():
+    for area, file in exam.files():
         problems = _problems(file)
         if problems == ["ok"]:
-            yield Finding(f"integrity ({lane.value})", "ok", "quick_check found no fault")
+            yield Finding(f"integrity ({area.value})", "ok", "quick_check found no fault")
         else:
             advice = "stop all programs, copy the files away, restore from a backup"
-            yield Finding(f"integrity ({lane.value})", "fail", "; ".join(problems), advice)
+            yield Finding(f"integrity ({area.value})", "fail", "; ".join(problems), advice)
 
 
 def _problems(file: Path) -> list[str]:
@@ -245,7 +243,7 @@ def check_space(exam: Examination) -> Iterator[Finding]:
 
 
 def check_flush(exam: Examination) -> Iterator[Finding]:
-    """How long a commit waits for the disk: measured beside the queue, in a file of its own."""
+    """Measure how long a commit waits for the disk, beside the queue, in a file of its own."""
     times = []
     with tempfile.TemporaryFile(dir=exam.path.absolute().parent) as file:
         for _ in range(_FLUSHES):
@@ -264,12 +262,12 @@ def check_flush(exam: Examination) -> Iterator[Finding]:
 
 
 def check_write_ahead(exam: Examination) -> Iterator[Finding]:
-    for lane, file in exam.files():
+    for area, file in exam.files():
         ahead = file.with_name(f"{file.name}-wal")
         size = ahead.stat().st_size if ahead.exists() else 0
         if size > _LARGE_WAL:
             advice = "a program keeps an old transaction open: find it and restart it"
-            yield Finding(f"wal ({lane.value})", "warn", f"{ahead} has {format_bytes(size)}", advice)
+            yield Finding(f"wal ({area.value})", "warn", f"{ahead} has {format_bytes(size)}", advice)
 
 
 def check_clock(exam: Examination) -> Iterator[Finding]:
@@ -311,7 +309,7 @@ CHECKS: Checks[Examination] = (
     ("files", check_writable),
     ("privacy", check_privacy),
     ("schema", check_schema),
-    ("lanes", check_lanes),
+    ("lanes", check_areas),
     ("integrity", check_integrity),
     ("disk", check_space),
     ("flush", check_flush),

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import UsageError, how_to_install
 from ...units import format_bytes
 from ..framework.command import Run
-from .figures import Figures, Pipeline
-from .ledger import HANDLED, SENT
+from .figures import HANDLED, SENT, Figures, Pipeline
 from .scene import Scene
 
 if TYPE_CHECKING:
@@ -35,7 +34,7 @@ _TOLD = ("lost", "gap", "unknown", "out of order")  # what may never be; handled
 
 
 def why_not() -> str | None:
-    """What to do if Spark cannot be started here. None: it can."""
+    """Return what to do if Spark cannot be started here; None if it can."""
     if any(find_spec(name) is None for name in _NEEDED):
         return f"Spark is not installed here: {how_to_install('spark-local')}, then run the demo again"
     from ...spark.session import find_java
@@ -67,7 +66,7 @@ def run_jobs(scene: Scene, run: Run) -> None:
 
 
 def agrees(figures: Figures, found: Audited) -> bool:
-    """Whether the audit says of the trades what the demo counted: if all is well, and if any came twice."""
+    """Tell whether the audit agrees with what the demo counted: is all well, and did any trade come twice?"""
     well = figures.trades.lost == 0 and figures.trades_out_of_order == 0
     repeated = found.count("handled", "repeated") > 0
     return well == _nothing_bad(found) and repeated == (figures.trades.twice > 0)

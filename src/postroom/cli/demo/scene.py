@@ -1,4 +1,4 @@
-"""What all acts share: how much happens, where, who tells it, and the figures so far."""
+"""What all acts share: how much happens, where, the stage that shows it, and the figures so far."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from .figures import Figures
 if TYPE_CHECKING:
     from postroom import Lag
 
-__all__ = ["LOOK_S", "PATIENCE_S", "Scale", "Scene", "Stage", "until"]
+__all__ = ["PATIENCE_S", "Scale", "Scene", "Stage", "until"]
 
-
-# ---- stage ----
-# What the audience sees: headings, sentences, and the lag as it falls.
-#
-# On a terminal the lag is a table that stays in its place; in a log it is a line a second. Says only what
-# it is given: every number comes from a measurement.
 
 _WIDTH = 100
 _LINE_EVERY_S = 1.0
 
 
 class Stage:
+    """The stage shows headings, sentences, and the lag as it falls.
+
+    On a terminal the lag is a table that stays where it is; in a log it is a line a second. The stage says
+    only what it is given: every number comes from a measurement.
+    """
+
     def __init__(self, *, quiet: bool) -> None:
         terminal = sys.stdout.isatty()
         self._console = Console(quiet=quiet, width=None if terminal else _WIDTH, highlight=False)
@@ -128,15 +128,13 @@ def _lag_table(lags: Sequence[Lag], total: int) -> Table:
     return table
 
 
-# ---- scene ----
-
-LOOK_S = 0.1
+_POLL_S = 0.1
 PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """How much happens, and how fast."""
+    """The scale says how much happens, and how fast."""
 
     messages: int = 100_000
     watch_s: float = 4.0  # about how long handling takes
@@ -159,12 +157,14 @@ class Scale:
         )  # fmt: skip
 
     def pause(self, processes: int) -> str:
-        """What each handler waits per message, so that the whole takes about `watch_s`."""
+        """Return how long each handler waits per message, so that the whole takes about `watch_s`."""
         return f"pause={self.watch_s * processes / self.messages:.9f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
+    """One run of the demo."""
+
     folder: Path
     scale: Scale
     stage: Stage
@@ -176,9 +176,9 @@ class Scene:
 
 
 async def until(holds: Callable[[], Coroutine[Any, Any, bool]], failure: str) -> None:
-    """Look again and again; a demo that hangs says what did not happen."""
+    """Wait for a condition; a demo that hangs says what did not happen."""
     give_up = time.monotonic() + PATIENCE_S
     while not await holds():
         if time.monotonic() > give_up:
             raise PostroomError(f"{failure} within {PATIENCE_S:.0f} s")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(_POLL_S)

@@ -1,4 +1,4 @@
-"""What every command has: `--url`, `--shard`, `--json`, `--debug`; a `Run`; and errors as exit codes.
+"""Every command has `--url`, `--shard`, `--json`, `--debug`, a `Run`, and errors as exit codes.
 
 Decides which queue a command works on, with which shards, and whether it may make their files. Must never
 create a file for a command that only looks or that needs what is not there: a mistyped URL leaves nothing
@@ -29,15 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_URL", "Run", "command", "family", "run_loop", "shard_text", "shard_urls"]
 
 
-# ---- shard urls ----
-# Which databases a queue has beside its first one: `--shard NAME=URL`, and POSTROOM_SHARDS.
-#
-# Decides the spelling. An option beats what the environment says of the same name. Must never show what
-# was written: there may be a password in it.
-
-
 def shard_urls(options: Iterable[str], environment: str) -> dict[str, str]:
-    """
+    """Return the databases that a queue has beside its first one: `--shard NAME=URL`, and POSTROOM_SHARDS.
+
+    An option beats what the environment says of the same name. An error never shows what was written: there
+    may be a password in it.
+
     >>> shard_urls(["b=sqlite:///b2.db"], "b=sqlite:///b.db, c=postgresql://host/queue")
     {'b': 'sqlite:///b2.db', 'c': 'postgresql://host/queue'}
     """
@@ -53,23 +50,21 @@ def shard_urls(options: Iterable[str], environment: str) -> dict[str, str]:
 
 
 def shard_text(urls: Mapping[str, str]) -> str:
-    """As POSTROOM_SHARDS has it."""
+    """Return the shards as POSTROOM_SHARDS has them."""
     return ",".join(f"{name}={url.replace(',', '%2C')}" for name, url in urls.items())
 
 
 def _named(parts: list[str], where: str, spelling: str) -> dict[str, str]:
     found: dict[str, str] = {}
-    for place, part in enumerate(parts, 1):
+    for number, part in enumerate(parts, 1):
         name, equals, url = part.partition("=")
         if not (equals and name and "://" in url) or "://" in name:
-            raise InvalidSetting(f"{where}, number {place}, is not a shard: {spelling}")
+            raise InvalidSetting(f"{where}, number {number}, is not a shard: {spelling}")
         if name in found:
             raise InvalidSetting(f"{where} names shard {name!r} twice: give each name one database")
         found[name] = url
     return found
 
-
-# ---- frame ----
 
 DEFAULT_URL = "sqlite:///postroom.db"
 _SHARED = "Options of every command"
@@ -116,7 +111,7 @@ class Run:
     async def connect(
         self, *, create: bool = False, create_shards: bool = False
     ) -> AsyncIterator[Connection]:
-        """The queue. A file that is not there is an error, unless the command may create it."""
+        """Open the queue. A file that is not there is an error, unless the command may create it."""
         import postroom
 
         path = self.address.path
@@ -130,12 +125,12 @@ class Run:
             yield mq
 
     def databases(self) -> list[Run]:
-        """A run for each database by itself, for what is looked at or made one by one; the first is first."""
+        """Return a run for each database alone, the first one first: some things are done one by one."""
         return [replace(self, url=url, chosen=True, shards={}) for url in (self.url, *self.shards.values())]
 
     @property
     def address(self) -> Address:
-        """What the URL names."""
+        """The parsed URL."""
         from ...address import parse
 
         return parse(self.url)
@@ -153,7 +148,7 @@ class Run:
         )
 
     def refuse_missing(self, *, shards: bool = True) -> None:
-        """StoreUnavailable if a file of the queue is not there; with `shards` also one of theirs."""
+        """Raise StoreUnavailable if a file of the queue is not there; with `shards` also one of theirs."""
         from ...address import parse_shards
 
         path = self.address.path
@@ -169,7 +164,7 @@ class Run:
 
 
 def family(name: str, help: str) -> typer.Typer:
-    """A command with commands below it, such as `postroom topic …`."""
+    """Make a command with commands below it, such as `postroom topic …`."""
     app = typer.Typer(name=name, help=help, no_args_is_help=True)
 
     @app.callback()
@@ -184,7 +179,7 @@ def family(name: str, help: str) -> typer.Typer:
 def note_options(
     ctx: typer.Context, url: str | None, shard: Sequence[str] | None, as_json: bool, debug: bool
 ) -> None:
-    """Options may stand before or after any word of the command: the last URL counts, others add up."""
+    """Note the shared options, which may stand after any word: the last URL counts, others add up."""
     before: dict[str, Any] = ctx.obj if isinstance(ctx.obj, dict) else {}
     ctx.obj = {
         **before,
@@ -242,7 +237,7 @@ def _call(function: Callable[..., Any], run: Run, values: dict[str, Any]) -> Non
 
 
 def run_loop(work: Coroutine[Any, Any, None]) -> None:
-    """Run it to its end; Ctrl-C ends it quietly."""
+    """Run a coroutine to its end; Ctrl-C ends it quietly."""
     import asyncio
 
     def unless_interrupted(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
@@ -255,7 +250,7 @@ def run_loop(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _set_signature(framed: Callable[..., None], function: Callable[..., Any]) -> None:
-    """Typer reads parameters from the signature: the function's own without `run`, and the shared ones."""
+    """Give it the signature that Typer reads: the function's own without `run`, and the shared options."""
     own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
     keyword = inspect.Parameter.KEYWORD_ONLY
     shared = [

@@ -95,7 +95,7 @@ def say_failure(error: Exception, *, as_json: bool) -> int:
 
 
 def worded(error: Exception | str) -> str:
-    """What the error says, with the command to type where the SDK names the call to write."""
+    """Return what the error says, with the command to type where the SDK names the call to write."""
     text = str(error)
     details = getattr(error, "details", {})
     if isinstance(error, UnknownTopic) and "topic" in details:

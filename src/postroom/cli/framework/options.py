@@ -114,9 +114,7 @@ def headers(pairs: Iterable[str]) -> dict[str, str] | None:
     return found or None
 
 
-# ---- wishes ----
-# A group's settings as options, for the commands that may make or change a group.
-#
+# ---- a group's settings as options, for the commands that may make or change a group ----
 # Decides their names and what they say of themselves. Must pass on only what was asked for: what is left
 # out is whatever the group has, and never conflicts.
 
@@ -169,7 +167,7 @@ SlowLane = Annotated[
 
 
 def slow_lane(text: str | None) -> Any:
-    """As the SDK takes it: what is left out has its default; `failures=none`: failures do not count."""
+    """Return it as the SDK takes it; what is left out has its default, and none is no limit."""
     if text is None or text in ("on", "off"):
         return None if text is None else text == "on"
     from postroom import SlowLane as Lane

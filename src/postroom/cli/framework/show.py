@@ -30,11 +30,13 @@ __all__ = [
     "moment",
     "nothing",
     "rate",
+    "short",
     "table",
     "text_of",
 ]
 
 _PIPE_WIDTH = 4000  # no terminal: never cut a cell
+_CELL_WIDTH = 60
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -129,7 +131,7 @@ def moment(ms: int) -> str:
 
 
 def nothing(text: str) -> None:
-    """Where a table would be empty."""
+    """Print a line where a table would be empty."""
     console().print(f"[dim]{text}[/dim]")
 
 
@@ -145,6 +147,11 @@ def text_of(data: bytes | None) -> str:
     except UnicodeDecodeError:
         return f"<{len(data)} bytes: {data[:16].hex(' ')}{' …' if len(data) > 16 else ''}>"
     return text if text.isprintable() else repr(text)[1:-1]
+
+
+def short(text: str, width: int = _CELL_WIDTH) -> str:
+    """Return a text that fits into a cell: cut at the width, with a sign that it was."""
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def message_fields(message: Any) -> dict[str, Any]:

@@ -1,7 +1,8 @@
-"""Asking before something is destroyed.
+"""What a terminal is for: questions before something is destroyed, and progress of work that takes a while.
 
 What is lost is counted before the question. `--yes` answers it, `--dry-run` only shows it. Where nobody can
-answer (no terminal) and nothing was said beforehand, the answer is no.
+answer (no terminal) and nothing was said beforehand, the answer is no. Progress is for terminals alone:
+callers ask first.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from contextlib import contextmanager
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from .command import Run
 from .exits import AbortedError
@@ -37,9 +37,10 @@ def agreed(
     counted: str,
     detail: Callable[[], None] = lambda: None,
 ) -> bool:
-    """Whether to go on. `what` is the deed ("delete topic 'orders'"), `counted` says what is lost.
+    """Ask whether to go on; return False after a dry run, and raise if the answer is no.
 
-    `detail` shows more of it to people.
+    `what` is the deed ("delete topic 'orders'"), `counted` says what is lost, `detail` shows more of it to
+    people.
     """
     if dry_run:
         if run.json:
@@ -63,13 +64,11 @@ def agreed(
     return True
 
 
-# ---- progress ----
-# Progress bars for work that takes a while. Only for terminals: callers ask first.
-
-
 @contextmanager
 def sending(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
-    """A bar over the bytes of a file, or a spinner; the call advances it by (messages, bytes)."""
+    """Show a bar over the bytes of a file, or a spinner; the call advances it by (messages, bytes)."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (
         SpinnerColumn(),
         TextColumn("[bold]{task.fields[messages]:,}[/bold] messages"),
@@ -92,7 +91,9 @@ def sending(total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
 
 @contextmanager
 def checking() -> Iterator[Callable[[str, int], None]]:
-    """A bar over named steps; the call says which one begins, and of how many."""
+    """Show a bar over named steps; the call says which one begins, and of how many."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
     columns = (SpinnerColumn(), BarColumn(bar_width=20), TextColumn("{task.description}"))
     with Progress(*columns, console=console(stderr=True), transient=True) as bars:
         task = bars.add_task("", total=None)
@@ -108,6 +109,6 @@ def checking() -> Iterator[Callable[[str, int], None]]:
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
-    """A spinner beside what is being done."""
+    """Show a spinner beside what is being done."""
     with console(stderr=True).status(what):
         yield

@@ -16,7 +16,7 @@ import typer
 from ...errors import InvalidSetting, UsageError
 from ...model.topology.names import check_group
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
 from ..framework.options import (
     Exhausted,
     Expires,
@@ -35,12 +35,10 @@ from ..framework.options import (
 if TYPE_CHECKING:
     from postroom import Connection, Consumer, Received
 
-__all__ = ["Format", "Printer", "register", "register_read"]
+__all__ = ["Format", "Printer", "consume", "read"]
 
 
-# ---- messages ----
-# Messages on standard output, in the format the user chose.
-#
+# ---- messages on standard output, in the format the user chose ----
 # `value` writes the bytes as they are and a newline; `full` is a line for people; `json` a line for
 # scripts; anything with braces is a template. What is written is flushed before a message counts as
 # printed, so that `consume` acks nothing the reader did not get.
@@ -142,15 +140,11 @@ def _full_coloured(message: Received) -> bytes:
     return f"\x1b[2m{where}\x1b[0m{middle}  {value}\n".encode(errors="replace")
 
 
-# ---- consume ----
+# ---- `postroom consume` ----
 
 _AT_ONCE = 500
 _HELD = 1000  # without acks, all that were printed are held until the end
 _LONG_S = 30.0
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "consume", rich_help_panel="Messages")(consume)
 
 
 async def consume(
@@ -262,12 +256,7 @@ def _summary(printed: int, topic: str, group: str, no_ack: bool) -> str:
     return f"{show.messages(printed)} of {topic} printed and {deed} for group {group}"
 
 
-# ---- read ----
-# `postroom read`: browse a topic without a group; nothing is acked, nothing changes.
-
-
-def register_read(app: typer.Typer) -> None:
-    command(app, "read", rich_help_panel="Messages")(read)
+# ---- `postroom read`: browse a topic without a group; nothing is acked, nothing changes ----
 
 
 async def read(

@@ -14,6 +14,7 @@ from ..framework.command import Run, command, family
 from ..framework.exits import say_note
 from ..framework.options import Group, Topic
 from ..framework.terminal import DryRun, Losses, Yes, agreed
+from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import Connection, DeadLetter
@@ -36,7 +37,6 @@ List = Annotated[
     ),
 ]
 _EVERY = 2**31 - 1
-_VALUE_WIDTH = 60
 
 
 @command(app, "list")
@@ -50,15 +50,9 @@ async def list_letters(
     async with run.connect() as mq:
         letters = await mq.dead_letters(topic, group, limit=limit + 1)
     more, letters = len(letters) > limit, letters[:limit]
-    if run.json:
-        show.json_line([_fields(letter) for letter in letters])
-    elif not letters:
-        show.nothing(f"group {group} of topic {topic} has no dead letters")
-    else:
-        columns = ("id", "place", "attempts", "died", "reason", "value")
-        show.console().print(show.table(columns, map(_row, letters), numbers=("attempts",)))
-        if more:
-            typer.echo(f"… and more; --limit {limit * 10} shows them")
+    _LETTER.list(run, letters, none=_none(topic, group))
+    if more and not run.json:
+        typer.echo(f"… and more; --limit {limit * 10} shows them")
 
 
 @command(app, "show")
@@ -66,13 +60,7 @@ async def show_letters(run: Run, topic: Topic, group: Group, id: Ids = None) -> 
     """Show dead letters in full: reason, headers, value."""
     async with run.connect() as mq:
         letters = await _chosen(mq, topic, group, id)
-    if run.json:
-        show.json_line([_fields(letter) for letter in letters])
-        return
-    if not letters:
-        show.nothing(f"group {group} of topic {topic} has no dead letters")
-    for letter in letters:
-        show.console().print(show.table(("field", "value"), _lines(letter), title=f"dead letter {letter.id}"))
+    _LETTER.details(run, letters, none=_none(topic, group))
 
 
 @command(app, "redrive")
@@ -91,10 +79,8 @@ async def redrive(
         else:
             moved = await mq.redrive(topic, group, ids=id or None)
     verb = "would hand" if dry_run else "handed"
-    if run.json:
-        show.json_line({"topic": topic, "group": group, "redriven": moved, "dry_run": dry_run})
-    else:
-        typer.echo(f"{verb} {show.dead_letters(moved)} back to group {group}")
+    fields = {"topic": topic, "group": group, "redriven": moved, "dry_run": dry_run}
+    answer(run, fields, f"{verb} {show.dead_letters(moved)} back to group {group}")
 
 
 @command(app, "discard")
@@ -110,10 +96,8 @@ async def discard(
         if not agreed(run, what, losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         gone = await mq.discard_dead_letters(topic, group, ids=id or None)
-    if run.json:
-        show.json_line({"topic": topic, "group": group, "discarded": gone})
-    else:
-        typer.echo(f"discarded {show.dead_letters(gone)} of group {group}")
+    fields = {"topic": topic, "group": group, "discarded": gone}
+    answer(run, fields, f"discarded {show.dead_letters(gone)} of group {group}")
 
 
 def _listed(file: Path, topic: str, group: str) -> set[str]:
@@ -159,11 +143,8 @@ async def _chosen(mq: Connection, topic: str, group: str, ids: list[str] | None)
     return [letter for letter in letters if letter.id in ids]
 
 
-def _row(letter: DeadLetter) -> tuple[str, ...]:
-    value = show.text_of(letter.value)
-    short = value if len(value) <= _VALUE_WIDTH else value[: _VALUE_WIDTH - 1] + "…"
-    place = f"{letter.partition}:{letter.offset}"
-    return (letter.id, place, str(letter.attempts), show.moment(letter.dead_at), letter.reason or "–", short)
+def _none(topic: str, group: str) -> str:
+    return f"group {group} of topic {topic} has no dead letters"
 
 
 def _fields(letter: DeadLetter) -> dict[str, Any]:
@@ -187,3 +168,20 @@ def _lines(letter: DeadLetter) -> list[tuple[str, str]]:
         *headers,
         ("value", show.text_of(letter.value)),
     ]
+
+
+_LETTER: View[DeadLetter] = View(
+    fields=_fields,
+    columns={
+        "id": lambda letter: letter.id,
+        "place": lambda letter: f"{letter.partition}:{letter.offset}",
+        "attempts": lambda letter: str(letter.attempts),
+        "died": lambda letter: show.moment(letter.dead_at),
+        "reason": lambda letter: letter.reason or "–",
+        "value": lambda letter: show.short(show.text_of(letter.value)),
+    },
+    numbers=("attempts",),
+    title=lambda letter: f"dead letter {letter.id}",
+    lines=_lines,
+    named="field",
+)

@@ -6,7 +6,6 @@ how many that is.
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import json
@@ -25,23 +24,19 @@ import typer
 
 from ...errors import InvalidMessage, InvalidSetting, PostroomError, UsageError
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
 from ..framework.options import Topic, duration, headers, moment
+from ..framework.view import answer
 
 if TYPE_CHECKING:
     from postroom import Connection, Message, Receipt
 
-__all__ = ["line_chunks", "register", "size_of_stdin"]
+__all__ = ["cancel", "line_chunks", "send", "size_of_stdin"]
 
 
 _PART = 1000  # messages sent in one call
 _KNOWN = {"value", "value_base64", "key", "key_base64", "headers", "id", "delay", "at", "expires"}
 _SHOWN = {"topic", "partition", "offset", "timestamp", "attempt"}  # what `read --json` adds
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "send", rich_help_panel="Messages")(send)
-    command(app, "cancel", rich_help_panel="Messages")(cancel)
 
 
 async def send(
@@ -116,7 +111,7 @@ async def cancel(
 
 
 class _Notes(logging.Handler):
-    """What the producer warns of, as a note."""
+    """A handler that shows the producer's warnings as notes."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if record.levelno >= logging.WARNING:
@@ -152,12 +147,9 @@ async def _send_one(run: Run, topic: str, value: str, shared: Shared, id: str | 
     data = value.encode(errors="surrogateescape")  # the very bytes of the command line
     async with run.connect() as mq:
         receipt = await mq.send(topic, data, id=id, timeout=timeout, **shared)
-    if run.json:
-        names = ("topic", "partition", "offset", "id", "duplicate")
-        due = None if receipt.due is None else show.moment(round(receipt.due.timestamp() * 1000))
-        show.json_line({**{name: getattr(receipt, name) for name in names}, "due": due})
-    else:
-        typer.echo(_sent(receipt))
+    names = ("topic", "partition", "offset", "id", "duplicate")
+    due = None if receipt.due is None else show.moment(round(receipt.due.timestamp() * 1000))
+    answer(run, {**{name: getattr(receipt, name) for name in names}, "due": due}, _sent(receipt))
 
 
 def _sent(receipt: Receipt) -> str:
@@ -197,7 +189,7 @@ def _jsonl(shared: Shared) -> Reading:
 
 
 def _fields(found: Mapping[str, Any], shared: Shared) -> Shared:
-    """What the line says goes before what the call says."""
+    """Return the fields of a message: what the line says goes before what the call says."""
     own = {name: found[name] for name in ("delay", "at", "expires") if found.get(name) is not None}
     headers = found.get("headers") or {}
     if not isinstance(headers, dict):
@@ -238,7 +230,6 @@ def _content(found: Mapping[str, Any], name: str) -> bytes | None:
 
 
 async def _send_lines(run: Run, topic: str, read: Reading, timeout: str) -> None:
-
     started, sent, line_number = time.perf_counter(), 0, 0
     async with run.connect() as mq:
         await mq.groups(topic)  # an unknown topic is an error even when no line comes
@@ -267,7 +258,7 @@ def _messages(lines: list[bytes], read: Reading, before: int, sent: int) -> list
 async def _send_chunk(
     mq: Connection, topic: str, messages: list[Message], before: int, sent: int, timeout: str
 ) -> None:
-    """In parts, all at once: messages without a key go from partition to partition, a part each (R22)."""
+    """Send in parts, all at once: messages without a key go round the partitions, a part each (R22)."""
     import asyncio
 
     parts = [messages[at : at + _PART] for at in range(0, len(messages), _PART)]
@@ -289,10 +280,8 @@ def _at_line(error: PostroomError, line: int, sent: int) -> PostroomError:
 
 def _say_sent(run: Run, topic: str, sent: int, seconds: float) -> None:
     per_s = sent / seconds if seconds else 0.0
-    if run.json:
-        show.json_line({"topic": topic, "sent": sent, "seconds": round(seconds, 3), "per_s": round(per_s)})
-    else:
-        typer.echo(f"sent {show.messages(sent)} to {topic} in {seconds:.2f} s ({show.rate(per_s)})")
+    fields = {"topic": topic, "sent": sent, "seconds": round(seconds, 3), "per_s": round(per_s)}
+    answer(run, fields, f"sent {show.messages(sent)} to {topic} in {seconds:.2f} s ({show.rate(per_s)})")
 
 
 def _progress(run: Run, size: int | None) -> AbstractContextManager[Callable[[int, int], None]]:
@@ -303,9 +292,7 @@ def _progress(run: Run, size: int | None) -> AbstractContextManager[Callable[[in
     return sending(size)
 
 
-# ---- stdin ----
-# Lines from standard input, as they come, without holding up the loop or the way out.
-#
+# ---- standard input ----
 # A thread of its own reads what is there and hands it over in chunks; the queue between is bounded, so a
 # fast writer waits. It reads the file descriptor itself: a thread that waits inside `sys.stdin` would
 # hold its lock when the program ends.
@@ -315,7 +302,7 @@ _QUEUED_CHUNKS = 2
 
 
 async def line_chunks() -> AsyncIterator[list[bytes]]:
-    """Lists of whole lines without their newline; the last one may lack it."""
+    """Yield lists of whole lines without their newline; the last line may lack it."""
     rest = b""
     async for data in _chunks():
         *lines, rest = (rest + data).split(b"\n")
@@ -326,6 +313,8 @@ async def line_chunks() -> AsyncIterator[list[bytes]]:
 
 
 async def _chunks() -> AsyncIterator[bytes]:
+    import asyncio
+
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[bytes | OSError] = asyncio.Queue()
     room = threading.Semaphore(_QUEUED_CHUNKS)
@@ -360,7 +349,7 @@ def _read() -> bytes:
 
 
 def size_of_stdin() -> int | None:
-    """Bytes to come, if it is a file."""
+    """Return how many bytes are to come; None if standard input is no file."""
     try:
         found = os.fstat(sys.stdin.fileno())
     except (OSError, ValueError):

@@ -11,6 +11,7 @@ from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.options import Group, Topic
 from ..framework.terminal import DryRun, Losses, Yes, agreed
+from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import Connection, Stopped
@@ -30,8 +31,6 @@ Keys = Annotated[
 All = Annotated[bool, typer.Option("--all", help="All that stopped in the group.")]
 NoChange = Annotated[bool, typer.Option("--dry-run", help="Show how many; change nothing.")]
 _EVERY = 2**31 - 1
-_VALUE_WIDTH = 60
-_COLUMNS = ("id", "key", "place", "attempts", "since", "behind", "reason", "value")
 
 
 @command(app, "list")
@@ -45,14 +44,9 @@ async def list_stopped(
     async with run.connect() as mq:
         found = await mq.stopped(topic, group, limit=limit + 1)
     more, found = len(found) > limit, found[:limit]
-    if run.json:
-        show.json_line([_fields(one) for one in found])
-    elif not found:
-        show.nothing(f"nothing has stopped in group {group} of topic {topic}")
-    else:
-        show.console().print(show.table(_COLUMNS, map(_row, found), numbers=("attempts", "behind")))
-        if more:
-            typer.echo(f"… and more; --limit {limit * 10} shows them")
+    _STOPPED.list(run, found, none=f"nothing has stopped in group {group} of topic {topic}")
+    if more and not run.json:
+        typer.echo(f"… and more; --limit {limit * 10} shows them")
 
 
 @command(app, "show")
@@ -60,13 +54,7 @@ async def show_stopped(run: Run, topic: Topic, group: Group, id: Ids = None, key
     """Show stopped messages in full: reason, headers, value."""
     async with run.connect() as mq:
         found = await _chosen(mq, topic, group, id, key)
-    if run.json:
-        show.json_line([_fields(one) for one in found])
-        return
-    if not found:
-        show.nothing(f"nothing has stopped in group {group} of topic {topic}")
-    for one in found:
-        show.console().print(show.table(("field", "value"), _lines(one), title=f"stopped message {one.id}"))
+    _STOPPED.details(run, found, none=f"nothing has stopped in group {group} of topic {topic}")
 
 
 @command(app, "restart")
@@ -146,10 +134,8 @@ def _say(
     note: str = "",
     dry_run: bool = False,
 ) -> None:
-    if run.json:
-        show.json_line({"topic": topic, "group": group, field: count, "dry_run": dry_run})
-    else:
-        typer.echo(f"{verb} {show.messages(count)} of group {group}{note}")
+    fields = {"topic": topic, "group": group, field: count, "dry_run": dry_run}
+    answer(run, fields, f"{verb} {show.messages(count)} of group {group}{note}")
 
 
 def _check_choice(ids: list[str] | None, keys: list[str] | None, all: bool) -> None:
@@ -160,7 +146,7 @@ def _check_choice(ids: list[str] | None, keys: list[str] | None, all: bool) -> N
 async def _chosen(
     mq: Connection, topic: str, group: str, ids: list[str] | None, keys: list[str] | None
 ) -> list[Stopped]:
-    """All of the group, or those that are named; an error if one of them is not there."""
+    """Return all of the group, or those that are named; raise if one of them is not there."""
     if ids and keys:
         raise UsageError("give --id or --key, not both")
     found = await mq.stopped(topic, group, limit=_EVERY)
@@ -174,15 +160,6 @@ async def _chosen(
             f"stopped() lists those it has; nothing was changed"
         )
     return [one for one, name in named if name in wanted]
-
-
-def _row(one: Stopped) -> tuple[str, ...]:
-    value = show.text_of(one.value)
-    short = value if len(value) <= _VALUE_WIDTH else value[: _VALUE_WIDTH - 1] + "…"
-    place = f"{one.partition}:{one.offset}"
-    since = show.moment(one.since)
-    key = show.text_of(one.key)
-    return (one.id, key, place, str(one.attempts), since, _behind(one), one.reason or "–", short)
 
 
 def _behind(one: Stopped) -> str:
@@ -216,3 +193,22 @@ def _lines(one: Stopped) -> list[tuple[str, str]]:
         *headers,
         ("value", show.text_of(one.value)),
     ]
+
+
+_STOPPED: View[Stopped] = View(
+    fields=_fields,
+    columns={
+        "id": lambda one: one.id,
+        "key": lambda one: show.text_of(one.key),
+        "place": lambda one: f"{one.partition}:{one.offset}",
+        "attempts": lambda one: str(one.attempts),
+        "since": lambda one: show.moment(one.since),
+        "behind": _behind,
+        "reason": lambda one: one.reason or "–",
+        "value": lambda one: show.short(show.text_of(one.value)),
+    },
+    numbers=("attempts", "behind"),
+    title=lambda one: f"stopped message {one.id}",
+    lines=_lines,
+    named="field",
+)

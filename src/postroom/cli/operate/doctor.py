@@ -12,18 +12,14 @@ import typer
 
 from ...errors import PostroomError
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
 
 if TYPE_CHECKING:
     from ..checks import Finding
 
-__all__ = ["register"]
+__all__ = ["doctor"]
 
 _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red", "skip": "dim"}
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "doctor", rich_help_panel="Running")(doctor)
 
 
 async def doctor(
@@ -66,7 +62,7 @@ async def _brokers(run: Run) -> list[Finding]:
 
 
 async def _inside(run: Run, deep: bool) -> list[Finding]:
-    """What is seen through a connection: groups, and what is stored."""
+    """Check what is seen through a connection: groups, and what is stored."""
     from ..checks.finding import Finding
     from ..checks.queue import check_batches, check_groups
 

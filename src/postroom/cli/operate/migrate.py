@@ -18,12 +18,13 @@ import typer
 
 from ...errors import InvalidURL, UsageError
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
+from ..framework.view import answer
 
 if TYPE_CHECKING:
     from ...store.sql.session import Area, Session
 
-__all__ = ["register", "register_restored"]
+__all__ = ["migrate", "restored"]
 
 
 Check = Annotated[
@@ -34,10 +35,6 @@ Sql = Annotated[bool, typer.Option("--sql", help="Only print the statements, for
 _ITSELF = "a queue in a SQLite file brings itself up to date when a program opens it"
 _CREATES = re.compile(r"CREATE (?:UNLOGGED )?(TABLE|INDEX) (?:IF NOT EXISTS )?(\w+)")
 _ADDS = re.compile(r"ALTER TABLE (\w+) ADD COLUMN (\w+)")
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "migrate", rich_help_panel="Running")(migrate)
 
 
 def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
@@ -111,16 +108,13 @@ def _migrate(run: Run, session: Session) -> None:
     changes = len(missing)
     with _progress(run, changes):
         schema.migrate(session)
-    if run.json:
-        fields = {"url": run.shown, "before": before, "version": schema.VERSION, "changes": changes}
-        show.json_line(fields)
-        return
+    fields = {"url": run.shown, "before": before, "version": schema.VERSION, "changes": changes}
+    was = f"it had version {before}" if before else "it had none of them"
+    said = f"has Postroom's tables, schema version {schema.VERSION}; {was}"
+    if not changes:
+        said = f"is up to date: schema version {schema.VERSION}"
     itself = f" ({_ITSELF})" if run.address.path is not None else ""
-    if changes:
-        was = f"it had version {before}" if before else "it had none of them"
-        typer.echo(f"{run.shown} has Postroom's tables, schema version {schema.VERSION}; {was}{itself}")
-    else:
-        typer.echo(f"{run.shown} is up to date: schema version {schema.VERSION}{itself}")
+    answer(run, fields, f"{run.shown} {said}{itself}")
 
 
 def _state(session: Session) -> tuple[int, list[str]]:
@@ -128,30 +122,30 @@ def _state(session: Session) -> tuple[int, list[str]]:
     from ...store.sql.schema import VERSION, statements
 
     places = session.dialect.places
-    have = {lane: _version(session, lane) for lane in places}
+    have = {area: _version(session, area) for area in places}
     due = [
         statement
-        for lane in places
-        for number in range(have[lane] + 1, VERSION + 1)
-        for statement in statements(number, lane, places)
+        for area in places
+        for number in range(have[area] + 1, VERSION + 1)
+        for statement in statements(number, area, places)
     ]
     return min(have.values()), _changes(due)
 
 
-def _version(session: Session, lane: Area) -> int:
+def _version(session: Session, area: Area) -> int:
     """0 for a file that is not there: looking must not make it."""
     from ...store.dialects.sqlite import SqliteDialect
     from ...store.sql.schema import version_of
 
     if isinstance(session.dialect, SqliteDialect):
-        file = session.dialect.file(lane)
+        file = session.dialect.file(area)
         if file is not None and not file.exists():
             return 0
-    return version_of(session, lane)
+    return version_of(session, area)
 
 
 def _changes(statements: Iterable[str]) -> list[str]:
-    """What the statements would make, for people: tables, columns, indexes."""
+    """Return what the statements would make, for people: tables, columns, indexes."""
     found: dict[str, None] = {}
     for statement in statements:
         for kind, name in _CREATES.findall(statement):
@@ -175,15 +169,9 @@ def _progress(run: Run, changes: int) -> AbstractContextManager[None]:
     return working(f"making {changes} changes …")
 
 
-# ---- restored ----
-# `postroom restored`: say that a queue was restored from a backup.
-#
+# ---- `postroom restored`: say that a queue was restored from a backup ----
 # A database that was put back cannot tell. Whoever keeps offsets elsewhere, such as the checkpoint of a
 # stream, mostly sees it by itself; this settles the cases in which nothing else could.
-
-
-def register_restored(app: typer.Typer) -> None:
-    command(app, "restored", rich_help_panel="Running")(restored)
 
 
 def restored(run: Run) -> None:
@@ -197,7 +185,5 @@ def restored(run: Run) -> None:
     run.refuse_missing(shards=False)
     with closing(open_store(run.address)) as store:
         made = store.catalog.restored()
-    if run.json:
-        show.json_line({"url": run.shown, "incarnation": made})
-    else:
-        typer.echo(f"{run.shown} was restored: streams that have read what it lost will say so")
+    said = f"{run.shown} was restored: streams that have read what it lost will say so"
+    answer(run, {"url": run.shown, "incarnation": made}, said)

@@ -10,7 +10,6 @@ The first token goes to stdout, once. Must never log it.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import re
@@ -26,12 +25,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 import typer
 
 from ...address import parse_shards
-from ...broker.served import Servable
 from ...errors import InvalidURL, PostroomError, PrincipalExists, UsageError
 from ...serve_settings import ServeSettings, key_of, read_settings
-from ...wire.server.listening import HANDSHAKES, Listening
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
 
 if TYPE_CHECKING:
     import asyncio
@@ -54,21 +51,22 @@ __all__ = [
     "logging_to_stderr",
     "make_http",
     "raise_limit",
-    "register",
     "say_serving",
+    "serve",
     "show_first_token",
     "start_http",
 ]
 
 
-# ---- serve limits ----
-# The files that a broker's process may open, compared with the connections that it may have.
-#
+log = logging.getLogger("postroom.serve")
+
+_STORES = ("sqlite", "memory", "postgresql", "mysql")
+
+
+# ---- the files that the process may open, and so the connections that it may have ----
 # The soft limit is raised to the hard one, which every process may do. Where that is not enough, fewer
 # connections are allowed than the settings say, and the log says so: a client that is told to ask another
 # broker knows more than one whose connection is reset.
-
-log = logging.getLogger("postroom.serve")
 
 _OWN = 100  # files of the process itself: the store's, the log, what Python has open
 _HTTP = 1000
@@ -76,7 +74,7 @@ _LEAST = 8
 
 
 class Fitted(NamedTuple):
-    """How many connections there may be."""
+    """A broker may have so many connections."""
 
     wire: int
     http: int
@@ -84,7 +82,7 @@ class Fitted(NamedTuple):
 
 
 def fit(settings: ServeSettings, listening: Listening) -> tuple[Listening, int]:
-    """What to listen with, and the connections of HTTP; a log line if it is less than was asked for."""
+    """Return what to listen with, and the connections of HTTP; less than was asked for is logged."""
     files = raise_limit()
     found = fitted(files, settings)
     if found.wire < settings.max_connections:
@@ -97,12 +95,13 @@ def fit(settings: ServeSettings, listening: Listening) -> tuple[Listening, int]:
 
 
 def fitted(files: int | None, settings: ServeSettings) -> Fitted:
-    """What fits; None: any number of files.
+    """Return the connections that so many files allow; None is any number of files.
 
     >>> fitted(256, ServeSettings())
     Fitted(wire=117, http=39, handshakes=256)
     """
-    handshakes = HANDSHAKES
+    from ...wire.server.listening import HANDSHAKES as handshakes
+
     http = _HTTP if settings.http_port else 0
     if files is None:
         return Fitted(settings.max_connections, http, handshakes)
@@ -116,7 +115,7 @@ def fitted(files: int | None, settings: ServeSettings) -> Fitted:
 
 
 def raise_limit() -> int | None:
-    """The files that this process may open, after the limit was raised as far as it may; None: any number."""
+    """Raise the limit of open files as far as it may be, and return it; None is any number."""
     try:
         import resource
     except ImportError:  # pragma: no cover - Windows
@@ -131,9 +130,7 @@ def raise_limit() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-# ---- serve logging ----
-# The log of a served broker: one line for each event, for people (`text`) or machines (`json`), on
-# stderr.
+# ---- the log: one line for each event, for people (`text`) or machines (`json`), on stderr ----
 #
 #     2026-11-15T17:00:00.000Z INFO postroom.serve serving url=postroom://127.0.0.1:7070 tls=false
 #     {"time":"2026-11-15T17:00:00.000Z","level":"info","logger":"postroom.serve","message":"serving","url":…}
@@ -147,13 +144,13 @@ _LOUD = ("", "uvicorn", "asyncio")  # loggers beside ours: what they warn of is 
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """What an event is about, for `extra=`."""
+    """Return what an event is about, for `extra=`."""
     return {"fields": values}
 
 
 @contextmanager
 def logging_to_stderr(format: str, level: str) -> Iterator[None]:
-    """Meanwhile; nothing of it is left afterwards."""
+    """Log to stderr while the block runs; nothing of it is left afterwards."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines() if format == "json" else TextLines())
     levels = {logging.getLogger(name): logging.WARNING for name in _LOUD}
@@ -206,26 +203,25 @@ def _value(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) else show.encoded(text)
 
 
-# ---- serve shards ----
-# Shards that a broker is given while it runs: its settings are read again at SIGHUP (R6).
-#
-# Decides what of a change can be done without a restart: what is new is added. An address that is another
-# one now, or gone, is not: partitions may be in use there, and the log says so. A mistake in the settings
-# changes nothing. Must never log an address: there may be a password in it.
-
-log = logging.getLogger("postroom.serve")
-
-
 class NewShards:
+    """Shards that a broker is given while it runs: its settings are read again at SIGHUP (R6).
+
+    What is new is added. An address that is another one now, or gone, needs a restart: partitions may be in
+    use there, and the log says so. A mistake in the settings changes nothing. An address is never logged:
+    there may be a password in it.
+    """
+
     def __init__(self, broker: Servable, known: Mapping[str, str], read: Callable[[], ServeSettings]) -> None:
         self._broker, self._read = broker, read
         self._known = dict(known)
-        self._looking: asyncio.Task[None] | None = None
+        self._reading: asyncio.Task[None] | None = None
 
     def look(self) -> None:
-        """In the event loop. One look at a time: what changes during one is seen by the next signal."""
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.get_running_loop().create_task(self.run_once())
+        """Read the settings again, in the event loop; a signal that comes meanwhile does nothing more."""
+        import asyncio
+
+        if self._reading is None or self._reading.done():
+            self._reading = asyncio.get_running_loop().create_task(self.run_once())
 
     async def run_once(self) -> None:
         try:
@@ -253,13 +249,7 @@ class NewShards:
             log.info("shard added", extra=fields(shard=name, shards=len(self._known) + 1))
 
 
-# ---- serve ----
-
-_STORES = ("sqlite", "memory", "postgresql", "mysql")
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "serve", rich_help_panel="Running")(serve)
+# ---- the command, with an option for each setting ----
 
 
 def serve(run: Run, queue: str | None, config: Path | None, **options: Any) -> None:
@@ -279,9 +269,6 @@ def serve(run: Run, queue: str | None, config: Path | None, **options: Any) -> N
         asyncio.Runner(loop_factory=loop_factory()) as runner,
     ):
         runner.run(_serve(settings, ports, read, as_json=run.json))
-
-
-# ---- options: one for each setting ----
 
 
 def _signature() -> inspect.Signature:
@@ -320,7 +307,7 @@ serve.__signature__ = _signature()  # type: ignore[attr-defined]
 
 
 def _options(run: Run, queue: str | None, options: dict[str, Any]) -> dict[str, Any]:
-    """What was given on the command line, by field."""
+    """Return what was given on the command line, by field."""
     if queue and run.named and queue != run.url:
         raise UsageError("the queue was named twice: leave out --url")
     found = {name: value for name, value in options.items() if value is not None}
@@ -339,7 +326,7 @@ def _refuse_no_store(settings: ServeSettings) -> None:
         raise InvalidURL("a broker works on a database, not on another broker: name the database with --url")
 
 
-# ---- life ----
+# ---- the broker's life ----
 
 
 async def _serve(
@@ -387,7 +374,7 @@ async def _serve(
 
 
 def make_http(server: WireServer, gatekeeper: Gatekeeper, settings: ServeSettings) -> FastAPI | None:
-    """What is served over HTTP. None: it is switched off, or not installed."""
+    """Make what is served over HTTP; None if it is switched off, or not installed."""
     if not settings.http_port:
         return None
     try:
@@ -485,7 +472,7 @@ def _tell(told: asyncio.Event) -> None:
 
 
 async def _until_told(told: asyncio.Event, http: HttpServer | None) -> None:
-    """HTTP that ends by itself is an error of this broker: it is not to live on without."""
+    """Wait for the end. HTTP that ends by itself is an error of this broker: it is not to live on without."""
     import asyncio
 
     waits: list[asyncio.Task[Any]] = [asyncio.create_task(told.wait())]

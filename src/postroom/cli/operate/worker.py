@@ -16,13 +16,9 @@ from typing import Annotated
 import typer
 
 from ..framework import show
-from ..framework.command import Run, command, shard_text
+from ..framework.command import Run, shard_text
 
-__all__ = ["register", "register_spool"]
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "worker", rich_help_panel="Running")(worker)
+__all__ = ["spool", "worker"]
 
 
 def worker(
@@ -68,12 +64,8 @@ class _JsonFormatter(logging.Formatter):
         return show.encoded(fields)
 
 
-# ---- spool ----
-# `postroom spool FILE`: what waits in a spool on this machine, why, and which process has it. Only looks.
-
-
-def register_spool(app: typer.Typer) -> None:
-    command(app, "spool", rich_help_panel="Running")(spool)
+# ---- `postroom spool FILE`: what waits in a spool on this machine, why, and which process has it ----
+# Only looks.
 
 
 def spool(

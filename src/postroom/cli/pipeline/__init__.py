@@ -20,7 +20,7 @@ from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.exits import say_note
 from ..framework.options import Group, Topic, place, seconds
-from . import analysis as pipeline_analysis
+from . import analysis
 from .frame import Master, Memory, queue_options, spark_session, stepping
 
 if TYPE_CHECKING:
@@ -33,7 +33,6 @@ __all__ = ["app"]
 app = family("pipeline", "Jobs on Spark: archive, replay, triage, audit and more.")
 
 _VALUE_WIDTH = 40
-_ERROR_WIDTH = 60
 
 Start = Annotated[
     str, typer.Option(metavar="PLACE", help="From here on: earliest, a moment, or offsets such as 0=12,1=40.")
@@ -315,16 +314,16 @@ def _error_fields(error: Error) -> dict[str, Any]:
 
 def _show_errors(found: Triage) -> None:
     rows = [
-        (_short(one.error, _ERROR_WIDTH), show.count(one.letters), show.count(one.keys), str(one.attempts),
+        (show.short(one.error), show.count(one.letters), show.count(one.keys), str(one.attempts),
          show.moment(one.first_ms), show.moment(one.last_ms))
         for one in found.errors
     ]  # fmt: skip
     columns = ("error", "letters", "keys", "attempts", "first seen", "last seen")
     show.console().print(show.table(columns, rows, numbers=columns[1:4]))
     samples = [
-        (_short(error.error, _ERROR_WIDTH), one.id, f"{one.partition}:{one.offset}", show.text_of(one.key),
+        (show.short(error.error), one.id, f"{one.partition}:{one.offset}", show.text_of(one.key),
          " ".join(f"{name}={show.text_of(value)}" for name, value in one.headers.items()) or "–",
-         _short(show.text_of(one.value), _VALUE_WIDTH))
+         show.short(show.text_of(one.value), _VALUE_WIDTH))
         for error in found.errors
         for one in error.samples
     ]  # fmt: skip
@@ -341,8 +340,5 @@ def _show_errors(found: Triage) -> None:
         )
 
 
-def _short(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
-
-
-pipeline_analysis.register(app)
+for job in (analysis.audit, analysis.backlog, analysis.hotspots):
+    command(app, job.__name__)(job)

@@ -17,7 +17,7 @@ from ...errors import InvalidSetting
 from ...units import duration_ms, format_bytes, format_duration, moment_ms
 from ..framework import exits, show
 from ..framework import options as values
-from ..framework.command import Run, command
+from ..framework.command import Run
 from ..framework.options import Topic
 from .frame import Master, Memory, queue_options, spark_session, stepping
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ...spark.jobs.fields import Journal
     from ...spark.jobs.hotspots import Heat, Hotspots
 
-__all__ = ["register"]
+__all__ = ["audit", "backlog", "hotspots"]
 
 NOT_CLEAN = exits.CROSSED
 _SHOWN_WINDOWS = 60
@@ -40,13 +40,6 @@ Until = Annotated[str | None, typer.Option(help="Up to when, likewise.", show_de
 IdField = Annotated[
     str, typer.Option("--id", help="Where a message has its id: id, key, value, place, header:N or json:F.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the family `postroom pipeline`."""
-    command(app, "audit")(audit)
-    command(app, "backlog")(backlog)
-    command(app, "hotspots")(hotspots)
 
 
 def _when(text: str | None, name: str) -> int | None:
@@ -315,7 +308,7 @@ def hotspots(
 
 
 def _write_plan(found: Hotspots, path: Path) -> Path | None:
-    """None: there is nothing to do."""
+    """Write the plan and return its path; None if there is nothing to do."""
     from ...files import write_private
     from ...model.split_plan_file import plan_to_text
 

@@ -72,7 +72,7 @@ def _active() -> Any:
 
 
 def queue_options(run: Run) -> dict[str, str]:
-    """How the data source reaches the queue that the command works on."""
+    """Return how the data source reaches the queue that the command works on."""
     options = {"url": run.url, **{f"url.{name}": url for name, url in run.shards.items()}}
     token = os.environ.get("POSTROOM_TOKEN")
     if token and parse(run.url).kind == "postroom":  # Spark may have been started without it
@@ -96,7 +96,7 @@ def summary(title: str, rows: list[tuple[str, str | Text]]) -> None:
 
 
 def _worth_a_line(record: logging.LogRecord) -> bool:
-    """All but Ctrl-C, of which PySpark's connection to Java logs where it came."""
+    """Let all records pass but those of Ctrl-C: PySpark's connection to Java logs where it came."""
     return record.exc_info is None or record.exc_info[0] is not KeyboardInterrupt
 
 

@@ -16,6 +16,7 @@ from ...errors import InvalidURL, UnknownPrincipal, UsageError
 from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.terminal import Yes, agreed
+from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from ...model.access import Principal
@@ -42,13 +43,8 @@ def list_principals(run: Run) -> None:
     """List the principals and what each may do; never their tokens."""
     with _access(run) as access:
         found = access.principals()
-    if run.json:
-        show.json_line([_fields(principal) for principal in found])
-    elif not found:
-        show.nothing("no principals yet: `postroom access add NAME --allow send:orders` makes one")
-    else:
-        rows = [(p.name, _permissions(p), _secret(p), show.moment(p.created_at)) for p in found]
-        show.console().print(show.table(("principal", "permissions", "token", "made"), rows))
+    none = "no principals yet: `postroom access add NAME --allow send:orders` makes one"
+    _PRINCIPAL.list(run, found, none=none)
 
 
 @command(app, "add")
@@ -117,10 +113,7 @@ def remove(run: Run, name: Name, yes: Yes = False) -> None:
         facts: dict[str, int | str] = {"principal": name}
         agreed(run, f"remove principal {name!r}", facts, yes=yes, dry_run=False, counted=counted)
         access.remove(name)
-    if run.json:
-        show.json_line({"principal": name, "removed": True})
-    else:
-        typer.echo(f"removed principal {name} ({_SOON})")
+    answer(run, {"principal": name, "removed": True}, f"removed principal {name} ({_SOON})")
 
 
 @command(app, "give-query")
@@ -136,10 +129,7 @@ def give_query(
         _find(store.access, name)
         if not store.staging.give(query, name):
             raise UsageError(f"nobody has staged or decided anything as {query[:120]!r}: look at the name")
-    if run.json:
-        show.json_line({"query": query, "principal": name})
-    else:
-        typer.echo(f"query {query} belongs to principal {name}")
+    answer(run, {"query": query, "principal": name}, f"query {query} belongs to principal {name}")
 
 
 def _permit(run: Run, name: str, granted: Sequence[str], revoked: Sequence[str]) -> None:
@@ -152,10 +142,8 @@ def _permit(run: Run, name: str, granted: Sequence[str], revoked: Sequence[str])
             have = _permissions(_find(access, name)) or "none"
             raise UsageError(f"principal {name!r} was not granted {', '.join(lacking)}; it has: {have}")
         changed = access.permit(name, more, less)
-    if run.json:
-        show.json_line(_fields(changed))
-    else:
-        typer.echo(f"principal {name} may {_permissions(changed) or 'do nothing'} ({_SOON})")
+    said = f"principal {name} may {_permissions(changed) or 'do nothing'} ({_SOON})"
+    answer(run, _fields(changed), said)
 
 
 @contextmanager
@@ -210,13 +198,20 @@ def _permissions(principal: Principal) -> str:
     return " ".join(map(str, principal.permissions))
 
 
-def _secret(principal: Principal) -> str:
-    return "yes" if principal.secret_hash else "none"
-
-
 def _fields(principal: Principal) -> dict[str, Any]:
     return {
         "principal": principal.name,
         "permissions": [str(permission) for permission in principal.permissions],
         "created_at": show.moment(principal.created_at),
     }
+
+
+_PRINCIPAL: View[Principal] = View(
+    fields=_fields,
+    columns={
+        "principal": lambda principal: principal.name,
+        "permissions": _permissions,
+        "token": lambda principal: "yes" if principal.secret_hash else "none",
+        "made": lambda principal: show.moment(principal.created_at),
+    },
+)

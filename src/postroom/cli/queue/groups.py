@@ -26,12 +26,15 @@ from ..framework.options import (
     wished,
 )
 from ..framework.terminal import DryRun, Losses, Yes, agreed
+from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from postroom import Connection, GroupInfo, Lag, PartitionLag, ResetPlan
-    from postroom.model.policy.slow_lane import LanePolicy
+
+    from ...endpoint.values import PartitionReset
+    from ...model.policy.slow_lane import LanePolicy
 
 __all__ = ["app", "find_group"]
 
@@ -65,12 +68,9 @@ async def create(
     )  # fmt: skip
     async with run.connect() as mq:
         info = await mq.create_group(topic, group, exist_ok=exist_ok, **wish)
-    if run.json:
-        show.json_line(_fields(info))
-    else:
-        mode_said = "" if info.settings.mode == "shared" else f", in mode {info.settings.mode}"
-        starts = f"it {'starts' if info.made else 'started'} {info.settings.start.said}"
-        typer.echo(f"group {group} of topic {topic} is there{mode_said}; {starts}")
+    mode_said = "" if info.settings.mode == "shared" else f", in mode {info.settings.mode}"
+    starts = f"it {'starts' if info.made else 'started'} {info.settings.start.said}"
+    answer(run, _fields(info), f"group {group} of topic {topic} is there{mode_said}; {starts}")
 
 
 @command(app, "list")
@@ -78,16 +78,10 @@ async def list_groups(run: Run, topic: Topic) -> None:
     """List the groups of a topic, whether somebody uses them, and what they hold."""
     async with run.connect() as mq:
         found = await mq.groups(topic)
-        lags = {info.name: await mq.lag(topic, info.name) for info in found}
-    if run.json:
-        show.json_line([_listed(info, lags[info.name]) for info in found])
-    elif not found:
-        show.nothing(f"topic {topic} has no groups yet: a group comes with its first consumer")
-    else:
-        ordered = any(info.settings.mode == "ordered" for info in found)
-        columns = ("group", "mode", "members", "state", "behind", "oldest", "holders")[: 7 if ordered else 6]
-        rows = [_row(info, lags[info.name])[: len(columns)] for info in found]
-        show.console().print(show.table(columns, rows, numbers=("members", "behind", "oldest")))
+        lagging = [(info, await mq.lag(topic, info.name)) for info in found]
+    none = f"topic {topic} has no groups yet: a group comes with its first consumer"
+    ordered = any(info.settings.mode == "ordered" for info in found)
+    _GROUP.list(run, lagging, none=none, without=() if ordered else ("holders",))
 
 
 @command(app, "show")
@@ -98,21 +92,15 @@ async def show_group(run: Run, topic: Topic, group: Group) -> None:
         lag = await mq.lag(topic, group)
     if run.json:
         committed = {str(p.partition): p.committed for p in lag.partitions if p.topic == topic}
-        show.json_line({**_listed(info, lag), "committed": committed})
+        show.json_line({**_listed((info, lag)), "committed": committed})
         return
     out = show.console()
-    out.print(
-        show.table(("setting", "value"), _lines(info), title=f"group {info.name} of topic {info.topic}")
-    )
+    out.print(_GROUP.detail((info, lag)))
     if info.members:
         members = [(m.name, m.client, show.moment(m.joined_at)) for m in info.members]
         out.print(show.table(("member", "client", "joined"), members))
-    columns = ("topic", "partition", "committed", "end", "behind")
-    extra = ("holder", "stopped") if info.settings.mode == "ordered" else ()
-    places = [
-        (*_place(p), *((p.holder or "–", show.count(p.stopped)) if extra else ())) for p in lag.partitions
-    ]
-    out.print(show.table((*columns, *extra), places, numbers=(*columns[1:], "stopped")))
+    hidden = () if info.settings.mode == "ordered" else ("holder", "stopped")
+    out.print(_PROGRESS.table(lag.partitions, without=hidden))
 
 
 @command(app, "alter")
@@ -136,7 +124,7 @@ async def alter(
         raise typer.BadParameter("name at least one setting to change, such as --lease 1m")
     async with run.connect() as mq:
         info = await mq.alter_group(topic, group, **wish)
-    _say(run, info, f"changed group {group} of topic {topic}")
+    answer(run, _fields(info), f"changed group {group} of topic {topic}")
 
 
 @command(app, "pause")
@@ -144,7 +132,8 @@ async def pause(run: Run, topic: Topic, group: Group) -> None:
     """Hand out nothing to this group until it is resumed."""
     async with run.connect() as mq:
         info = await mq.pause(topic, group)
-    _say(run, info, f"paused group {group} of topic {topic}; go on with `postroom group resume`")
+    said = f"paused group {group} of topic {topic}; go on with `postroom group resume`"
+    answer(run, _fields(info), said)
 
 
 @command(app, "resume")
@@ -152,7 +141,7 @@ async def resume(run: Run, topic: Topic, group: Group) -> None:
     """Go on handing out."""
     async with run.connect() as mq:
         info = await mq.resume(topic, group)
-    _say(run, info, f"resumed group {group} of topic {topic}")
+    answer(run, _fields(info), f"resumed group {group} of topic {topic}")
 
 
 @command(app, "reset")
@@ -212,10 +201,7 @@ async def delete(
         if not agreed(run, f"delete group {group!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         await mq.delete_group(topic, group, force=force)
-    if run.json:
-        show.json_line({"deleted": True, **losses})
-    else:
-        typer.echo(f"deleted group {group} of topic {topic}")
+    answer(run, {"deleted": True, **losses}, f"deleted group {group} of topic {topic}")
 
 
 def _moved(plan: ResetPlan) -> dict[str, Any]:
@@ -229,22 +215,9 @@ def _counted(plan: ResetPlan) -> str:
 
 
 def _moves(plan: ResetPlan) -> Table:
-    """A line for each partition, and in mode "broadcast" for each member."""
-    columns = ("partition", "before", "after", "again", "skipped")
-    rows = [
-        (
-            str(line.partition),
-            show.count(line.before),
-            show.count(line.after) if line.moved else "stays",
-            show.count(line.again),
-            show.count(line.skipped),
-        )
-        for line in plan.partitions
-    ]
-    if all(line.group == plan.name for line in plan.partitions):
-        return show.table(columns, rows, numbers=columns)
-    members = [(line.group, *row) for line, row in zip(plan.partitions, rows, strict=True)]
-    return show.table(("group", *columns), members, numbers=columns)
+    """Return a table with a line for each partition, and in mode "broadcast" for each member."""
+    alone = all(line.group == plan.name for line in plan.partitions)
+    return _RESET.table(plan.partitions, without=("group",) if alone else ())
 
 
 async def find_group(mq: Connection, topic: str, name: str) -> GroupInfo:
@@ -277,18 +250,19 @@ def _fields(info: GroupInfo) -> dict[str, Any]:
     }
 
 
-def _listed(info: GroupInfo, lag: Lag) -> dict[str, Any]:
-    total = lag.total
-    return {**_fields(info), "behind": total.messages, "stopped": total.stopped, "holders": _held(lag)}
+def _listed(one: tuple[GroupInfo, Lag]) -> dict[str, Any]:
+    info, lag = one
+    behind, stopped = lag.total.messages, lag.total.stopped
+    return {**_fields(info), "behind": behind, "stopped": stopped, "holders": _assigned(lag)}
 
 
-def _held(lag: Lag) -> dict[str, int]:
-    """Ordered groups: who holds how many partitions."""
+def _assigned(lag: Lag) -> dict[str, int]:
+    """Return how many partitions each member of an ordered group has."""
     return dict(Counter(part.holder for part in lag.partitions if part.holder))
 
 
-def _lines(info: GroupInfo) -> list[tuple[str, str]]:
-    settings, ordered = info.settings, info.settings.mode == "ordered"
+def _lines(one: tuple[GroupInfo, Lag]) -> list[tuple[str, str]]:
+    info, settings, ordered = one[0], one[0].settings, one[0].settings.mode == "ordered"
     holding = [("max hold", show.age(settings.max_hold_ms))] if ordered else []
     return [
         ("mode", f"ordered by {settings.order}" if ordered else settings.mode),
@@ -296,14 +270,14 @@ def _lines(info: GroupInfo) -> list[tuple[str, str]]:
         ("lease", show.age(settings.lease_ms)),
         ("max attempts", f"{settings.max_attempts}, then {_END[settings.exhausted]}"),
         *holding,
-        *([("slow lane", _lane(settings.slow_lane))] if settings.slow_lane.on else []),
+        *([("slow lane", _slow_lane(settings.slow_lane))] if settings.slow_lane.on else []),
         ("expires", f"when idle for {show.age(settings.expires_ms)}" if settings.expires_ms else "never"),
         ("state", _state(info)),
         ("created", show.moment(info.created_at)),
     ]
 
 
-def _lane(policy: LanePolicy) -> str:
+def _slow_lane(policy: LanePolicy) -> str:
     failing = [f"{policy.failures:.0%} fail"] if policy.failures else []
     long = [f"they take {show.age(policy.handling_ms)}"] if policy.handling_ms else []
     when = f"if {' or '.join(failing + long)}, of {policy.at_least} in {show.age(policy.window_ms)}"
@@ -313,34 +287,56 @@ def _lane(policy: LanePolicy) -> str:
 _END = {"dead": "dead letters", "stop": "its key stops"}
 
 
-def _place(part: PartitionLag) -> tuple[str, ...]:
-    ends = (show.count(part.committed), show.count(part.end), show.count(part.messages))
-    return (part.topic, str(part.partition), *ends)
-
-
-def _row(info: GroupInfo, lag: Lag) -> tuple[str, ...]:
-    held = ", ".join(f"{name} {count}" for name, count in _held(lag).items())
+def _holders(lag: Lag) -> str:
+    assigned = ", ".join(f"{name} {count}" for name, count in _assigned(lag).items())
     stopped = f"{lag.total.stopped} stopped" if lag.total.stopped else ""
-    return (
-        info.name,
-        info.settings.mode,
-        str(len(info.members)),
-        _state(info),
-        show.count(lag.total.messages),
-        show.age(lag.total.oldest_age_ms),
-        "; ".join(filter(None, (held, stopped))) or "–",
-    )
+    return "; ".join(filter(None, (assigned, stopped))) or "–"
 
 
 def _state(info: GroupInfo) -> str:
-    """Paused, in use, or for how long nobody used it (R44)."""
+    """Say whether a group is paused, in use, or for how long it was not used (R44)."""
     if info.paused:
         return "paused"
     return "in use" if info.idle_ms is None else f"idle {show.age(info.idle_ms)}".rstrip(" –")
 
 
-def _say(run: Run, info: GroupInfo, sentence: str) -> None:
-    if run.json:
-        show.json_line(_fields(info))
-    else:
-        typer.echo(sentence)
+_GROUP: View[tuple[GroupInfo, Lag]] = View(
+    fields=_listed,
+    columns={
+        "group": lambda one: one[0].name,
+        "mode": lambda one: one[0].settings.mode,
+        "members": lambda one: str(len(one[0].members)),
+        "state": lambda one: _state(one[0]),
+        "behind": lambda one: show.count(one[1].total.messages),
+        "oldest": lambda one: show.age(one[1].total.oldest_age_ms),
+        "holders": lambda one: _holders(one[1]),
+    },
+    numbers=("members", "behind", "oldest"),
+    title=lambda one: f"group {one[0].name} of topic {one[0].topic}",
+    lines=_lines,
+)
+
+_PROGRESS: View[PartitionLag] = View(
+    columns={
+        "topic": lambda part: part.topic,
+        "partition": lambda part: str(part.partition),
+        "committed": lambda part: show.count(part.committed),
+        "end": lambda part: show.count(part.end),
+        "behind": lambda part: show.count(part.messages),
+        "holder": lambda part: part.holder or "–",
+        "stopped": lambda part: show.count(part.stopped),
+    },
+    numbers=("partition", "committed", "end", "behind", "stopped"),
+)
+
+_RESET: View[PartitionReset] = View(
+    columns={
+        "group": lambda line: line.group,
+        "partition": lambda line: str(line.partition),
+        "before": lambda line: show.count(line.before),
+        "after": lambda line: show.count(line.after) if line.moved else "stays",
+        "again": lambda line: show.count(line.again),
+        "skipped": lambda line: show.count(line.skipped),
+    },
+    numbers=("partition", "before", "after", "again", "skipped"),
+)

@@ -8,30 +8,24 @@ stderr says which group crossed which.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
 from ...units import duration_ms, format_bytes, format_duration
 from ..framework import exits, show
-from ..framework.command import Run, command
+from ..framework.command import Run
 from ..framework.options import Topic, seconds
+from ..framework.view import View
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from postroom import Connection, Lag, PartitionLag
 
-__all__ = ["lag_table", "register"]
+__all__ = ["lag", "lag_table"]
 
 _SHOWN = 10  # slow sources
-_ORDERED = ("stopped", "holder")
-_CHANGED = ("state",)  # after changes of the route
-_COLUMNS = ("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in")
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "lag", rich_help_panel="Running")(lag)
 
 
 async def lag(
@@ -116,10 +110,8 @@ async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_
 
 
 def _show(run: Run, topic: str, lags: list[Lag], *, by_partition: bool) -> None:
-    if run.json:
-        show.json_line([_fields(lag) for lag in lags])
-    elif not lags:
-        show.nothing(f"topic {topic} has no groups: nobody is behind")
+    if run.json or not lags:
+        _LAG.list(run, lags, none=f"topic {topic} has no groups: nobody is behind")
     else:
         show.console().print(_render(topic, lags, by_partition=by_partition))
 
@@ -127,57 +119,35 @@ def _show(run: Run, topic: str, lags: list[Lag], *, by_partition: bool) -> None:
 def _render(topic: str, lags: list[Lag], *, by_partition: bool) -> RenderableType:
     if not by_partition:
         return lag_table(lags)
-    ordered = any(part.holder or part.stopped for lag in lags for part in lag.partitions)
-    extra = _ORDERED if ordered else ()
-    changed = _CHANGED if any(_is_changed(lag) for lag in lags) else ()
-    rows = [
-        (_place(p, topic), *_cells(p), *_held(p, extra), *[_state(p) for _ in changed])
-        for lag in lags
-        for p in lag.partitions
-    ]
-    rows += [("all", *_cells(lag.total), *_held(lag.total, extra), *["–" for _ in changed]) for lag in lags]
-    return show.table(("partition", *_COLUMNS, *extra, *changed), rows, numbers=(*_COLUMNS, "stopped"))
+    parts = [part for lag in lags for part in lag.partitions]
+    ordered = any(part.holder or part.stopped for part in parts)
+    changed = any(part.sealed or part.waits_for for part in parts)
+    lines = [(_name(part, topic), part) for part in parts] + [(_ALL, lag.total) for lag in lags]
+    hidden = [*(() if ordered else ("stopped", "holder")), *(() if changed else ("state",))]
+    return _LINE.table(lines, without=("group", *hidden))
 
 
 def lag_table(lags: list[Lag]) -> RenderableType:
-    """One row for each group."""
-    extra = _ORDERED[:1] if any(lag.total.stopped for lag in lags) else ()
-    rows = [(lag.group, *_cells(lag.total), *_held(lag.total, extra)) for lag in lags]
-    return show.table(("group", *_COLUMNS, *extra), rows, numbers=(*_COLUMNS, "stopped"))
+    """Return a table with a row for each group."""
+    stopped = any(lag.total.stopped for lag in lags)
+    lines = [(lag.group, lag.total) for lag in lags]
+    return _LINE.table(lines, without=("partition", "holder", "state", *(() if stopped else ("stopped",))))
 
 
-def _held(part: PartitionLag, columns: tuple[str, ...]) -> tuple[str, ...]:
-    """Ordered groups: messages that wait for people, and who holds the partition."""
-    return (show.count(part.stopped), part.holder or "–")[: len(columns)]
-
-
-def _is_changed(lag: Lag) -> bool:
-    return any(part.sealed or part.waits_for for part in lag.partitions)
-
-
-def _state(part: PartitionLag) -> str:
-    """Whether it takes messages, and what the group has to read before it (I10)."""
+def _state(line: _Line) -> str:
+    """Say whether a partition takes messages, and what the group has to read before it (I10)."""
+    name, part = line
+    if name == _ALL:
+        return "–"
     state = "sealed" if part.sealed else "open"
     waits_for = ", ".join(map(str, part.waits_for))
     return f"{state}, waits for {waits_for}" if waits_for else state
 
 
-def _place(part: PartitionLag, topic: str) -> str:
+def _name(part: PartitionLag, topic: str) -> str:
     if part.topic == topic:
         return str(part.partition)
     return f"{part.partition} ({'slow lane' if part.topic.endswith('.slow') else 'redriven'})"
-
-
-def _cells(part: PartitionLag) -> tuple[str, ...]:
-    return (
-        show.count(part.messages),
-        format_bytes(part.bytes),
-        show.count(part.unsettled),
-        show.age(part.oldest_age_ms),
-        show.rate(part.arrival_per_s),
-        show.rate(part.drain_per_s),
-        _eta(part),
-    )
 
 
 def _eta(part: PartitionLag) -> str:
@@ -215,8 +185,34 @@ def _numbers(part: PartitionLag) -> dict[str, Any]:
     }
 
 
+_Line: TypeAlias = "tuple[str, PartitionLag]"
+"""A name, and the figures of a partition or of all."""
+
+_ALL = "all"
+
+_LAG: View[Lag] = View(fields=_fields)
+
+_LINE: View[_Line] = View(
+    columns={
+        "partition": lambda line: line[0],
+        "group": lambda line: line[0],
+        "behind": lambda line: show.count(line[1].messages),
+        "bytes": lambda line: format_bytes(line[1].bytes),
+        "unsettled": lambda line: show.count(line[1].unsettled),
+        "oldest": lambda line: show.age(line[1].oldest_age_ms),
+        "in": lambda line: show.rate(line[1].arrival_per_s),
+        "out": lambda line: show.rate(line[1].drain_per_s),
+        "drained in": lambda line: _eta(line[1]),
+        "stopped": lambda line: show.count(line[1].stopped),
+        "holder": lambda line: line[1].holder or "–",
+        "state": _state,
+    },
+    numbers=("behind", "bytes", "unsettled", "oldest", "in", "out", "drained in", "stopped"),
+)
+
+
 def _crossed(lags: list[Lag], oldest_ms: int | None, most: int | None) -> str:
-    """Which groups are over which limit; empty if none is."""
+    """Say which groups are over which limit; empty if none is."""
     found = []
     for lag in lags:
         age_ms = lag.total.oldest_age_ms

@@ -10,6 +10,7 @@ from ...errors import InvalidSetting
 from ...units import format_bytes, format_duration
 from ..framework import show
 from ..framework.command import Run, command, family
+from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import RateInfo
@@ -39,20 +40,7 @@ async def list_rates(run: Run) -> None:
     """List the limits, and for how long whoever comes now waits for each."""
     async with run.connect() as mq:
         found = await mq.rates()
-    if run.json:
-        show.json_line([_fields(info) for info in found])
-        return
-    columns = ("limit on", "messages/s", "bytes/s", "wait now")
-    rows = [
-        (
-            _subject(info),
-            _messages(info),
-            _bytes(info),
-            format_duration(info.debt_ms) if info.debt_ms else "–",
-        )
-        for info in found
-    ]
-    show.console().print(show.table(columns, rows, numbers=columns[1:]))
+    _RATE.list(run, found)
 
 
 @command(app, "set")
@@ -85,10 +73,8 @@ async def set_rate(
     info = next((info for info in found if _is(info, topic, group, producer)), None)
     if info is None:  # both are 0
         _say_cleared(run, topic, group, producer)
-    elif run.json:
-        show.json_line(_fields(info))
     else:
-        typer.echo(f"{_subject(info)}: at most {_limits(info)}, for all together")
+        answer(run, _fields(info), f"{_subject(info)}: at most {_limits(info)}, for all together")
 
 
 @command(app, "clear")
@@ -111,17 +97,9 @@ def _is(info: RateInfo, topic: str | None, group: str | None, producer: str | No
 
 
 def _say_cleared(run: Run, topic: str | None, group: str | None, producer: str | None) -> None:
-    if run.json:
-        show.json_line({"topic": topic, "group": group, "producer": producer, "limited": False})
-    else:
-        what = (
-            f"producer {producer}"
-            if producer
-            else f"group {group} of topic {topic}"
-            if group
-            else f"topic {topic}"
-        )
-        typer.echo(f"{what} has no limit")
+    what = f"group {group} of topic {topic}" if group else f"topic {topic}"
+    fields = {"topic": topic, "group": group, "producer": producer, "limited": False}
+    answer(run, fields, f"{f'producer {producer}' if producer else what} has no limit")
 
 
 def _subject(info: RateInfo) -> str:
@@ -160,3 +138,15 @@ def _fields(info: RateInfo) -> dict[str, Any]:
         "bytes_per_s": info.bytes_per_s or None,
         "debt_ms": info.debt_ms,
     }
+
+
+_RATE: View[RateInfo] = View(
+    fields=_fields,
+    columns={
+        "limit on": _subject,
+        "messages/s": _messages,
+        "bytes/s": _bytes,
+        "wait now": lambda info: format_duration(info.debt_ms) if info.debt_ms else "–",
+    },
+    numbers=("messages/s", "bytes/s", "wait now"),
+)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["app"]
 
 app = family("route", "Show which partition takes which slots; split, merge and move partitions.")
-route_apply.register(app)
+command(app, "apply")(route_apply.apply)
 
 Partition = Annotated[int, typer.Argument(metavar="PARTITION", help="Its number.", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the route before and after; change nothing.")]
@@ -77,7 +77,7 @@ async def show_route(
 
 
 async def _lags(mq: Connection, topic: str, group: str | None) -> list[tuple[GroupInfo, Lag]]:
-    """Of the group that is named, or of all; none while a shard is away."""
+    """Return the lag of the group that is named, or of all; nothing while a shard is away."""
     infos = await mq.groups(topic)
     if group is not None:
         await mq.lag(topic, group)  # raises, with a suggestion, if there is no such group
@@ -238,7 +238,7 @@ async def _change(
 
 
 async def _preview(run: Run, mq: Connection, topic: str, wanted: Callable[[Route], Draft]) -> None:
-    """What would come of it. The store numbers what opens, so that has no number here."""
+    """Show what would come of a change. The store numbers what opens, so that has no number here."""
     before = await mq.route(topic)
     draft = wanted(before)
     names = [(-1 - n, -1 - n) for n in range(len(draft.opens))]

@@ -18,7 +18,7 @@ from ...errors import InvalidSetting, PostroomError, RouteConflict
 from ...units import format_duration
 from ..framework import show
 from ..framework import terminal as ask
-from ..framework.command import Run, command
+from ..framework.command import Run
 from . import route_picture as picture
 
 if TYPE_CHECKING:
@@ -26,15 +26,11 @@ if TYPE_CHECKING:
 
     from ...model.topology.split_plan import SplitPlan, Step
 
-__all__ = ["register"]
+__all__ = ["apply"]
 
 _WAIT_S = 20.0
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the steps; change nothing.")]
-
-
-def register(app: typer.Typer) -> None:
-    command(app, "apply")(apply)
 
 
 async def apply(

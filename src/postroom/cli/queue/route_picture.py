@@ -141,7 +141,7 @@ def _followed_by(route: Route, piece: Range) -> str:
 
 
 def lineage(route: Route) -> list[str]:
-    """What became of what, as far as it is there: "0 → 1, 2".
+    """Return what became of what, as far as it is there: "0 → 1, 2".
 
     >>> from postroom.model.topology.route import Range, Route
     >>> whole, left, right = Range(0, 1023, 0, 7), Range(0, 511, 1, 8), Range(512, 1023, 2, 9)
@@ -177,7 +177,7 @@ def change_fields(change: Change | None) -> dict[str, Any] | None:
 
 
 def group_row(lag: Lag, mode: str) -> tuple[str, ...]:
-    """What a group has still to read of what is sealed, and what waits for that."""
+    """Return what a group has still to read of what is sealed, and what waits for that."""
     fields = group_fields(lag, mode)
     left = [f"{one['partition']} ({one['messages']:,})" for one in fields["to_read"]]
     waiting = [f"{one['partition']} for {listed(one['waits_for'])}" for one in fields["waiting"]]

@@ -23,6 +23,7 @@ from ...units import format_duration
 from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.terminal import Yes, agreed
+from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import Connection, ShardInfo
@@ -42,15 +43,7 @@ async def list_shards(run: Run) -> None:
     """List the shards: what each is, whether it answers, and what it holds."""
     async with run.connect() as mq:
         found = await mq.shards()
-    if run.json:
-        show.json_line([_fields(info) for info in found])
-        return
-    columns = ("shard", "kind", "state", "partitions", "sealed", "delayed")
-    rows = [
-        (info.name, info.kind, info.state, str(info.partitions), str(info.sealed), _delayed(info))
-        for info in found
-    ]
-    show.console().print(show.table(columns, rows, numbers=columns[3:]))
+    _SHARD.list(run, found)
 
 
 @command(app, "drain")
@@ -90,10 +83,8 @@ async def open_again(run: Run, name: Name) -> None:
     """Let a shard that was drained take partitions again."""
     async with run.connect() as mq:
         info = await mq.open_shard(name)
-    if run.json:
-        show.json_line(_fields(info))
-    else:
-        typer.echo(f"shard {name} takes partitions again; `postroom route move` moves them there")
+    said = f"shard {name} takes partitions again; `postroom route move` moves them there"
+    answer(run, _fields(info), said)
 
 
 async def _find(mq: Connection, name: str) -> ShardInfo | None:
@@ -236,10 +227,6 @@ def _partitions(number: int) -> str:
     return f"{number} partition{'' if number == 1 else 's'}"
 
 
-def _delayed(info: ShardInfo) -> str:
-    return "–" if info.state == "away" else show.count(info.delayed)
-
-
 def _fields(info: ShardInfo) -> dict[str, Any]:
     return {
         "shard": info.name,
@@ -249,3 +236,17 @@ def _fields(info: ShardInfo) -> dict[str, Any]:
         "sealed": info.sealed,
         "delayed": None if info.state == "away" else info.delayed,
     }
+
+
+_SHARD: View[ShardInfo] = View(
+    fields=_fields,
+    columns={
+        "shard": lambda info: info.name,
+        "kind": lambda info: info.kind,
+        "state": lambda info: info.state,
+        "partitions": lambda info: str(info.partitions),
+        "sealed": lambda info: str(info.sealed),
+        "delayed": lambda info: "–" if info.state == "away" else show.count(info.delayed),
+    },
+    numbers=("partitions", "sealed", "delayed"),
+)

@@ -11,6 +11,7 @@ from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.options import Topic, duration, size
 from ..framework.terminal import DryRun, Losses, Yes, agreed
+from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import TopicInfo
@@ -75,11 +76,8 @@ async def create(
     settings = _asked({"partitions": partitions, "storage": storage, **kept, **limited})
     async with run.connect(create=True) as mq:
         info = await mq.create_topic(topic, exist_ok=exist_ok, **settings)
-    if run.json:
-        show.json_line(_fields(info))
-    else:
-        plural = "" if info.partitions == 1 else "s"
-        typer.echo(f"topic {info.name} is there, with {info.partitions} partition{plural}")
+    plural = "" if info.partitions == 1 else "s"
+    answer(run, _fields(info), f"topic {info.name} is there, with {info.partitions} partition{plural}")
 
 
 @command(app, "list")
@@ -90,14 +88,7 @@ async def list_topics(
     """List the topics."""
     async with run.connect() as mq:
         found = await mq.topics(internal=all_topics)
-    if run.json:
-        show.json_line([_fields(info) for info in found])
-    elif not found:
-        show.nothing("no topics yet: make one with `postroom topic create NAME`")
-    else:
-        columns = ("topic", "partitions", "messages", "delayed", "storage", "retention", "groups")
-        numbers = ("partitions", "messages", "delayed")
-        show.console().print(show.table(columns, map(_row, found), numbers=numbers))
+    _TOPIC.list(run, found, none="no topics yet: make one with `postroom topic create NAME`")
 
 
 @command(app, "show")
@@ -111,7 +102,7 @@ async def show_topic(run: Run, topic: Topic) -> None:
         show.json_line({**_fields(info), "behind": behind})
         return
     out = show.console()
-    out.print(show.table(("setting", "value"), _lines(info), title=f"topic {info.name}"))
+    out.print(_TOPIC.detail(info))
     if lags:
         rows = [(g.group, show.count(g.total.messages), show.age(g.total.oldest_age_ms)) for g in lags]
         out.print(show.table(("group", "behind", "oldest"), rows, numbers=("behind", "oldest")))
@@ -139,7 +130,7 @@ async def alter(
     if run.json:
         show.json_line(_fields(info))
     else:
-        show.console().print(show.table(("setting", "value"), _lines(info), title=f"topic {info.name}"))
+        show.console().print(_TOPIC.detail(info))
 
 
 @command(app, "delete")
@@ -154,7 +145,8 @@ async def delete(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fal
         if not agreed(run, f"delete topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         await mq.delete_topic(topic)
-    _done(run, "deleted", losses, f"deleted topic {topic} ({show.messages(info.messages)})")
+    deleted = f"deleted topic {topic} ({show.messages(info.messages)})"
+    answer(run, {"deleted": True, **losses}, deleted)
 
 
 @command(app, "purge")
@@ -167,8 +159,8 @@ async def purge(run: Run, topic: Topic, yes: Yes = False, dry_run: DryRun = Fals
         if not agreed(run, f"purge topic {topic!r}", losses, yes=yes, dry_run=dry_run, counted=counted):
             return
         gone = await mq.purge(topic)
-    losses["messages"] = gone
-    _done(run, "purged", losses, f"purged topic {topic}: {show.messages(gone, 'is', 'are')} gone")
+    fields = {"purged": True, **losses, "messages": gone}
+    answer(run, fields, f"purged topic {topic}: {show.messages(gone, 'is', 'are')} gone")
 
 
 def _kept_wish(
@@ -193,7 +185,7 @@ def _limits_wish(
 
 
 def _asked(settings: dict[str, Any]) -> dict[str, Any]:
-    """Only those that were named: the others are for the SDK to decide."""
+    """Return only those that were named: the others are for the SDK to decide."""
     return {name: value for name, value in settings.items() if value is not None}
 
 
@@ -218,18 +210,6 @@ def _fields(info: TopicInfo) -> dict[str, Any]:
     }
 
 
-def _row(info: TopicInfo) -> tuple[str, ...]:
-    return (
-        info.name,
-        str(info.partitions),
-        show.count(info.messages),
-        show.count(info.delayed),
-        info.settings.storage,
-        _kept(info),
-        ", ".join(info.groups) or "–",
-    )
-
-
 def _lines(info: TopicInfo) -> list[tuple[str, str]]:
     settings = info.settings
     return [
@@ -243,7 +223,7 @@ def _lines(info: TopicInfo) -> list[tuple[str, str]]:
         ("dedup window", show.age(settings.dedup_ms)),
         ("max backlog", _backlog(info)),
         ("created", show.moment(info.created_at)),
-        ("groups", ", ".join(info.groups) or "–"),
+        ("groups", _names(info)),
     ]
 
 
@@ -278,8 +258,22 @@ def _groups(info: TopicInfo) -> str:
     return f"{len(info.groups)} group{'' if len(info.groups) == 1 else 's'}"
 
 
-def _done(run: Run, deed: str, losses: dict[str, Any], sentence: str) -> None:
-    if run.json:
-        show.json_line({deed: True, **losses})
-    else:
-        typer.echo(sentence)
+def _names(info: TopicInfo) -> str:
+    return ", ".join(info.groups) or "–"
+
+
+_TOPIC: View[TopicInfo] = View(
+    fields=_fields,
+    columns={
+        "topic": lambda info: info.name,
+        "partitions": lambda info: str(info.partitions),
+        "messages": lambda info: show.count(info.messages),
+        "delayed": lambda info: show.count(info.delayed),
+        "storage": lambda info: info.settings.storage,
+        "retention": _kept,
+        "groups": _names,
+    },
+    numbers=("partitions", "messages", "delayed"),
+    title=lambda info: f"topic {info.name}",
+    lines=_lines,
+)

@@ -52,9 +52,7 @@ __all__ = [
 ]
 
 
-# ---- parking ----
-# Parked lines: what waits behind a failing message of its key, kept in the store (I27).
-#
+# ---- parked lines: what waits behind a failing message of its key, kept in the store (I27) ----
 # A line claims every message of its key from `first` to `last`, and says nothing about the other offsets
 # in between: those have been settled, or are deliveries. So a million messages behind one failing key are
 # one row, the member that holds the partition keeps none of them in memory, and the other keys go on.
@@ -76,7 +74,7 @@ class Line:
 
 
 def received(line: Line, cursor: int) -> Line | None:
-    """What of a line its holder can have received: nothing was handed out from the cursor on."""
+    """Return what of a line its holder can have received: nothing was handed out from the cursor on."""
     last = min(line.last, cursor - 1)
     if last < line.first:
         return None
@@ -94,13 +92,13 @@ def widened(line: Line | None, more: Line) -> Line | None:
 
 
 def cut(line: Line, upto: int, taken: int) -> Line | None:
-    """What is left of the line once everything up to an offset was looked at; None: nothing."""
+    """Return what is left of the line once everything up to an offset was read; None if nothing is."""
     if upto >= line.last:
         return None
     return replace(line, first=max(line.first, upto + 1), messages=max(1, line.messages - taken))
 
 
-# ---- delivery ----
+# ---- deliveries ----
 
 NOBODY = 0
 """The token of a delivery that waits in nobody's hands."""
@@ -151,7 +149,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What the group says about its deliveries."""
+    """A group's settings say this about its deliveries."""
 
     lease_ms: int
     max_attempts: int
@@ -162,7 +160,7 @@ class Terms:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a member asks for in one poll of one partition."""
+    """A member asks for this in one poll of one partition."""
 
     member: str
     token: int
@@ -184,7 +182,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class OrderedAsk:
-    """What a member asks for in one poll of one partition of an ordered group."""
+    """A member of an ordered group asks for this in one poll of one partition."""
 
     member: str
     token: int  # the holder's, the same in all its polls
@@ -198,7 +196,7 @@ class OrderedAsk:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a decision changes. `drop` holds the `first` of rows to delete, before `put` is written."""
+    """A decision changes these rows. `drop` has the `first` of rows to delete, before `put` is written."""
 
     cursor: int
     drop: tuple[int, ...] = ()
@@ -313,7 +311,7 @@ class _Draft:
 
     @staticmethod
     def _fit(pieces: Sequence[Delivery], room: int) -> Sequence[Delivery]:
-        """The same pieces, the first one cut if it is larger than the room."""
+        """Return the pieces, the first one cut if it is larger than the room."""
         head, cut = pieces[0], pieces[0].first + room
         if cut > head.last:
             return pieces
@@ -377,7 +375,7 @@ WENT_AWAY = "its consumers went away while they held it alone"
 
 
 def expire(delivery: Delivery) -> Delivery:
-    """What an expired lease leaves behind: a suspect in nobody's hands."""
+    """Return what an expired lease leaves behind: a suspect that no member has."""
     counted = 1 if delivery.size == 1 and delivery.alone else 0
     return replace(
         delivery,
@@ -419,7 +417,7 @@ def set_aside(delivery: Delivery, stamp: Stamp, until: int) -> Delivery:
 
 
 def in_moves(delivery: Delivery) -> list[Delivery]:
-    """The same in pieces that are moved one by one: whoever moves one has its messages in memory."""
+    """Cut it into pieces that are moved one by one: each is in memory while it is moved."""
     return [
         delivery.part(first, min(first + MOVED_TOGETHER - 1, delivery.last))
         for first in range(delivery.first, delivery.last + 1, MOVED_TOGETHER)
@@ -442,9 +440,7 @@ MOVED_TOGETHER = 64
 """Messages that leave for another topic in one append: of the largest that there may be, 256 MB."""
 
 
-# ---- reason ----
-# Why a message failed, as text that every database can keep.
-#
+# ---- why a message failed, as text that every database can keep ----
 # A reason is whatever an exception says: it may be endless, hold bytes that are no text (file names), or
 # a NUL, which PostgreSQL refuses. None of that may stand in the way of settling the message.
 

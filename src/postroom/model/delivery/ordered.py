@@ -60,7 +60,7 @@ FAR = 2**62
 
 
 class Claim(Enum):
-    """What an asker's poll means for the partition."""
+    """A member's poll means this for the partition."""
 
     HOLDS = "it holds the partition"
     TAKES = "nobody holds it: the asker does from now on"
@@ -69,7 +69,7 @@ class Claim(Enum):
 
 
 def claim(holder: Holder, ask: OrderedAsk, now: int, cursor: int, safe_from: int = 0) -> Claim:
-    """Who holds the partition after this poll. No lapsed lease is taken over before `safe_from` (I8).
+    """Decide who has the partition after this poll. No lapsed lease is taken over before `safe_from` (I8).
 
     Whoever expects something says that it holds the partition. If it does not, or if a crash has forgotten
     what it was handed, what it has is worth nothing: it is refused, drops it, and asks anew. A holder that
@@ -395,9 +395,7 @@ def _operated(
     return settlement.settle(rows, verdicts, 0, terms, cursor, lambda piece, *_: becomes(piece))
 
 
-# ---- assignment ----
-# Which partitions of an ordered group a member should hold: everybody decides for itself, by one rule.
-#
+# ---- assignment: each member of an ordered group decides by one rule which partitions it should have ----
 # There is no leader and nothing is agreed upon. Each member looks at who holds what, computes the same
 # shares as everybody else, and acts for itself alone: whoever holds more than its share gives the surplus
 # up, whoever holds less may claim what nobody holds. The store's lock decides who gets a partition that
@@ -419,7 +417,7 @@ class Plan:
 
 
 def plan(partitions: Collection[int], holders: Mapping[int, str], members: Collection[str], me: str) -> Plan:
-    """What `me` should do now. `holders` has the partitions that are held; the others are free.
+    """Decide what `me` should do now. `holders` has the assigned partitions; the others are free.
 
     A holder that is no member keeps what it holds until it hands it over or its lease ends.
     """

@@ -32,7 +32,7 @@ Becomes = Callable[[Delivery, Settlement, int, Terms], Delivery | None]
 
 
 def becomes(piece: Delivery, settlement: Settlement, now: int, terms: Terms) -> Delivery | None:
-    """What becomes of a settled piece: None when it is done with, the piece itself when it must stay.
+    """Return what becomes of a settled piece: None when it is done with, the piece itself when it must stay.
 
     It stays when that was its last attempt and the settlement does not say where it goes then: the
     caller repeats the settlement with a stamp.
@@ -219,7 +219,7 @@ def _close(cuts: _Cuts, row: Delivery, at: int) -> None:
 
 
 def within(span: Span, rows: Sequence[Delivery]) -> Sequence[Delivery]:
-    """Of these deliveries (disjoint, lowest first) those with an offset in the span."""
+    """Return those of the deliveries (disjoint, lowest first) that have an offset in the span."""
     low = bisect_left(rows, span[0], key=lambda row: row.last)
     return rows[low : bisect_right(rows, span[1], key=lambda row: row.first)]
 

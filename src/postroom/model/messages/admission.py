@@ -61,7 +61,7 @@ def admit(batch: bytes, now_ms: int) -> None:
 
 
 def walk(batch: bytes, now_ms: int, *, careful: bool = False) -> Iterator[None]:
-    """The same in small steps. `careful`: those of batches that are not large are small in any case, too."""
+    """Check a batch in small steps; with `careful` those of batches that are not large are small, too."""
     header = _checked_header(batch, now_ms)
     try:
         plain = yield from _plain(batch, header)
@@ -182,7 +182,7 @@ def _parts(plain: memoryview, records: int) -> Iterator[_Part]:
 
 
 def _end_of(data: bytes | bytearray, at: int, end: int) -> int:
-    """Where a large record ends, if it may be as large as that and has no more headers than it may have."""
+    """Return where a large record ends; one that is too large, or has too many headers, is refused."""
     size, at = _number(data, at)
     if size > MAX_RECORD_BYTES:
         advice = "split it, or store it elsewhere and send where it is"

@@ -180,17 +180,17 @@ def batches_in(data: bytes) -> Iterator[bytes]:
 
 
 def is_compressed(batch: Buffer) -> bool:
-    """Of a batch that is known to be sound."""
+    """Tell whether a batch, known to be sound, is compressed."""
     return batch[_ATTRIBUTES_AT + 1] & _CODEC_BITS != 0
 
 
 def with_base_offset(batch: Buffer, offset: int) -> bytes:
-    """The same batch at another offset, which lies outside the checksum."""
+    """Return the batch at another offset, which lies outside the checksum."""
     return _OFFSET.pack(offset) + memoryview(batch)[_OFFSET.size :]
 
 
 def stamp(batch: Buffer, producer_id: int, epoch: int, base_sequence: int) -> bytes:
-    """The same messages under another identity; the checksum is computed again."""
+    """Return the batch under another identity; the checksum is computed again."""
     _check_identity(producer_id, epoch, base_sequence)
     stamped = bytearray(batch)
     _IDENTITY.pack_into(stamped, _IDENTITY_AT, producer_id, epoch, base_sequence)
@@ -258,7 +258,7 @@ def build_control(kind: int, payload: bytes = b"", *, timestamp: int = 0) -> byt
 
 
 def control_kind(batch: Buffer) -> int | None:
-    """What a control batch says; None for one with messages."""
+    """Return what a control batch says; None for one with messages."""
     header = verify(batch)
     if not header.control:
         return None
@@ -269,7 +269,7 @@ def control_kind(batch: Buffer) -> int | None:
 
 
 def control_payload(batch: Buffer) -> bytes:
-    """What comes with a control batch."""
+    """Return the bytes that come with a control batch."""
     header = verify(batch)
     if not header.control:
         raise ValueError("a batch with messages has no control payload")
@@ -358,7 +358,7 @@ def _sealed(batch: bytearray) -> bytes:
 
 
 def _open(batch: Buffer, header: BatchHeader) -> tuple[list[Record], int]:
-    """All records at once, so that every error comes from here; and their bytes."""
+    """Read all records at once, so that every error comes from here; return them with their bytes."""
     try:
         plain = plain_form(batch, header)
         found = cast("list[Record]", list(DefaultRecordBatch(cast("bytes", plain))))
@@ -383,9 +383,7 @@ def _unpacked(batch: Buffer, compression: str, limit: int | None) -> memoryview:
     return memoryview(plain)[:end]
 
 
-# ---- marks ----
-# Marks: how somebody who keeps offsets elsewhere sees that the log is not the one that was read.
-#
+# ---- marks: how somebody who keeps offsets elsewhere sees that the log is not the one that was read ----
 # A queue that is restored from an older backup gives offsets a second time, to other messages, and cannot
 # say so. So whoever keeps an offset keeps the mark of the batch before it as well: where that batch
 # begins, and its checksum, which covers its messages, their times and who sent them. Another batch in its
@@ -401,7 +399,7 @@ def mark_of(base_offset: int, crc: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What is kept of a partition."""
+    """The log keeps this much of a partition."""
 
     start: int  # the lowest offset that is kept
     end: int  # the next offset to be given

@@ -68,7 +68,7 @@ def _snappy(data: bytes) -> bytes:
 
 
 class NoRoom(Exception):
-    """What is packed is larger than it may be."""
+    """The messages unpack to more bytes than they may."""
 
     def __init__(self, limit: int = MAX_UNPACKED_BYTES) -> None:
         super().__init__(f"they unpack to more than {limit} bytes")

@@ -68,7 +68,7 @@ def digests(ids: Iterable[str | None]) -> bytes:
 
 
 def digests_of(batch: bytes) -> bytes:
-    """The same, read from the batch itself, for senders that do not compute them; nothing if none has one."""
+    """Compute the digests from the batch itself, for senders that send none; empty if it has no ids."""
     found = []
     for record in records(batch):
         ids = [value for name, value in record.headers if name == ID_HEADER]
@@ -101,7 +101,7 @@ def without(batch: bytes, dropped: Collection[int]) -> bytes:
 
 
 def places(sent: Sequence[bytes], stored: Sequence[bytes]) -> list[int]:
-    """Which messages of a batch were dropped, if these are the digests that are stored of it.
+    """Return which messages of a batch were dropped, given the digests that are stored of it.
 
     Whose id was known when the batch came is missing at every place it had, and messages without an id are
     never missing: so the first place where a stored digest fits is the place it was at.
@@ -115,9 +115,7 @@ def places(sent: Sequence[bytes], stored: Sequence[bytes]) -> list[int]:
     return missing
 
 
-# ---- idtable ----
-# Digests of ids, numbered in the order they came: compact, and fast to search (I13).
-#
+# ---- digests of ids, numbered in the order they came: compact, and fast to search (I13) ----
 # A Python set of six million ids is 600 MB. Here a digest is kept once, 16 bytes beside the others, and
 # found through slots in the manner of a hash table: its hash says where to begin, and it is in one of the
 # slots from there to the next empty one. Of most slots only a byte is looked at. The byte has some bits
@@ -159,7 +157,7 @@ class IdTable:
         return len(self._tags) * (1 + self._numbers.itemsize) + len(self._pages) * _PAGE * DIGEST_SIZE
 
     def known(self, digests: Iterable[bytes]) -> list[bytes]:
-        """Those of the digests that have a number."""
+        """Return those of the digests that have a number."""
         tags, mask = self._tags, self._mask
         maybe = [one for one in digests if tags[hash(one) & mask]]
         return [one for one in maybe if self.number(one) >= 0]
@@ -264,7 +262,7 @@ class IdTable:
             numbers[at] = number
 
     def _rebuild(self) -> None:
-        """With more slots if there are not more than enough; takes some tenths of a second for a million."""
+        """Build the table anew, with more slots if they run short: tenths of a second for a million ids."""
         self._make(_slots(len(self)))
         self._room -= len(self)
         ends = [*[begin for begin, _ in self._borders][1:], self.end]
@@ -285,7 +283,7 @@ class IdTable:
 
 
 def _slots(ids: int) -> int:
-    """For so many ids and as many again."""
+    """Return how many slots a table needs for so many ids and as many again."""
     slots = _SLOTS
     while slots < 4 * ids:
         slots *= 4 if slots < _MANY else 2
@@ -301,9 +299,7 @@ _LEAVING = [
 """By generation: what becomes of each byte of a slot when it leaves."""
 
 
-# ---- window ----
-# The ids that a partition remembers (R32): those of its newest messages, and when they were stored.
-#
+# ---- the ids that a partition remembers (R32): those of its newest messages, and when they were stored ----
 # Decides whether a message that was stored earlier still counts: for as long as the topic's window says,
 # and in any case until every group has settled it; but of the newest `limit` messages only, so that
 # memory has a bound (I13). It is told of rows in the order of their offsets, and must never be told of
@@ -319,7 +315,7 @@ _TRIM = 4096  # marks that are dropped at once
 
 
 class Window:
-    """Not for several threads at once."""
+    """A window remembers the ids of one partition. It is not for several threads at once."""
 
     __slots__ = ("_limit", "_numbers", "_offsets", "_table", "_times", "end", "start")
 
@@ -360,11 +356,11 @@ class Window:
         return base - self._offsets[-1] == number - self._numbers[-1]
 
     def known(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Those that may be remembered."""
+        """Return those of the digests that may be remembered."""
         return self._table.known(digests)
 
     def offset(self, digest: bytes) -> int:
-        """Where the newest message with that id is; -1 if none is known."""
+        """Return the offset of the newest message with that id; -1 if none is known."""
         number = self._table.number(digest)
         if number < 0:
             return -1
@@ -372,7 +368,7 @@ class Window:
         return self._offsets[mark] + number - self._numbers[mark]
 
     def remembered(self, offset: int, now: int, window_ms: int, floor: int) -> bool:
-        """Whether the message at that offset counts. From `floor` on some group has not settled it."""
+        """Tell whether the message at that offset counts. From `floor` on some group has not settled it."""
         if offset < self.end - self._limit:
             return False
         stored_at = self._times[bisect_right(self._offsets, offset) - 1]

@@ -28,7 +28,7 @@ _MOST_CHARACTERS = 64  # of a request's id
 
 @dataclass(frozen=True, slots=True)
 class ReplyTopic:
-    """Where replies to a requester go."""
+    """Replies to a requester go to this topic."""
 
     name: str
     partition_id: int
@@ -38,7 +38,7 @@ class ReplyTopic:
 
 
 class Asked(NamedTuple):
-    """What makes a message a request. Of plain values: messages that have it are not garbage collected."""
+    """A message is a request if it has these. Plain values: such messages need no garbage collection."""
 
     id: str
     reply_to: str

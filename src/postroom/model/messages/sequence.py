@@ -47,7 +47,7 @@ def next_sequence(first: int, count: int) -> int:
 
 
 def check(state: SequenceState | None, epoch: int, first: int, count: int) -> int | None:
-    """None: store it, it is the exact next. A number: it is a repeat, and this is its first offset."""
+    """Return None if the batch is the exact next; a number is the first offset of the one it repeats."""
     if not (0 <= first < MODULUS and 0 < count < MODULUS):
         raise ValueError(f"no batch has {count} messages from sequence {first}")
     if state is not None and epoch < state.epoch:
@@ -105,7 +105,7 @@ def remember(
 
 
 def pack(state: SequenceState) -> bytes:
-    """For a column of the store: 3 bytes, and 16 for each remembered batch."""
+    """Return the state for a column of the store: 3 bytes, and 16 for each remembered batch."""
     entries = (_ENTRY.pack(batch.first, batch.last, batch.offset) for batch in state.recent)
     return _HEAD.pack(_VERSION, state.epoch) + b"".join(entries)
 

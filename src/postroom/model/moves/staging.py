@@ -59,10 +59,7 @@ __all__ = [
 ]
 
 
-# ---- content ----------------------------------------------------------------------------------------
-#
-# What a batch of a job holds, in a few bytes: whether it comes again with the same rows is told by these.
-#
+# ---- the content of a job's batch in a few bytes, which tell whether it comes again with the same rows ----
 # A row has a hash, and a batch the sum of them: so neither the order of the rows counts, nor how they are
 # spread over tasks, and each task adds up its own. A sum begins with how its rows were hashed; others are
 # not compared with it, and an empty one with none. It is there for mistakes, not against somebody who
@@ -108,7 +105,7 @@ def differ(one: bytes, other: bytes) -> bool:
     return one != other and bool(one) and one[:_WORD_BYTES] == other[:_WORD_BYTES]
 
 
-# ---- decisions --------------------------------------------------------------------------------------
+# ---- decisions, and what they publish ----
 
 DUTY = "staging"
 """The lease of whoever finishes decisions that were left, and drops what nobody decided."""

@@ -106,9 +106,7 @@ PartitionIds: TypeAlias = Annotated[tuple[PartitionId, ...], Meta(max_length=MOS
 TopicNames: TypeAlias = Annotated[tuple[TopicName, ...], Meta(max_length=MOST_TOPICS)]
 
 
-# ---- cache ----
-# Room in what is remembered: a cache that is keyed by what clients name must not grow for ever.
-#
+# ---- room in what is remembered: a cache that is keyed by what clients name must not grow for ever ----
 # Decides which entries go; never whether something is true, so it is for caches alone: whatever goes is
 # looked up again.
 

@@ -70,7 +70,7 @@ class _Round(Generic[T]):
         return found
 
     def cost(self) -> int:
-        """Of what comes next."""
+        """The cost of what comes next."""
         while True:
             first = self._order[0]
             cost = first.cost()
@@ -90,7 +90,7 @@ class _Round(Generic[T]):
 
 
 class FairQueue(Generic[T]):
-    """Not for several threads at once."""
+    """A queue of lines that take turns, by cost. It is not for several threads at once."""
 
     def __init__(self) -> None:
         self._topics: _Round[T] = _Round(None)

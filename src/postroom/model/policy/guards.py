@@ -37,7 +37,7 @@ def is_newer(stored: int | None, version: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class SequenceStep:
-    """What becomes of a message that has a place in a sequence.
+    """A message that has a number in a sequence becomes one of these.
 
     `handled`: it is its turn. `waits`: it is to be kept until then. `full`: it should be kept, and there is
     no room. `released`: versions that waited and whose turn it is then, in order. `following`: the next one
@@ -84,7 +84,7 @@ class Fit(Enum):
 
 
 def fit(machine: Machine, state: State, event: str, attempt: int, attempts: int) -> Fit:
-    """Whether the event fits the state. `attempt` counts from 1; `attempts`: how often it is handed back.
+    """Decide whether the event fits the state. `attempt` counts from 1; after `attempts` it is given up.
 
     created → paid → shipped, and created → cancelled; in state shipped:
     comes "paid": repeated, since nothing is shipped that was not paid
@@ -99,7 +99,7 @@ def fit(machine: Machine, state: State, event: str, attempt: int, attempts: int)
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Which event leads from which state to which.
+    """A machine says which event leads from which state to which.
 
     Machine({"created": {None}, "paid": {"created"}, "shipped": {"paid"}})
         an event is named like the state that it leads to; None: nothing is there yet
@@ -123,11 +123,11 @@ class Machine:
         return {event for _, event in self.moves}
 
     def after(self, state: State, event: str) -> State:
-        """Where the event leads to; None: it does not fit this state."""
+        """Return the state that the event leads to; None if it does not fit this one."""
         return self.moves.get((state, event))
 
     def may_come_to_fit(self, state: State, event: str) -> bool:
-        """Whether the event fits a state that can be reached from this one.
+        """Tell whether the event fits a state that can be reached from this one.
 
         Of a state that no rule has anything may come: somebody else has set it, or has not begun yet.
         """
@@ -138,13 +138,13 @@ class Machine:
         return any((reached, event) in self.moves for reached in self._reached({state}))
 
     def has_happened(self, state: State, event: str) -> bool:
-        """Whether no way leads from a beginning to this state without the event, but one does with it."""
+        """Tell whether every way from a beginning to this state, and there is one, has the event in it."""
         targets = set(self.moves.values())
         beginnings = {None, *(source for source, _ in self.moves if source not in targets)}
         return state in self._reached(beginnings) - self._reached(beginnings, without=event)
 
     def _reached(self, states: set[State], without: str | None = None) -> set[State]:
-        """These states, and all that can be reached from them."""
+        """Return these states, and all that can be reached from them."""
         found = set(states)
         while more := {
             target

@@ -120,7 +120,7 @@ def spend(spent: Spent, rate: Rate, now_us: int, messages: int, size: int) -> tu
 
 
 def give_back(spent: Spent, rate: Rate, messages: int, size: int) -> Spent:
-    """What was taken and not used is for others; less than nothing: it was used and not taken."""
+    """Give back what was taken and not used; a negative amount was used and not taken."""
     return Spent(
         spent.messages_at - _cost_us(messages, rate.messages_per_s),
         spent.bytes_at - _cost_us(size, rate.bytes_per_s),
@@ -128,7 +128,7 @@ def give_back(spent: Spent, rate: Rate, messages: int, size: int) -> Spent:
 
 
 def debt_us(spent: Spent, rate: Rate, now_us: int) -> int:
-    """How long whoever comes now has to wait."""
+    """Return how long a caller that comes now has to wait."""
     return spend(spent, rate, now_us, 0, 0)[1] - now_us
 
 

@@ -42,7 +42,7 @@ class Cadence:
     every_ms: int = 0  # or a duration
 
     def ticks(self, after_ms: int) -> Iterator[int]:
-        """All ticks later than that, in order, without end."""
+        """Yield all ticks later than that, in order, without end."""
         if self.every_ms:
             tick = after_ms - after_ms % self.every_ms
             while True:
@@ -56,7 +56,7 @@ class Cadence:
                 last = tick
 
     def _begin(self, after_ms: int) -> datetime:
-        """Where to look from. Times of day are looked for without regard to the zone: begin well before."""
+        """Return where a search begins: well before, since times of day are searched without the zone."""
         moment = datetime.fromtimestamp(after_ms / 1000, UTC)
         minute, hour = self.expression.split()[:2]
         real_time = minute.startswith("*") or hour.startswith("*") or len(self.expression.split()) == 6
@@ -116,7 +116,7 @@ class Due:
 
 
 def due(cadence: Cadence, last_ms: int, now_ms: int, missed: Missed, *, late_ms: int, most: int) -> Due:
-    """What to run of the ticks later than `last_ms`, up to now.
+    """Decide what to run of the ticks later than `last_ms`, up to now.
 
     A tick is missed if nobody ran it before the next one came, or for longer than `late_ms`. Of those that
     were missed none is run ("skip"), the newest ("once"), or as many as `most` ("all").

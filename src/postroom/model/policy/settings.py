@@ -100,7 +100,7 @@ _SAID = {"retention_ms": "retention", "dedup_ms": "dedup_window"}
 
 
 def _said(name: str, value: object) -> str:
-    """As the caller would write it."""
+    """Return the value as the caller would write it."""
     if not name.endswith("_ms") or not isinstance(value, int):
         return repr(value)
     if value == 0:
@@ -110,7 +110,7 @@ def _said(name: str, value: object) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where a group starts: resolved into offsets once, when the group is made."""
+    """A group starts here: it is resolved into offsets once, when the group is made."""
 
     kind: Literal["earliest", "latest", "time", "offsets"] = "earliest"
     time_ms: Long = 0
@@ -127,7 +127,7 @@ class Start:
 
     @property
     def said(self) -> str:
-        """For people, after "it starts"."""
+        """The start in words, to follow "it starts"."""
         if self.kind == "time":
             return f"at {_moment(self.time_ms)}"
         if self.kind == "offsets":
@@ -168,7 +168,7 @@ class GroupSettings:
     slow_lane: LanePolicy = NO_LANE  # shared groups: sources that fail, or take long, go to a lane (R42)
 
     def news(self, topic: str, group: str) -> str:
-        """What is said of a group that was made."""
+        """Return what is said of a group that was made."""
         mode = "" if self.mode == "shared" else f", in mode {self.mode}"
         return f"group {group} of {topic} is new{mode}; it starts {self.start.said}"
 
@@ -214,7 +214,7 @@ class GroupWish:
         self._refuse_silly()
 
     def _refuse_silly(self) -> None:
-        """What is asked for, and not what a group has: one that was stored before is still joined."""
+        """Refuse what is asked for, never what a group has: members still join one that was stored before."""
         if self.lease_ms is not None and self.lease_ms > LONGEST_LEASE_MS:
             raise InvalidSetting("lease: at most a day, such as lease=30; heartbeats renew it", name="lease")
         if isinstance(self.max_attempts, int) and self.max_attempts > _MOST_ATTEMPTS:

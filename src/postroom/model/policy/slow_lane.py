@@ -68,7 +68,7 @@ def _check_part(name: str, value: object, *, none_is_fine: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LanePolicy:
-    """As the group's settings have it. Neither `failures` nor `handling_ms`: there is no policy."""
+    """The group's settings have it so. Without `failures` and `handling_ms` there is no policy."""
 
     failures: float = 0  # such a part of a source's messages failed; 0: not looked at
     handling_ms: Long = 0  # they took so long, on average; 0: not looked at
@@ -134,7 +134,7 @@ class SlowLane:
 
 
 def as_policy(given: SlowLane | bool | None) -> LanePolicy | None:
-    """What a user asks for: True is `SlowLane()`, False none; None: whatever the group has."""
+    """Return the policy that a user asks for: True is `SlowLane()`, False none, None what the group has."""
     if given is None or isinstance(given, SlowLane):
         return None if given is None else given.policy
     if isinstance(given, bool):
@@ -147,7 +147,7 @@ def as_policy(given: SlowLane | bool | None) -> LanePolicy | None:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What became of messages of one source."""
+    """Messages of one source came to this."""
 
     source: Label
     handled: Whole  # their handling ended, one way or the other
@@ -174,7 +174,7 @@ class SlowSource:
 
 @dataclass(frozen=True, slots=True)
 class LaneState:
-    """Of a group: its slow sources, and all that are counted in the store."""
+    """A group has these slow sources, and these are counted in the store."""
 
     slow: tuple[SlowSource, ...] = ()
     watched: frozenset[str] = frozenset()
@@ -182,7 +182,7 @@ class LaneState:
 
 @dataclass(frozen=True, slots=True)
 class LaneView:
-    """What the members of a group are told."""
+    """The members of a group are told this."""
 
     version: int  # of what is told here; 0: there is no policy (any more)
     sources: tuple[str, ...] = ()  # slow ones: their messages are set aside before they are tried
@@ -250,7 +250,7 @@ def why_slow(policy: LanePolicy, seen: Seen) -> str | None:
 
 
 def looks_bad(policy: LanePolicy, seen: Seen) -> bool:
-    """Whether there is anything to count against it."""
+    """Tell whether there is anything to count against the source."""
     too_long = bool(policy.handling_ms) and seen.spent_ms > policy.handling_ms * seen.handled
     return seen.failed > 0 or too_long
 
@@ -287,14 +287,14 @@ def _told(policy: LanePolicy, now: int, known: SlowSource, fresh: Seen | None) -
 
 
 def returns(policy: LanePolicy, now: int, one: SlowSource) -> bool:
-    """It was clean for long enough; or nothing was seen of it for so long that nobody cares."""
+    """Tell whether a source was clean for long enough, or was not seen for too long to matter."""
     if one.handled_at > one.failed_at and now - one.failed_at >= policy.clean_ms:
         return True
     return now - max(one.failed_at, one.handled_at) >= _QUIET_MS + policy.clean_ms
 
 
 def view_of(policy: LanePolicy, slow: Iterable[SlowSource]) -> LaneView:
-    """The same state has the same version, whoever tells it."""
+    """Return what members are told; the same state has the same version, whichever broker tells it."""
     names = tuple(sorted(one.source for one in slow))
     said = "\0".join((policy.header, str(policy.share), *names))
     version = int.from_bytes(blake2b(said.encode(), digest_size=6).digest()) + 1
@@ -306,7 +306,7 @@ def view_of(policy: LanePolicy, slow: Iterable[SlowSource]) -> LaneView:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Of one member: its lane may take a share of its handlers' time, whether the others are idle or not."""
+    """A member's slow lane may take a share of its handlers' time, whether the others are idle or not."""
 
     share: float = NO_LANE.share
     handlers: int = 1
@@ -320,7 +320,7 @@ class Pace:
 
 
 def room(pace: Pace, now_ms: float, in_hand: int) -> int:
-    """How many further messages of the lane may be asked for now. An empty hand takes one, in time (I17)."""
+    """Return how many more messages of the lane may be asked for; with none in flight one, in time (I17)."""
     if now_ms < pace.free_at:
         return 0
     most = pace.slots
@@ -330,7 +330,7 @@ def room(pace: Pace, now_ms: float, in_hand: int) -> int:
 
 
 def spent(pace: Pace, now_ms: float, messages: int, ms: float) -> Pace:
-    """So many messages of the lane were handled, and took so much of the handlers' time together."""
+    """Note that messages of the lane were handled, and how much of the handlers' time they took together."""
     each = ms / max(1, messages)
     began = now_ms - each
     free_at = max(pace.free_at, began - _SAVED_MS) + ms / (pace.share * pace.handlers)

@@ -115,7 +115,7 @@ def check_member(member: object) -> str:
 
 
 def check_client(client: object) -> str:
-    """As a member's: the name of whoever is connected."""
+    """Check the name of a client, which follows the rules for a member's."""
     if isinstance(client, str) and len(client) <= _CLIENT_CHARS and client.isprintable():
         return client
     raise InvalidSetting(
@@ -147,7 +147,7 @@ def base_of(group: str) -> str | None:
 
 
 def is_unnamed(group: str) -> bool:
-    """Whether this is the group of a member of a broadcast group that has no name."""
+    """Tell whether this is the group of a broadcast group's member that has no name."""
     return "@_" in group
 
 
@@ -168,7 +168,7 @@ def slow_topic(topic: str, group: str) -> str:
 
 
 def is_lane(topic: str) -> bool:
-    """Whether this is the slow lane of a group."""
+    """Tell whether the topic is the slow lane of a group."""
     return topic.endswith(_LANE)
 
 
@@ -221,12 +221,12 @@ def is_reply(topic: str) -> bool:
 
 
 def reply_ends(owner: str) -> tuple[str, str]:
-    """How the names of that principal's reply topics begin and end."""
+    """Return how the names of that principal's reply topics begin and end."""
     return REPLIES, f".{_owner_tag(owner)}"
 
 
 def owns_reply(topic: str, owner: str) -> bool:
-    """Whether that principal reads this reply topic."""
+    """Tell whether that principal reads this reply topic."""
     return is_reply(topic) and topic.rpartition(".")[2] == _owner_tag(owner)
 
 

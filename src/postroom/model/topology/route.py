@@ -80,7 +80,7 @@ class Route:
 
     @property
     def partitions(self) -> tuple[Range, ...]:
-        """All that can be read: what was sealed comes first."""
+        """All partitions that can be read; sealed ones come first."""
         return (*self.sealed, *self.ranges)
 
     def successors(self, partition_id: int) -> tuple[Range, ...]:
@@ -89,7 +89,7 @@ class Route:
         return tuple(piece for piece in self.ranges if piece.partition_id in newer)
 
     def descendants(self, partition_id: int) -> set[int]:
-        """All partitions that follow a sealed one, by however many steps."""
+        """Return all partitions that follow a sealed one, by however many steps."""
         newer: set[int] = set()
         for piece in self.partitions:  # whatever follows comes later
             before = self.predecessors.get(piece.partition_id, ())
@@ -138,7 +138,7 @@ class Route:
         )
 
     def without(self, partition_id: int) -> Route:
-        """The same when the log of a sealed partition is gone: it counts as read by all.
+        """Return the route once the log of a sealed partition is gone: it counts as read by all.
 
         What followed it follows what it followed: a group that is reset reads those again first.
         """
@@ -194,7 +194,7 @@ class Change:
 
     @property
     def predecessors(self) -> Mapping[int, tuple[int, ...]]:
-        """Of each partition that opens, by id."""
+        """The predecessors of each partition that opens, by id."""
         return {
             new.partition_id: tuple(old.partition_id for old in self.seals if old.overlaps(new))
             for new in self.opens
@@ -261,7 +261,7 @@ def merge(route: Route, one: int, other: int) -> Draft:
 
 
 def move(route: Route, partition: int, shard: str) -> Draft:
-    """The same range, on another shard."""
+    """Draft the move of a partition: its range goes to another shard."""
     old = route.of_partition(partition)
     if old.shard == shard:
         raise InvalidSetting(
@@ -285,7 +285,7 @@ def _piece(first_slot: int, last_slot: int, shard: str) -> Range:
 
 
 def _slots(ranges: Sequence[Range]) -> list[tuple[int, int]]:
-    """What these cover, as spans that do not touch; fails if a slot is covered twice."""
+    """Return the slots that these cover, as spans that do not touch; fail if a slot is covered twice."""
     spans: list[tuple[int, int]] = []
     for piece in sorted(ranges, key=lambda piece: piece.first_slot):
         assert piece.first_slot <= piece.last_slot, "a range has a slot"

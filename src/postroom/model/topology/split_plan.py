@@ -42,7 +42,7 @@ class Step:
             raise InvalidSetting(f"a step has slots in their order, from 0 to {SLOTS - 1}; not {self}")
 
     def edges(self, before: frozenset[int]) -> frozenset[int]:
-        """Where partitions begin, after this step. InvalidSetting if it does not fit."""
+        """Return where partitions begin after this step; raise InvalidSetting if it does not fit."""
         inside = {edge for edge in before if self.first_slot < edge <= self.last_slot}
         outer = {self.first_slot, self.last_slot + 1} - {SLOTS}
         wanted = set() if self.do == "split" else {self.at}
@@ -86,7 +86,7 @@ class SplitPlan:
 
     @property
     def even(self) -> bool:
-        """Whether the heaviest partition has at most `factor` times the mean, once it is carried out."""
+        """True if the heaviest partition will have at most `factor` times the mean."""
         return heaviest(self.after) <= self.factor
 
     def edges_after(self, steps: int) -> frozenset[int]:
@@ -148,7 +148,7 @@ def make_plan(
 
 
 def _counts(spans: Sequence[tuple[int, int]], loads: Sequence[int], factor: float, most: int) -> list[int]:
-    """How many partitions each span becomes: the fewest that are even; else the lightest heaviest one."""
+    """Decide how many partitions each span becomes: the fewest that are even, else the lightest heaviest."""
     total = sum(loads)
     if not total:
         return [1 for _ in spans]
@@ -174,7 +174,7 @@ def _needed(span: tuple[int, int], limit: int, loads: Sequence[int]) -> float:
 
 
 def _cut(span: tuple[int, int], count: int, loads: Sequence[int]) -> list[tuple[int, int]]:
-    """So many parts, the heaviest as light as can be."""
+    """Cut into so many parts that the heaviest is as light as can be."""
     if count == 1:
         return [span]
     own = loads[span[0] : span[1] + 1]
@@ -241,7 +241,7 @@ def _merged(route: Route, pieces: Sequence[Piece], most: float) -> tuple[list[St
 
 
 def done_steps(plan: SplitPlan, history: Sequence[Route]) -> int:
-    """How many steps the route has been through. RouteConflict if it has been through anything else.
+    """Count the steps that the route has been through; raise RouteConflict if it was changed otherwise.
 
     `history`: every version, the oldest first. A change that was turned back leaves a version with the same
     slots on the same shards (I11); such a one does not count.

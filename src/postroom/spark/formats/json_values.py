@@ -221,9 +221,7 @@ def _without_zone(value: datetime) -> datetime:
     return value
 
 
-# ---- json schema ----
-# A JSON Schema, as registries keep it, becomes a Spark type.
-#
+# ---- a JSON Schema, as registries keep it, becomes a Spark type ----
 # What has no type of its own in Spark (several types, anything at all) is a string with the JSON in it:
 # so nothing is lost, and from_json can go on from there.
 

@@ -36,9 +36,7 @@ __all__ = [
 ]
 
 
-# ---- audit ids ----
-# Level 2 of the audit: ids that were sent, stored and handled, put side by side.
-#
+# ---- level 2 of the audit: ids that were sent, stored and handled, put side by side ----
 # All three are one table with a row for each time an id was seen; rows of an id meet in one place. There
 # it shows what one side has and another has not, or has more often. For the order the messages of a key
 # are put in the order in which they are stored. Out of order is the one that is late: stored behind one
@@ -243,9 +241,8 @@ def _counts(wanted: IdCheck) -> dict[str, Any]:
     return counts
 
 
-# ---- audit numbers ----
-# Level 1 of the audit: running numbers. Each stream, such as a key, counts its messages from one number
-# on.
+# ---- level 1 of the audit: running numbers ----
+# Each stream, such as a key, counts its messages from one number on.
 #
 # In the order in which they are stored the numbers of a stream go up by one. What is missing between the
 # lowest and the highest was lost; what is there a second time was repeated; what is there once, but
@@ -326,7 +323,7 @@ def offset_check(spark: Any, stored: Stored) -> Check:
     return Check("offsets", "offset", rows, (Flag("stored", "gap", missing > 0, missing),), {}, fields)
 
 
-# ---- audit ----
+# ---- the job ----
 
 Progress = Callable[[str], None]
 """Is told what is being done."""

@@ -31,9 +31,7 @@ from .fields import Field, Journal, Stored, look
 __all__ = ["BacklogOptions", "Backlogged", "Sample", "Waits", "Window", "backlog", "draw", "read_samples"]
 
 
-# ---- backlog samples ----
-# Samples of how far a group was behind: JSON lines with `time` and `messages`, in any order.
-#
+# ---- samples of how far a group was behind: JSON lines with `time` and `messages`, in any order ----
 # `time` is a moment with a zone, such as 2026-01-31T08:00:00Z, or milliseconds since 1970. Decides what a
 # sample is, and refuses the rest with the number of its line. There are few: they are read on the driver.
 
@@ -78,7 +76,7 @@ def _sample(line: str, where: str) -> Sample:
     return Sample(time if type(time) is int else moment_ms(time, name=f"{where}: time"), behind)
 
 
-# ---- backlog ----
+# ---- the job ----
 
 MAX_WINDOWS = 10_000
 _ODD = -1  # the window of what is in none
@@ -296,8 +294,7 @@ def _with_samples(windows: Sequence[Window], samples: Sequence[Sample], window_m
     return found
 
 
-# ---- backlog charts ----
-# Charts of a backlog: PNG files, drawn without a screen.
+# ---- charts of a backlog: PNG files, drawn without a screen ----
 
 _BLUE, _ORANGE, _RED, _GREY = "#1f6fb4", "#e08214", "#b2182b", "#888888"
 

@@ -77,11 +77,8 @@ def _sentence(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-# ---- queues ----
-# A queue as the jobs use it on the driver: the SDK without asyncio, from the options of the data source.
-
-
 def connected(queue: Mapping[str, str]) -> sync.Connection:
+    """Connect to a queue as jobs use it on the driver: without asyncio, from the data source's options."""
     reach = reach_options(queue)
     path = parse(reach.url).path
     if path is not None and not path.exists():  # to connect would make it

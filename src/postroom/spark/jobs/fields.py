@@ -26,9 +26,7 @@ from .lake.iceberg import IcebergLake, is_iceberg
 __all__ = ["Field", "Journal", "Stored", "look", "rank_column", "ranks", "text_of_bytes"]
 
 
-# ---- stored ----
-# What of a topic a job looks at: from where to where, decided once, so that every query sees the same.
-#
+# ---- the offsets of a topic that a job reads, decided once, so that every query sees the same ----
 # Looks at the queue before the first query and pins the offsets of every partition. Also knows which
 # partitions come before which, so that the messages of a key have an order across splits and merges
 # (R26).
@@ -93,7 +91,7 @@ def ranks(route: Route) -> dict[int, int]:
     return found
 
 
-# ---- fields ----
+# ---- the fields of messages ----
 
 _WORDS = ("key", "value", "id", "place")
 _JSON_NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*)*")

@@ -135,4 +135,4 @@ class StoreContract(
     AccessContract,
     WatchContract,
 ):
-    """All of it."""
+    """A store keeps the contract if it passes all of this."""

@@ -216,8 +216,7 @@ class TopicContract(StoreHarness):
         assert catalog.version() == last
 
 
-# ---- groups ----
-# `Catalog`, groups: settings, and a start that is turned into offsets once (I9, R12, R13).
+# ---- `Catalog`, groups: settings, and a start that is turned into offsets once (I9, R12, R13) ----
 
 EVERYTHING = GroupSettings(
     order="partition", start=Start("offsets", offsets=((0, 5), (1, 2**40))), lease_ms=123_456, max_attempts=7

@@ -309,8 +309,8 @@ class ConcurrencyContract(StoreHarness):
         in_threads(sweep, look, look)
 
 
-# ---- watching ----
-# `Store.watch`, `now_ms` and `close`. A watcher may wake without cause, but never fails to.
+# ---- `Store.watch`, `now_ms` and `close` ----
+# A watcher may wake without cause, but never fails to.
 
 
 class WatchContract(StoreHarness):
@@ -344,7 +344,7 @@ class WatchContract(StoreHarness):
 
     @staticmethod
     def _every_kind(watcher: Watcher, through: Store, place: int, group: Group) -> None:
-        """All that lets a waiting poll find something, or makes what is cached of the catalog old."""
+        """Do all that lets a poll find something, or makes what is cached of the catalog old."""
         log: list[Callable[[], object]] = [
             lambda: append(through, place, batch(5)),
             lambda: through.catalog.create_topic("more", TopicSettings(), 1),
@@ -429,7 +429,7 @@ _SOON_S = 5.0  # a watcher wakes long before; but the machine may be busy
 
 
 def _noticed(watcher: Watcher, which: int) -> bool:
-    """Whether it says so before long."""
+    """Tell whether it says so before long."""
     deadline = time.monotonic() + _SOON_S
     while not watcher.changed()[which]:
         if time.monotonic() > deadline:
@@ -438,7 +438,7 @@ def _noticed(watcher: Watcher, which: int) -> bool:
 
 
 def _quiet(watcher: Watcher) -> bool:
-    """Whether it has nothing more to say, before long."""
+    """Tell whether it has nothing more to say, before long."""
     deadline = time.monotonic() + _SOON_S
     while watcher.changed() != (False, False):
         if time.monotonic() > deadline:

@@ -223,8 +223,7 @@ class DutyContract(StoreHarness):
         assert (found[0].first, found[0].visible_at) == (0, far)
 
 
-# ---- usage ----
-# `Usage`: who uses groups and how far all of them are; retention, limits and expiry go by it (R9, R44).
+# ---- `Usage`: who uses groups and how far all are; retention, limits and expiry go by it (R9, R44) ----
 
 IDLE = 60_000
 

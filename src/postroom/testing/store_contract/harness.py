@@ -95,7 +95,7 @@ class StoreHarness:
 
     @pytest.fixture
     def other(self, store: Store, tmp_path: Path, clock: MovableClock) -> Iterator[Store]:
-        """The same data through another store."""
+        """Return another store on the same data."""
         opened = self.reopen(tmp_path, clock)
         yield opened
         opened.close()
@@ -121,10 +121,10 @@ def _failing_commits(store: SqlStore, meanwhile: Callable[[], object]) -> Iterat
     dialect = store.session.dialect
     original = dialect.end
 
-    def end(connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(connection: Any, area: Area, *, commit: bool) -> None:
         if commit:
             meanwhile()
-        original(connection, lane, commit=False)
+        original(connection, area, commit=False)
         if commit:
             raise StoreUnavailable("the commit fails: the test wants it so")
 
@@ -167,7 +167,7 @@ def refused(result: Appended | PostroomError, kind: type[E]) -> E:
 
 
 def read_all(store: Store, partition_id: int) -> list[StoredBatch]:
-    """All that is kept, checked: offsets are dense, and those in the batches are the same."""
+    """Return all that is kept, checked: offsets are dense, and those in the batches are the same."""
     offset, found = store.log.bounds([partition_id])[partition_id].start, list[StoredBatch]()
     while batches := store.log.read(partition_id, offset, max_messages=7, max_bytes=5_000):
         for piece in batches:

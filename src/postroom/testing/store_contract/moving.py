@@ -413,8 +413,7 @@ def _content(data: bytes) -> list[tuple[int, bytes | None, bytes | None, tuple[A
     return [(r.timestamp, r.key, r.value, tuple(r.headers)) for r in records(data)]
 
 
-# ---- sealing ----
-# The schedule's mover and partitions that were sealed: what is due goes to their successors (I12, R26).
+# ---- the schedule's mover and sealed partitions: what is due goes to their successors (I12, R26) ----
 
 
 class SealedMoveContract(StoreHarness):

@@ -34,7 +34,7 @@ def control() -> bytes:
 
 
 def carried_out(store: Store, draft: Draft) -> Change:
-    """All steps of a change."""
+    """Take all steps of a change."""
     change = store.routes.begin(draft)
     finished(store, change)
     return change

@@ -376,8 +376,7 @@ class ScheduleContract(StoreHarness):
         assert other.log.news().next_due == clock.ms + 400
 
 
-# ---- cancelling ----
-# `Schedule.cancel` and `Schedule.purge`: what waits is taken back, what is stamped is not (R35, I12).
+# ---- `Schedule.cancel` and `purge`: what is delayed is taken back, what is stamped is not (R35, I12) ----
 
 
 class CancelContract(StoreHarness):

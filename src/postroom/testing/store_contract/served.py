@@ -117,8 +117,7 @@ class AccessContract(StoreHarness):
         assert [p.name for p in store.access.principals()] == ["Zoo", "audit", "billing", "shop"]
 
 
-# ---- rates ----
-# `Rates`: limits on what a topic, a group or a producer takes in a second, shared by all (R40, I17).
+# ---- `Rates`: limits on what a topic, a group or a producer takes in a second, shared by all (R40, I17) ----
 
 SHOP = producer_rate("shop", 10, 1000)
 BURST = 1000  # ms, of topics and producers
@@ -253,8 +252,7 @@ class RateContract(StoreHarness):
         assert store.rates.spend(SHOP, 1, 0) == clock.ms
 
 
-# ---- lanes ----
-# `Lanes`: which sources of a group are slow, known to all; and moves to the lane (R42, I12).
+# ---- `Lanes`: which sources of a group are slow, known to all; and moves to the lane (R42, I12) ----
 
 POLICY = LanePolicy(failures=0.5, handling_ms=5_000, at_least=10, window_ms=60_000, clean_ms=120_000)
 STAMP = Stamp(77, 4711)
@@ -375,8 +373,7 @@ class LaneContract(StoreHarness):
         assert other.progress.leaving(group, place, token) == []
 
 
-# ---- serving ----
-# `Brokers`: who is served now, and who uses the store, by its clock (R2, R6).
+# ---- `Brokers`: who is served now, and who uses the store, by its clock (R2, R6) ----
 
 
 class BrokerContract(StoreHarness):

@@ -70,7 +70,7 @@ def decided(store: Store, batch: int = 0, tasks: int = 2, rows: int = 5) -> Deci
 
 
 def check(store: Store, topic: str, sent: list[list[str]]) -> None:
-    """Everything is there once, and what one task wrote for one key is in order."""
+    """Check that everything is there once, and that what one task wrote for one key is in order."""
     route = store.catalog.topic(topic).route
     found = [v.decode() for piece in route.partitions for v in values(read_all(store, piece.partition_id))]
     assert sorted(found) == sorted(value for task in sent for value in task)

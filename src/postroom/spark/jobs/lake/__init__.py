@@ -182,9 +182,7 @@ def flush(path: str) -> None:
             os.close(at)
 
 
-# ---- sink ----
-# A file below a table, where the table is: in a folder here, or at an address of an object store.
-#
+# ---- a file below a table, where the table is: in a folder here, or at an address of an object store ----
 # What is in a folder is on the disk when the file is closed.
 
 

@@ -39,9 +39,7 @@ from . import (
 __all__ = ["DeltaLake", "delta_rows", "flush_log", "is_delta", "journal_rows", "kept_rows", "newest"]
 
 
-# ---- vectors ----
-# Rows of a Delta table without those that it has deleted.
-#
+# ---- rows of a Delta table without those that it has deleted ----
 # Delta deletes a row by a deletion vector beside the file, which keeps it: whoever reads the file alone
 # sees it again. Files without a vector are read by Spark as they are. Those with one are read by
 # executors through Arrow, each together with its vector. Must never read a file whose vector is not
@@ -135,7 +133,7 @@ def _spark_schema(table: Any, columns: Sequence[str]) -> Any:
     return from_arrow_schema(_arrow_schema(table, columns))
 
 
-# ---- delta ----
+# ---- the table ----
 
 _APP = "postroom-archive"
 _BATCH, _START, _END = "postroom.batch", "postroom.start", "postroom.end"

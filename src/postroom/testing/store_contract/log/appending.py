@@ -291,7 +291,7 @@ _Call = tuple[int, int, int, int]  # producer, epoch, sequence, messages
 
 
 class _NaiveLog:
-    """Everything that was ever stored, and the rules of I3 in their plainest form."""
+    """A log that keeps everything, with the rules of I3 in their plainest form."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[int, int]] = []
@@ -339,8 +339,7 @@ def _anything(draw: random.Random, log: _NaiveLog) -> _Call:
     return who, epoch, log.next_of(who, epoch) + draw.choice([0] * 8 + [1, 3]), draw.randint(1, 4)
 
 
-# ---- seal ----
-# `Log.seal`: a control batch is the last one of a partition; what comes after it is refused (R26, I3).
+# ---- `Log.seal`: a control batch is the last of a partition; what comes after it is refused (R26, I3) ----
 
 
 class SealContract(StoreHarness):

@@ -392,8 +392,7 @@ def _expect(ids: Ids, known: dict[str, int], log: list[str]) -> tuple[tuple[int,
     return tuple(found)
 
 
-# ---- delayed ids ----
-# `Log.append` with ids and `due_at`: an id that waits is a repeat like any other (R32, I13).
+# ---- `Log.append` with ids and `due_at`: an id that waits is a repeat like any other (R32, I13) ----
 
 
 class DelayedIdContract(StoreHarness):

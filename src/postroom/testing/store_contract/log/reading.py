@@ -198,8 +198,7 @@ def _first_at(log: Sequence[tuple[int, int]], moment: int, end: int) -> int:
     return next((offset for at, offset in log if at >= moment), end)
 
 
-# ---- marks ----
-# `Log.marks` and `removed`, `Catalog.incarnation` and `restored`: what tells a log from the one it was.
+# ---- `Log.marks`, `removed`, `Catalog.incarnation`, `restored`: what tells a log from the one it was ----
 
 
 def _mark(store: Store, place: int, offset: int) -> str | None:
@@ -265,8 +264,7 @@ class MarkContract(StoreHarness):
         assert second != first and store.catalog.incarnation() == second
 
 
-# ---- retention ----
-# `Log.trim`, `sweep`, `expire_by_limits` and `forget_producers`: what goes, and what must not (I19, R44).
+# ---- `Log.trim`, `sweep`, `expire_by_limits`, `forget_producers`: what goes and what stays (I19, R44) ----
 
 
 class RetentionContract(StoreHarness):

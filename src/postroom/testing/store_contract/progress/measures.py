@@ -207,9 +207,7 @@ def _appended_at(store: Store, place: int, offset: int) -> int:
     return next(piece.appended_at for piece in read_all(store, place) if piece.last_offset >= offset)
 
 
-# ---- walk ----
-# A random walk over all verbs of a group's life, beside a model that keeps every offset by itself.
-#
+# ---- a random walk over all verbs of a group's life, beside a model that keeps every offset by itself ----
 # What a poll hands out is the model's to check, not to predict (`model.delivery` decides it and has tests
 # of its own): nothing settled, nothing in other hands, nothing outside the log, and in the end
 # everything.

@@ -53,21 +53,21 @@ class OrderedHarness(StoreHarness):
         return mock.patch.object(store.session.dialect, "started_ms", return_value=at_ms)
 
     def flushed(self, store: Store, verb: Callable[[], object]) -> bool:
-        """Whether what this verb committed at last is durable."""
+        """Tell whether what this verb committed at last is durable."""
         assert isinstance(store, SqlStore), "override `flushed` for a store of another kind"
         dialect, seen = store.session.dialect, list[bool]()
         original = dialect.begin
 
-        def begin(connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+        def begin(connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
             seen.append(flush)
-            original(connection, lane, flush=flush, at_once=at_once)
+            original(connection, area, flush=flush, at_once=at_once)
 
         with mock.patch.object(dialect, "begin", begin):
             verb()
         return seen[-1]
 
     def durably_announced(self, store: Store, verb: Callable[[], object]) -> bool:
-        """Whether what this verb committed is durable, and those who wait in other processes were told."""
+        """Tell whether what this verb committed is durable, and waiters in other processes were told."""
         assert isinstance(store, SqlStore), "override `durably_announced` for a store of another kind"
         with mock.patch.object(store.session.dialect, "announce") as announce:
             return self.flushed(store, verb) and bool(announce.called)

@@ -292,8 +292,7 @@ class OrderedSettleContract(OrderedHarness):
         assert store.progress.restart_stopped(stopping, place) == 1
 
 
-# ---- parking ----
-# Parked lines: what waits behind a failing message of its key is kept by the store (I27).
+# ---- parked lines: what waits behind a failing message of its key is kept by the store (I27) ----
 
 
 def park(*claimed: Span, id: int = 1, key: bytes | None = b"k") -> list[Settlement]:
