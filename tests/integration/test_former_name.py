@@ -36,7 +36,7 @@ NAMES = re.findall(r"CREATE TABLE postroom_(\w+)", "\n".join(statements(1, Area.
 
 
 def files(path: Path) -> list[Path]:
-    return [path, *(path.with_name(f"{path.name}.{lane}") for lane in ("progress", "volatile"))]
+    return [path, *(path.with_name(f"{path.name}.{area}") for area in ("progress", "volatile"))]
 
 
 def tables(file: Path) -> set[str]:
@@ -133,9 +133,9 @@ def test_doctor_says_so_of_each_file(tmp_path: Path) -> None:
     answer = Cli(tmp_path)("doctor", "--json")
     said = {check["check"]: check for check in answer.json["checks"]}
     assert answer.code == 1
-    for lane in ("log", "progress", "volatile"):
-        assert said[f"schema ({lane})"]["state"] == "fail"
-        assert SENTENCE in said[f"schema ({lane})"]["message"]
+    for area in ("log", "progress", "volatile"):
+        assert said[f"schema ({area})"]["state"] == "fail"
+        assert SENTENCE in said[f"schema ({area})"]["message"]
 
 
 def test_nothing_is_looked_for_once_there_is_a_schema(

@@ -179,7 +179,7 @@ def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> 
         try:
             _make_ready(session)
         except StoreCorrupt as error:
-            if error.details.get("lane") is not Area.VOLATILE:
+            if error.details.get("area") is not Area.VOLATILE:
                 raise
             _log.warning("the messages of volatile topics are lost: %s", error)
             session.forget(Area.VOLATILE)

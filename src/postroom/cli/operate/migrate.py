@@ -127,7 +127,7 @@ def _state(session: Session) -> tuple[int, list[str]]:
     """The version of the place that is furthest behind, and what all of them lack."""
     from ...store.sql.schema import VERSION, statements
 
-    places = session.dialect.places
+    places = session.dialect.areas
     have = {lane: _version(session, lane) for lane in places}
     due = [
         statement

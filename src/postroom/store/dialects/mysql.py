@@ -67,7 +67,7 @@ class MysqlDialect(ServerDialect):
 
     # ---- connections ----
 
-    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
+    def connect(self, area: Area, *, at_once: bool = False) -> Any:
         limits = self._limits
         connecting = max(1, limits.connect_timeout_ms // 1000)
         try:
@@ -130,10 +130,10 @@ class MysqlDialect(ServerDialect):
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+    def begin(self, connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
         connection.postroom_begin = True  # goes out with the first statement
 
-    def end(self, connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(self, connection: Any, area: Area, *, commit: bool) -> None:
         begun, connection.postroom_begin = not connection.postroom_begin, False
         if commit and begun:
             connection.commit()
@@ -261,7 +261,7 @@ class MysqlDialect(ServerDialect):
 
     # ---- wake-ups ----
 
-    def announce(self, lane: Area) -> None:
+    def announce(self, area: Area) -> None:
         pass  # whoever waits looks by himself
 
     def watch(self, session: Session) -> Watcher:
@@ -275,7 +275,7 @@ class MysqlDialect(ServerDialect):
     def undone(self, error: Exception) -> bool:
         return isinstance(error, pymysql.MySQLError) and _code(error) in _UNDONE
 
-    def error(self, error: Exception, lane: Area) -> StoreError | None:
+    def error(self, error: Exception, area: Area) -> StoreError | None:
         if not isinstance(error, pymysql.MySQLError):
             return None
         code, said = _code(error), str(error.args[1] if len(error.args) > 1 else error)

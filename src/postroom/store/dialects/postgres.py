@@ -82,9 +82,9 @@ class Notifier:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def notify(self, lane: Area) -> None:
+    def notify(self, area: Area) -> None:
         with self._lock:
-            self._pending.add(lane)
+            self._pending.add(area)
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="postroom-notify", daemon=True)
                 self._thread.start()
@@ -103,21 +103,21 @@ class Notifier:
             self._wake.wait()
             self._wake.clear()
             with self._lock:
-                lanes, self._pending = self._pending, set()
-            if lanes:
+                areas, self._pending = self._pending, set()
+            if areas:
                 fresh = connection is None
-                connection = self._send(connection, lanes)
+                connection = self._send(connection, areas)
                 if connection is None and not fresh:  # it had gone stale: once more
-                    connection = self._send(None, lanes)
+                    connection = self._send(None, areas)
         if connection is not None:
             connection.close()
 
-    def _send(self, connection: Any, lanes: set[Area]) -> Any:
+    def _send(self, connection: Any, areas: set[Area]) -> Any:
         """The connection it went through; None: it did not, and the others look by themselves before long."""
         try:
             connection = connection or self._connect()
-            for lane in lanes:
-                connection.execute(f"NOTIFY {_CHANNEL}, '{lane.value}'")
+            for area in areas:
+                connection.execute(f"NOTIFY {_CHANNEL}, '{area.value}'")
         except psycopg.Error:
             if connection is not None:
                 connection.close()
@@ -214,7 +214,7 @@ class PostgresDialect(ServerDialect):
 
     # ---- connections ----
 
-    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
+    def connect(self, area: Area, *, at_once: bool = False) -> Any:
         connection = self._plain()
         connection.postroom_migrating = False
         if self._bouncer:
@@ -222,7 +222,7 @@ class PostgresDialect(ServerDialect):
         else:
             connection.prepare_threshold = 2
             connection.prepared_max = 500
-            commit = "off" if lane is Area.PROGRESS else "on"
+            commit = "off" if area is Area.PROGRESS else "on"
             connection.execute(f"SET synchronous_commit = {commit}; {self._timeouts('SET')}")
         return connection
 
@@ -267,9 +267,9 @@ class PostgresDialect(ServerDialect):
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
-        lazily = lane is Area.VOLATILE or (lane is Area.PROGRESS and not flush)
-        usual = lane is Area.PROGRESS  # what the connection is set to
+    def begin(self, connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
+        lazily = area is Area.VOLATILE or (area is Area.PROGRESS and not flush)
+        usual = area is Area.PROGRESS  # what the connection is set to
         start = _BEGIN
         if self._bouncer or lazily is not usual:
             start += f"; SET LOCAL synchronous_commit = {'off' if lazily else 'on'}"
@@ -288,7 +288,7 @@ class PostgresDialect(ServerDialect):
                 self._leave_pipeline(connection, commit=False)
                 raise
 
-    def end(self, connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(self, connection: Any, area: Area, *, commit: bool) -> None:
         failed = self._leave_pipeline(connection, commit)
         self._roll_back(connection)
         if failed is not None and commit:  # else it is being raised already
@@ -426,8 +426,8 @@ class PostgresDialect(ServerDialect):
 
     # ---- wake-ups ----
 
-    def announce(self, lane: Area) -> None:
-        self._notifier.notify(lane)
+    def announce(self, area: Area) -> None:
+        self._notifier.notify(area)
 
     def watch(self, session: Session) -> Watcher:
         if self._bouncer:
@@ -448,7 +448,7 @@ class PostgresDialect(ServerDialect):
             return isinstance(error, psycopg.OperationalError) and not never
         return str(state).startswith(_UNDONE)
 
-    def error(self, error: Exception, lane: Area) -> StoreError | None:
+    def error(self, error: Exception, area: Area) -> StoreError | None:
         if not isinstance(error, psycopg.Error):
             return None
         state = getattr(error, "sqlstate", None) or ""

@@ -1,6 +1,6 @@
 """What the dialects of database servers have in common.
 
-All lanes are one database, connections go stale, and time is the server's: read in a transaction where it
+All areas are one database, connections go stale, and time is the server's: read in a transaction where it
 decides something, from memory elsewhere (I16).
 """
 
@@ -95,7 +95,7 @@ _SILENT = ("no answer", "timed out", "timeout expired")
 class ServerDialect(ABC):
     offset = "BIGINT"
     for_update = " FOR UPDATE"
-    places: tuple[Area, ...] = (Area.LOG,)
+    areas: tuple[Area, ...] = (Area.LOG,)
     pooled = True
     shows_flushed = True
     quick = False
@@ -112,7 +112,7 @@ class ServerDialect(ABC):
         self._limits = limits
         self._time = ShardClock(set_by=self._was_set)
 
-    def reading(self, lane: Area) -> AbstractContextManager[None]:
+    def reading(self, area: Area) -> AbstractContextManager[None]:
         return nullcontext()
 
     def admit(self) -> None:

@@ -148,7 +148,7 @@ class SqlPlaces:
 
     def _places(self) -> Iterable[Area]:
         """Where partitions have rows; the catalog's first."""
-        return [lane for lane in (Area.LOG, Area.VOLATILE) if lane in self._session.dialect.places]
+        return [area for area in (Area.LOG, Area.VOLATILE) if area in self._session.dialect.areas]
 
     def _drop_table(self, partition_id: int) -> None:
         for place in self._places():
@@ -156,7 +156,7 @@ class SqlPlaces:
                 tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
 
     def _delete(self, tables: Collection[str], partition_id: int) -> None:
-        for place in self._session.dialect.places:
+        for place in self._session.dialect.areas:
             with self._session.write(place) as tx:
                 for table in tables:
                     if self._session.dialect.has_table(tx, f"postroom_{table}"):

@@ -1,9 +1,9 @@
 """Connections and transactions, the same for every database.
 
-A session has lanes: `LOG` (batches, catalog, schedule; every commit flushed), `PROGRESS` (cursors,
+A session has areas: `LOG` (batches, catalog, schedule; every commit flushed), `PROGRESS` (cursors,
 deliveries; flushed only where I8 asks) and `VOLATILE` (batches of volatile topics; never flushed). They
-never share a transaction. On SQLite each lane is a file of its own, elsewhere all are one database.
-Connections are kept in a pool per lane; a broken one is thrown away. What differs between databases is in
+never share a transaction. On SQLite each area is a file of its own, elsewhere all are one database.
+Connections are kept in a pool per area; a broken one is thrown away. What differs between databases is in
 a `Dialect`.
 
 A transaction that surely was undone for a passing reason (a deadlock, a connection that had gone stale,
@@ -56,12 +56,12 @@ class Dialect(Protocol):
     table: str  # what follows the closing bracket of CREATE TABLE
     indexes_by_table: bool  # an index is named together with its table
     for_update: str  # suffix that locks the rows a SELECT returns
-    places: tuple[Area, ...]  # lanes that have tables of their own
+    areas: tuple[Area, ...]  # areas that have tables of their own
     pooled: bool  # connections go stale when they are not used
     shows_flushed: bool  # nobody sees a commit that a crash could take back
     quick: bool  # without a server: a verb may be run `at_once`
 
-    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
+    def connect(self, area: Area, *, at_once: bool = False) -> Any:
         """`at_once`: one that waits for nobody, and leaves to others what takes its time."""
 
     def cut(self, connection: Any) -> None:
@@ -70,13 +70,13 @@ class Dialect(Protocol):
     def usable(self, connection: Any) -> bool:
         """Whether a connection may be used again after an error, or by the next who asks."""
 
-    def reading(self, lane: Area) -> AbstractContextManager[None]:
+    def reading(self, area: Area) -> AbstractContextManager[None]:
         """Held around statements that only read."""
 
-    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+    def begin(self, connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
         """Start a write transaction; durable at commit if `flush`."""
 
-    def end(self, connection: Any, lane: Area, *, commit: bool) -> None: ...
+    def end(self, connection: Any, area: Area, *, commit: bool) -> None: ...
 
     def end_stuck(self) -> None:
         """A lock was not had in time: end transactions that stand still, where no limit does (I15)."""
@@ -143,13 +143,13 @@ class Dialect(Protocol):
 
     def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None: ...
 
-    def announce(self, lane: Area) -> None:
+    def announce(self, area: Area) -> None:
         """Something was committed that others may wait for."""
 
     def watch(self, session: Session) -> Watcher:
         """A way to learn of commits by others."""
 
-    def error(self, error: Exception, lane: Area) -> StoreError | None:
+    def error(self, error: Exception, area: Area) -> StoreError | None:
         """The error of our tree for a driver's error; None if it is not the driver's."""
 
     def undone(self, error: Exception) -> bool:
@@ -214,9 +214,9 @@ class Transaction:
     def started_ms(self) -> int:
         return self._dialect.started_ms(self._connection)
 
-    def announce(self, lane: Area) -> None:
+    def announce(self, area: Area) -> None:
         """Tell those who wait, once this is committed."""
-        self.announced.add(lane)
+        self.announced.add(area)
 
     def _ask(self, sql: str, args: Sequence[Any]) -> Any:
         return self._dialect.ask(self._connection, self._dialect.sql(sql), args)
@@ -229,14 +229,16 @@ class Session:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
         self._idle: dict[tuple[Area, bool], list[tuple[Any, float]]] = {
-            (lane, at_once): [] for lane in Area for at_once in (False, True)
+            (area, at_once): [] for area in Area for at_once in (False, True)
         }
         self._mood = threading.local()
         self._used: set[Any] = set()  # connections that somebody has now
         self._refusing: StoreUnavailable | None = None  # it hangs: nobody is to wait for it
         self._guard = threading.Lock()
         self._closed = False
-        self.lanes: dict[int, Area] = {}  # of partitions, as far as somebody asked: `lookups.lane_of`
+        self.partition_areas: dict[
+            int, Area
+        ] = {}  # of partitions, as far as somebody asked: `lookups.area_of`
         self.counted: set[tuple[int, int]] = set()  # topics and partitions whose delayed messages are counted
 
     def now_ms(self) -> int:
@@ -246,12 +248,12 @@ class Session:
         with self.read(Area.LOG) as tx:
             return tx.now_ms()
 
-    def log_lane(self, volatile: bool) -> Area:
+    def log_area(self, volatile: bool) -> Area:
         return Area.VOLATILE if volatile else Area.LOG
 
-    def place_of(self, lane: Area) -> Area:
-        """The lane whose tables know a log's partition: its own where it has a place of its own."""
-        return lane if lane in self.dialect.places else Area.LOG
+    def stored_in(self, area: Area) -> Area:
+        """The area whose tables know a log's partition: its own where it has a place of its own."""
+        return area if area in self.dialect.areas else Area.LOG
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -281,43 +283,43 @@ class Session:
             raise WouldWaitError("it takes its time: leave it to a thread")
 
     @contextmanager
-    def read(self, lane: Area) -> Iterator[Transaction]:
+    def read(self, area: Area) -> Iterator[Transaction]:
         """Statements that change nothing; each sees what was committed when it started."""
-        with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.reading(lane):
+        with self._mapped(area), self._borrowed(area) as connection, self.dialect.reading(area):
             yield Transaction(connection, self.dialect)
 
     @contextmanager
-    def write(self, lane: Area, *, flush: bool = True) -> Iterator[Transaction]:
+    def write(self, area: Area, *, flush: bool = True) -> Iterator[Transaction]:
         """One transaction: committed at the end, rolled back if the block raises."""
         if flush:
             self.takes_time()
-        with self._mapped(lane), self._borrowed(lane) as connection:
-            self.dialect.begin(connection, lane, flush=flush, at_once=self._at_once)
+        with self._mapped(area), self._borrowed(area) as connection:
+            self.dialect.begin(connection, area, flush=flush, at_once=self._at_once)
             tx = Transaction(connection, self.dialect)
             try:
                 yield tx
             except BaseException:
-                self.dialect.end(connection, lane, commit=False)
+                self.dialect.end(connection, area, commit=False)
                 raise
-            self._commit(connection, lane)
+            self._commit(connection, area)
         for announced in tx.announced:
             self.dialect.announce(announced)
 
     @contextmanager
-    def migrating(self, lane: Area) -> Iterator[Transaction]:
+    def migrating(self, area: Area) -> Iterator[Transaction]:
         """Make tables: one process at a time, and in one transaction where the database can."""
-        with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.migrating(connection):
-            self.dialect.begin(connection, lane, flush=True)
+        with self._mapped(area), self._borrowed(area) as connection, self.dialect.migrating(connection):
+            self.dialect.begin(connection, area, flush=True)
             try:
                 yield Transaction(connection, self.dialect)
             except BaseException:
-                self.dialect.end(connection, lane, commit=False)
+                self.dialect.end(connection, area, commit=False)
                 raise
-            self._commit(connection, lane)
+            self._commit(connection, area)
 
-    def _commit(self, connection: Any, lane: Area) -> None:
+    def _commit(self, connection: Any, area: Area) -> None:
         try:
-            self.dialect.end(connection, lane, commit=True)
+            self.dialect.end(connection, area, commit=True)
         except Exception as error:
             error.in_doubt = True  # type: ignore[attr-defined]
             if not self.dialect.usable(connection):  # lost on its way: it may have been committed
@@ -325,11 +327,11 @@ class Session:
             raise
 
     @contextmanager
-    def _mapped(self, lane: Area) -> Iterator[None]:
+    def _mapped(self, area: Area) -> Iterator[None]:
         try:
             yield
         except Exception as error:
-            mapped = self.dialect.error(error, lane)
+            mapped = self.dialect.error(error, area)
             if self._at_once and isinstance(mapped or error, StoreBusy):
                 raise WouldWaitError("others are at work there: leave it to a thread") from error
             if mapped is None:
@@ -345,33 +347,33 @@ class Session:
                 # also at a commit: no file took its last frame, and what there was is rolled back
                 mapped.undone = self.dialect.make_room(emptying=emptying)
             if isinstance(mapped, StoreUnavailable) and self.dialect.pooled:
-                self.forget(lane)  # also of a server that has become read-only: the address may name others
+                self.forget(area)  # also of a server that has become read-only: the address may name others
             raise mapped from error
 
     @contextmanager
-    def _borrowed(self, lane: Area) -> Iterator[Any]:
-        connection = self._take(lane)
+    def _borrowed(self, area: Area) -> Iterator[Any]:
+        connection = self._take(area)
         self._used.add(connection)
         try:
             yield connection
         except BaseException:
             self._used.discard(connection)
             if self.dialect.usable(connection):
-                self._give(lane, connection)
+                self._give(area, connection)
             else:
                 connection.close()
-                self.forget(lane)
+                self.forget(area)
             raise
         self._used.discard(connection)
-        self._give(lane, connection)
+        self._give(area, connection)
 
     def break_off(self, why: StoreUnavailable) -> None:
         """Whoever waits for an answer is told so, and so are all who come, until a `knock` is answered."""
         self._refusing = why
         for connection in tuple(self._used):
             self.dialect.cut(connection)
-        for lane in Area:
-            self.forget(lane)
+        for area in Area:
+            self.forget(area)
 
     def knock(self) -> None:
         """See whether the database takes connections (again)."""
@@ -380,41 +382,41 @@ class Session:
             self._refusing = None
             self._give(Area.LOG, connection)
 
-    def _take(self, lane: Area) -> Any:
+    def _take(self, area: Area) -> Any:
         while True:
             with self._guard:
                 if self._closed:
                     raise ClosedError("this connection is closed; call postroom.connect again")
                 if self._refusing is not None:
                     raise StoreUnavailable(str(self._refusing), **self._refusing.details)
-                idle = self._idle[lane, self._at_once]
+                idle = self._idle[area, self._at_once]
                 found = idle.pop() if idle else None
             if found is None:
-                return self._connect(lane)
+                return self._connect(area)
             connection, since = found
             if not self.dialect.pooled or time.monotonic() - since < _IDLE_S:
                 return connection
             connection.close()
 
-    def _connect(self, lane: Area) -> Any:
+    def _connect(self, area: Area) -> Any:
         try:
-            return self.dialect.connect(lane, at_once=self._at_once)
+            return self.dialect.connect(area, at_once=self._at_once)
         except Exception as error:
             error.run_once = True  # type: ignore[attr-defined]  # each try may take the whole time-out
             raise
 
-    def _give(self, lane: Area, connection: Any) -> None:
+    def _give(self, area: Area, connection: Any) -> None:
         with self._guard:
             if not self._closed:
-                self._idle[lane, self._at_once].append((connection, time.monotonic()))
+                self._idle[area, self._at_once].append((connection, time.monotonic()))
                 return
         connection.close()
 
-    def forget(self, lane: Area) -> None:
-        """Throw away the lane's connections: one was lost, and the others of its time likely too."""
+    def forget(self, area: Area) -> None:
+        """Throw away the area's connections: one was lost, and the others of its time likely too."""
         with self._guard:
-            stale = [*self._idle[lane, False], *self._idle[lane, True]]
-            self._idle[lane, False], self._idle[lane, True] = [], []
+            stale = [*self._idle[area, False], *self._idle[area, True]]
+            self._idle[area, False], self._idle[area, True] = [], []
         for connection, _ in stale:
             connection.close()
 

@@ -121,10 +121,10 @@ def _failing_commits(store: SqlStore, meanwhile: Callable[[], object]) -> Iterat
     dialect = store.session.dialect
     original = dialect.end
 
-    def end(connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(connection: Any, area: Area, *, commit: bool) -> None:
         if commit:
             meanwhile()
-        original(connection, lane, commit=False)
+        original(connection, area, commit=False)
         if commit:
             raise StoreUnavailable("the commit fails: the test wants it so")
 

@@ -24,7 +24,7 @@ from ....model.policy.settings import LONGEST_LEASE_MS, GroupSettings, Start, To
 from ....model.topology.names import is_internal, unknown_topic
 from ....model.topology.route import Change, Range, Route, even_ranges
 from ...contract import Group, Origin, Topic
-from ..log.lookups import first_row, lane_of, parts
+from ..log.lookups import area_of, first_row, parts
 from ..log.volatile import place_log
 from ..schema import create_log, log_table
 from ..session import Area, Session, Transaction, empties, verbs
@@ -198,7 +198,7 @@ class SqlCatalog:
             tx.run("DELETE FROM postroom_delayed WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM postroom_topics WHERE id = ?", topic.id)
             tx.do(_FORGET_RATES, f"topic:{name}", len(f"group:{name}/"), f"group:{name}/")
-        if topic.settings.volatile and Area.VOLATILE in self._session.dialect.places:
+        if topic.settings.volatile and Area.VOLATILE in self._session.dialect.areas:
             with self._session.write(Area.VOLATILE) as tx:
                 tx.many("UPDATE postroom_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
         return ids
@@ -211,16 +211,16 @@ class SqlCatalog:
         return [row[0] for row in rows if row[0] not in wanted]
 
     def drop_table(self, partition_id: int) -> Area:
-        lane = lane_of(self._session, partition_id)
-        with self._session.write(lane) as tx:
+        area = area_of(self._session, partition_id)
+        with self._session.write(area) as tx:
             tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
-        return lane
+        return area
 
     def remove_log(self, partition_id: int) -> None:
         """The log of a sealed partition, and all progress in it; its row stays."""
-        lane = lane_of(self._session, partition_id)
-        if lane is not Area.LOG and lane in self._session.dialect.places:
-            with self._session.write(lane) as tx:  # it has a row beside its log
+        area = area_of(self._session, partition_id)
+        if area is not Area.LOG and area in self._session.dialect.areas:
+            with self._session.write(area) as tx:  # it has a row beside its log
                 tx.do("UPDATE postroom_partitions SET state = 'removed' WHERE id = ?", partition_id)
         self.drop_table(partition_id)
         with self._session.write(Area.PROGRESS) as tx:
@@ -231,8 +231,8 @@ class SqlCatalog:
     def drop_log(self, partition_id: int) -> None:
         self._forget_partition(partition_id, self.drop_table(partition_id))
 
-    def _forget_partition(self, partition_id: int, lane: Area = Area.LOG) -> None:
-        for place in dict.fromkeys((lane, Area.LOG)):
+    def _forget_partition(self, partition_id: int, area: Area = Area.LOG) -> None:
+        for place in dict.fromkeys((area, Area.LOG)):
             with self._session.write(place) as tx:
                 for table, column in (
                     ("sequences", "partition_id"),
@@ -362,7 +362,7 @@ class SqlCatalog:
 
     def _missed(self, topic: str, partition_id: int) -> None:
         """A partition is on another shard, and its start was not looked for."""
-        lane_of(self._session, partition_id)  # says so
+        area_of(self._session, partition_id)  # says so
 
     def _resolve(
         self,
@@ -404,11 +404,11 @@ class SqlCatalog:
     @contextmanager
     def _logs_of(self, tx: Transaction, partition_id: int) -> Iterator[Transaction]:
         """Where the partition's edges are: in this transaction, unless its place is another."""
-        lane = lane_of(self._session, partition_id)
-        if lane is Area.LOG or lane not in self._session.dialect.places:
+        area = area_of(self._session, partition_id)
+        if area is Area.LOG or area not in self._session.dialect.areas:
             yield tx
         else:
-            with self._session.read(lane) as apart:
+            with self._session.read(area) as apart:
                 yield apart
 
 

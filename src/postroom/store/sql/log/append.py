@@ -84,7 +84,7 @@ class Appending:
     def __init__(
         self,
         tx: Transaction,
-        lane: Area,
+        area: Area,
         session: Session,
         appends: Sequence[Append],
         ids: DedupPass,
@@ -96,11 +96,11 @@ class Appending:
         self._counted = session.counted
         self._partitions = self._lock({a.partition_id for a in appends})
         self._drawing = Drawing(tx, appends)
-        if lane is Area.VOLATILE:
+        if area is Area.VOLATILE:
             self._look_for_a_crash(given)
         self._ids = ids
         ids.begin(
-            tx, lane, {partition_id: part.next_offset for partition_id, part in self._partitions.items()}
+            tx, area, {partition_id: part.next_offset for partition_id, part in self._partitions.items()}
         )
         self._sequences = self._known(appends)
         self._moved: set[tuple[int, int]] = set()

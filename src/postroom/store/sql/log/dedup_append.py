@@ -100,9 +100,9 @@ class DedupPass:
             self._floors[partition_id] = self._windows.at(partition_id).look_at_groups(partition_id)
         self._tries += 1
 
-    def begin(self, tx: Transaction, lane: Area, ends: Mapping[int, int]) -> None:
+    def begin(self, tx: Transaction, area: Area, ends: Mapping[int, int]) -> None:
         """The partitions are locked, and end there."""
-        self._tx, self._lane = tx, lane
+        self._tx, self._area = tx, area
         self._places = {partition_id: _PartitionPass(end) for partition_id, end in ends.items()}
         self._waiting: dict[int, Sequence[bytes]] = {}  # ids of rows of the schedule, as they are now
 
@@ -167,7 +167,7 @@ class DedupPass:
         if place.kept is None:
             patient = self._tries > _TRIES
             try:
-                kept = self._windows.top_up(self._tx, self._lane, partition_id, place.end, patient=patient)
+                kept = self._windows.top_up(self._tx, self._area, partition_id, place.end, patient=patient)
             except NotPreparedError:
                 self._behind.add(partition_id)
                 raise
@@ -225,7 +225,7 @@ class DedupPass:
         if windows is not self._windows:  # on another database
             with windows.session.read(Area.LOG) as tx:
                 return digest in ids_of(tx, row_id)
-        if not windows.sees_schedule(self._lane):
+        if not windows.sees_schedule(self._area):
             return False
         if row_id not in self._waiting:
             self._waiting[row_id] = ids_of(self._tx, row_id)

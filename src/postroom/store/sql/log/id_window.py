@@ -26,7 +26,7 @@ from ....model.topology.names import base_of
 from ..catalog.catalog import SqlCatalog
 from ..schema import log_table
 from ..session import Area, Row, Session, Transaction
-from .lookups import first_row, lane_of, reading_log, row_at
+from .lookups import area_of, first_row, reading_log, row_at
 
 __all__ = ["DelayedIds", "Kept", "NotPreparedError", "StoredIds", "Windows", "ids_of"]
 
@@ -305,25 +305,25 @@ class Windows:
 
     # ---- under the partition's lock ----
 
-    def top_up(self, tx: Transaction, lane: Area, partition_id: int, end: int, *, patient: bool) -> Kept:
+    def top_up(self, tx: Transaction, area: Area, partition_id: int, end: int, *, patient: bool) -> Kept:
         """The window, up to what is stored now; NotPreparedError if too much is missing, unless `patient`."""
         kept = self._kept.get(partition_id)
         if kept is None:
             raise NotPreparedError
-        if self.sees_schedule(lane):
+        if self.sees_schedule(area):
             while not kept.waiting.top_up(tx, partition_id, self.lock):
                 if not patient:
                     raise NotPreparedError
-        if self._place(lane) is self._place(lane_of(self.session, partition_id)):
+        if self._place(area) is self._place(area_of(self.session, partition_id)):
             self._top_up_log(tx, partition_id, kept, end, patient)
         return kept
 
-    def sees_schedule(self, lane: Area) -> bool:
-        """Whether a transaction in that lane can read the schedule."""
-        return self._place(lane) is Area.LOG
+    def sees_schedule(self, area: Area) -> bool:
+        """Whether a transaction in that area can read the schedule."""
+        return self._place(area) is Area.LOG
 
-    def _place(self, lane: Area) -> Area:
-        return lane if lane in self.session.dialect.places else Area.LOG
+    def _place(self, area: Area) -> Area:
+        return area if area in self.session.dialect.areas else Area.LOG
 
     def _top_up_log(self, tx: Transaction, partition_id: int, kept: Kept, end: int, patient: bool) -> None:
         if kept.window.end > end:  # the database is an older one than it was: nothing holds any more

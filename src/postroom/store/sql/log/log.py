@@ -1,6 +1,6 @@
 """Batches: append under the partition's lock, read, trim.
 
-A partition's log is in the lane of its topic: `LOG`, or `VOLATILE`. What is remembered of message ids follows
+A partition's log is in the area of its topic: `LOG`, or `VOLATILE`. What is remembered of message ids follows
 the commits; nothing is cached here that could run ahead of one (I2).
 """
 
@@ -24,10 +24,10 @@ from .dedup_append import DedupPass
 from .id_window import NotPreparedError, Windows
 from .lookups import (
     GONE,
+    area_of,
     each,
     first_kept,
     first_row,
-    lane_of,
     log_of,
     parts,
     reading_log,
@@ -52,7 +52,7 @@ _MOST = 100_000  # partitions; of one that was not used for long nothing is noti
 FLUSHED_S = 5.0  # a commit that others saw so long ago is on the disk
 
 PartitionKey = tuple[Area, int]
-"""The lane whose table has the partition's row, and the partition."""
+"""The area whose table has the partition's row, and the partition."""
 
 
 class Ends:
@@ -146,28 +146,28 @@ class SqlLog:
         except StoreError as error:
             if found and isinstance(error, StoreFull):
                 error.undone = False
-            if error.nothing_done and not found:  # else one lane has been committed
+            if error.nothing_done and not found:  # else one area has been committed
                 error.details["stored"] = False
             raise
         return [found[at] for at in range(len(appends))]
 
     def _append_each(self, appends: Sequence[Append], found: dict[int, Appended | PostroomError]) -> None:
-        """Lane by lane, each in a transaction of its own."""
-        lanes = [Area.LOG if a.due_at else lane_of(self._session, a.partition_id) for a in appends]
-        for lane in dict.fromkeys(lanes):
-            places = [at for at, its in enumerate(lanes) if its is lane]
+        """Area by area, each in a transaction of its own."""
+        areas = [Area.LOG if a.due_at else area_of(self._session, a.partition_id) for a in appends]
+        for area in dict.fromkeys(areas):
+            places = [at for at, its in enumerate(areas) if its is area]
             mine = [appends[at] for at in places]
-            found.update(zip(places, self._append(lane, mine), strict=True))
+            found.update(zip(places, self._append(area, mine), strict=True))
 
-    def _append(self, lane: Area, appends: Sequence[Append]) -> list[Appended | PostroomError]:
-        ids, place = DedupPass(self._windows, appends), self._session.place_of(lane)
+    def _append(self, area: Area, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        ids, place = DedupPass(self._windows, appends), self._session.stored_in(area)
         while True:
             ids.prepare()
             expected = self._ends.expected((place, append.partition_id) for append in appends)
             try:
-                with self._session.write(lane, flush=lane is Area.LOG) as tx:
+                with self._session.write(area, flush=area is Area.LOG) as tx:
                     given = {partition_id: end for (_, partition_id), end in expected.items()}
-                    appending = Appending(tx, lane, self._session, appends, ids, given)
+                    appending = Appending(tx, area, self._session, appends, ids, given)
                     self._ends.check(expected, appending.ends(place))
                     results = appending.run(appends)
             except NotPreparedError:
@@ -177,8 +177,8 @@ class SqlLog:
             return results
 
     def seal(self, partition_id: int, batch: bytes) -> int:
-        lane = lane_of(self._session, partition_id)
-        with self._session.write(lane, flush=lane is Area.LOG) as tx:
+        area = area_of(self._session, partition_id)
+        with self._session.write(area, flush=area is Area.LOG) as tx:
             return seal(tx, partition_id, batch)
 
     # ---- read ----
@@ -199,13 +199,13 @@ class SqlLog:
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
         ids = list(partition_ids)
         found: dict[int, Bounds] = {}
-        for lane in dict.fromkeys(self._place(partition_id) for partition_id in ids):
-            mine = [partition_id for partition_id in ids if self._place(partition_id) is lane]
-            durable = [one for one in mine if lane_of(self._session, one) is not Area.VOLATILE]
-            expected = self._ends.expected((lane, one) for one in durable)  # others a crash may set back (R3)
-            with self._session.read(lane) as tx:
+        for area in dict.fromkeys(self._place(partition_id) for partition_id in ids):
+            mine = [partition_id for partition_id in ids if self._place(partition_id) is area]
+            durable = [one for one in mine if area_of(self._session, one) is not Area.VOLATILE]
+            expected = self._ends.expected((area, one) for one in durable)  # others a crash may set back (R3)
+            with self._session.read(area) as tx:
                 rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
-            ends = {(lane, row[0]): row[2] for row in rows}
+            ends = {(area, row[0]): row[2] for row in rows}
             self._ends.check(expected, ends)
             self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
             for partition_id, start, end, state in rows:
@@ -219,39 +219,39 @@ class SqlLog:
     def marks(self, at: Mapping[int, int]) -> dict[int, str]:
         found: dict[int, str] = {}
         wanted = [partition_id for partition_id, offset in at.items() if offset > 0]
-        for lane, mine in self._by_lane(wanted, lambda one: lane_of(self._session, one)):
+        for area, mine in self._by_area(wanted, lambda one: area_of(self._session, one)):
             for some in parts(mine, _MARKS_AT_ONCE):
-                for one, base, records, crc in self._marks(lane, some, at):
+                for one, base, records, crc in self._marks(area, some, at):
                     if base + records >= at[one]:
                         found[one] = mark_of(base, bytes(crc))
         return found
 
-    def _marks(self, lane: Area, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
+    def _marks(self, area: Area, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
         sql = " UNION ALL ".join(_MARK.format(id=int(one), log=log_table(one)) for one in some)
         with ExitStack() as logs:  # whichever of them is gone is named
             for one in some:
                 logs.enter_context(log_of(self._session, one))
-            with self._session.read(lane) as tx:
+            with self._session.read(area) as tx:
                 return tx.all(sql, *(at[one] - 1 for one in some))
 
     def removed(self, partition_ids: Collection[int]) -> dict[int, int]:
         found: dict[int, int] = {}
-        for lane, mine in self._by_lane(partition_ids, self._place):
-            with self._session.read(lane) as tx:
+        for area, mine in self._by_area(partition_ids, self._place):
+            with self._session.read(area) as tx:
                 found.update(each(tx, _REMOVED, "id", mine))
         return found
 
-    def _by_lane(
-        self, partition_ids: Iterable[int], lane: Callable[[int], Area]
+    def _by_area(
+        self, partition_ids: Iterable[int], area: Callable[[int], Area]
     ) -> list[tuple[Area, list[int]]]:
-        lanes: dict[Area, list[int]] = {}
+        areas: dict[Area, list[int]] = {}
         for partition_id in partition_ids:
-            lanes.setdefault(lane(partition_id), []).append(partition_id)
-        return list(lanes.items())
+            areas.setdefault(area(partition_id), []).append(partition_id)
+        return list(areas.items())
 
     def _place(self, partition_id: int) -> Area:
-        """The lane whose tables tell where a partition ends."""
-        return self._session.place_of(lane_of(self._session, partition_id))
+        """The area whose tables tell where a partition ends."""
+        return self._session.stored_in(area_of(self._session, partition_id))
 
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         with reading_log(self._session, partition_id) as tx:
@@ -262,11 +262,11 @@ class SqlLog:
     ) -> dict[int, Bounds]:
         found: dict[int, Bounds] = {}
         sql = _EDGES + (" AND p.state = 'sealed'" if sealed else "")
-        for lane in (Area.LOG, Area.VOLATILE):
-            if lane not in self._session.dialect.places:
+        for area in (Area.LOG, Area.VOLATILE):
+            if area not in self._session.dialect.areas:
                 continue
-            with self._session.read(lane) as tx:
-                rows = each(tx, sql + (_HERE if lane is Area.LOG else ""), "p.id", partition_ids)
+            with self._session.read(area) as tx:
+                rows = each(tx, sql + (_HERE if area is Area.LOG else ""), "p.id", partition_ids)
             found |= {one: Bounds(start, end, state == "sealed") for one, start, end, state in rows}
         return found
 
@@ -274,7 +274,7 @@ class SqlLog:
         with self._session.read(Area.LOG) as tx:
             ends: dict[int, int] = dict(each(tx, _ENDS + _HERE, "id", of))
             version = tx.one(_VERSION_AND_DUE)
-        if Area.VOLATILE in self._session.dialect.places:
+        if Area.VOLATILE in self._session.dialect.areas:
             with self._session.read(Area.VOLATILE) as tx:
                 ends.update(each(tx, _ENDS, "id", of))
         return News(int(version[0]), ends, version[1]) if version else News(0, ends)
@@ -283,7 +283,7 @@ class SqlLog:
 
     @empties
     def trim(self, partition_id: int, below: int) -> int:
-        with self._session.write(lane_of(self._session, partition_id)) as tx:
+        with self._session.write(area_of(self._session, partition_id)) as tx:
             row = tx.locked("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
             part = tx.one("SELECT next_offset FROM postroom_partitions WHERE id = ?", partition_id)
             if part is None:
@@ -294,7 +294,7 @@ class SqlLog:
             return int(start)
 
     def is_volatile(self, partition_id: int) -> bool:
-        return lane_of(self._session, partition_id) is Area.VOLATILE
+        return area_of(self._session, partition_id) is Area.VOLATILE
 
     def skip_lost(self, partition_id: int) -> int:
         with reading_log(self._session, partition_id) as tx:
@@ -309,8 +309,8 @@ class SqlLog:
     @empties
     def sweep(self, partition_id: int, *, rows: int, appended_before: int | None = None) -> int:
         log = log_table(partition_id)
-        lane = lane_of(self._session, partition_id)
-        with log_of(self._session, partition_id), self._session.write(lane) as tx:
+        area = area_of(self._session, partition_id)
+        with log_of(self._session, partition_id), self._session.write(area) as tx:
             start = tx.one("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
             if start is None:
                 return 0
@@ -343,9 +343,9 @@ class SqlLog:
         with self._session.read(Area.LOG) as tx:
             moving = {*moving} | {int(row[0]) for row in tx.all(_MOVING)}
         others = f" AND producer_id NOT IN ({', '.join(map(str, sorted(moving)))})" if moving else ""
-        for lane in (Area.LOG, Area.VOLATILE):
-            if lane in self._session.dialect.places:
-                with self._session.write(lane) as tx:
+        for area in (Area.LOG, Area.VOLATILE):
+            if area in self._session.dialect.areas:
+                with self._session.write(area) as tx:
                     count += tx.run(
                         f"DELETE FROM postroom_sequences WHERE seen_at < ?{others}", idle_since_ms
                     )

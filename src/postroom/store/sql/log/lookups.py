@@ -16,10 +16,10 @@ from ..session import Area, Session, Transaction
 
 __all__ = [
     "GONE",
+    "area_of",
     "each",
     "first_kept",
     "first_row",
-    "lane_of",
     "log_of",
     "parts",
     "reading_log",
@@ -38,10 +38,10 @@ _KNOWN = "SELECT 1 FROM postroom_partitions WHERE id = ? AND state IN ('new', 'o
 _STORAGE = "SELECT volatile, shard FROM postroom_partitions WHERE id = ?"
 
 
-def lane_of(session: Session, partition_id: int) -> Area:
+def area_of(session: Session, partition_id: int) -> Area:
     """Where a partition's log is. It never changes, so it is asked once. InvalidSetting: on another shard."""
-    lane = session.lanes.get(partition_id)
-    if lane is None:
+    area = session.partition_areas.get(partition_id)
+    if area is None:
         with session.read(Area.LOG) as tx:
             row = tx.one(_STORAGE, partition_id)
         if row is None:
@@ -54,9 +54,9 @@ def lane_of(session: Session, partition_id: int) -> Area:
                 _served=f"a partition of this topic is on shard {row[1]!r}, which this broker was not given; "
                 "ask the operator of the brokers",
             )
-        make_room(session.lanes, _MOST)
-        lane = session.lanes[partition_id] = session.log_lane(bool(row[0]))
-    return lane
+        make_room(session.partition_areas, _MOST)
+        area = session.partition_areas[partition_id] = session.log_area(bool(row[0]))
+    return area
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def log_of(session: Session, partition_id: int) -> Iterator[None]:
 
 @contextmanager
 def reading_log(session: Session, partition_id: int) -> Iterator[Transaction]:
-    with log_of(session, partition_id), session.read(lane_of(session, partition_id)) as tx:
+    with log_of(session, partition_id), session.read(area_of(session, partition_id)) as tx:
         yield tx
 
 

@@ -1,4 +1,4 @@
-"""Progress: cursors, deliveries and members, in a lane of its own.
+"""Progress: cursors, deliveries and members, in an area of its own.
 
 Each verb locks the progress row of its group and partition first (I1), loads the few deliveries the
 decision needs, lets `model.delivery` (or `model.ordered`) decide, and writes the change. What must be
@@ -30,7 +30,7 @@ from ....model.delivery.delivery import (
 )
 from ....model.delivery.ordered import FAR
 from ...contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
-from ..log.lookups import GONE, lane_of, padded, parts, reading_log
+from ..log.lookups import GONE, area_of, padded, parts, reading_log
 from ..session import Area, Session, Transaction, empties, verbs
 from . import ordered
 from .locked import (
@@ -353,7 +353,7 @@ class SqlProgress:
         self.fence_all(group, [p.partition_id for p in reversed(route.partitions) if p.partition_id in after])
 
     def drain(self, group: Group, partition_id: int) -> bool:
-        with self._session.read(self._session.place_of(lane_of(self._session, partition_id))) as tx:
+        with self._session.read(self._session.stored_in(area_of(self._session, partition_id))) as tx:
             row = tx.one(_EDGES, partition_id)
         if row is None or row[0] in GONE:
             return True

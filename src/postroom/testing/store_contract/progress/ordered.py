@@ -58,9 +58,9 @@ class OrderedHarness(StoreHarness):
         dialect, seen = store.session.dialect, list[bool]()
         original = dialect.begin
 
-        def begin(connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+        def begin(connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
             seen.append(flush)
-            original(connection, lane, flush=flush, at_once=at_once)
+            original(connection, area, flush=flush, at_once=at_once)
 
         with mock.patch.object(dialect, "begin", begin):
             verb()
