@@ -13,6 +13,7 @@ __all__ = ["pooled"]
 def pooled(store: SqlStore, area: Area) -> sqlite3.Connection:
     """What was given back last is taken first, so a test without threads always meets the same one."""
     session = store.session
-    with session._borrowed(area) as connection:
+    with session.read(area) as tx:
+        connection = tx.connection
         assert isinstance(connection, sqlite3.Connection)
     return connection

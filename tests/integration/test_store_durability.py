@@ -242,7 +242,8 @@ def levels(store: SqlStore) -> dict[Area, tuple[int, str, int]]:
     """Of the connections that are free: synchronous, journal, and how many files are attached."""
     found = {}
     for area in Area:
-        with store.session._borrowed(area) as connection:
+        with store.session.read(area) as tx:
+            connection = tx.connection
             attached = connection.execute("PRAGMA database_list").fetchall()
             journal = pragma(connection, "journal_mode")
             found[area] = (pragma(connection, "synchronous"), journal, len(attached))

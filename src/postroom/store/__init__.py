@@ -87,9 +87,7 @@ class SqlStore:
         self.staging: Staging = SqlStaging(session)
         self.outboxes = SqlOutboxes(session)  # of callers who keep theirs in this database
         self.at_once: AtOnce | None = session.at_once if session.dialect.quick else None
-
-    def now_ms(self) -> int:
-        return self.session.now_ms()
+        self.now_ms: Callable[[], int] = session.now_ms
 
     def watch(self) -> Watcher:
         return self.session.dialect.watch(self.session)

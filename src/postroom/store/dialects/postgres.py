@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -332,12 +333,12 @@ class PostgresDialect(ServerDialect):
 
     # ---- statements ----
 
-    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        return connection.execute(sql, args, binary=True)
+    def do(self, connection: Any, sql: str, args: Sequence[Any]) -> None:
+        connection.execute(self.sql(sql), args, binary=True)
 
     def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        cursor = connection.execute(sql, args, binary=True)
-        self._await_answers(connection)
+        cursor = connection.execute(self.sql(sql), args, binary=True)
+        self._await_answers(connection)  # the count of rows comes with them
         return cursor
 
     def _await_answers(self, connection: Any) -> None:
@@ -346,16 +347,11 @@ class PostgresDialect(ServerDialect):
         if connection.pgconn.pipeline_status:
             connection.postroom_pipeline[1].sync()
 
-    def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
-        cursor = connection.execute(sql, args)
-        self._await_answers(connection)  # the count comes with them
-        return int(cursor.rowcount)
-
     def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
         if len(rows) == 1:
-            connection.execute(sql, rows[0])
+            connection.execute(self.sql(sql), rows[0])
         else:
-            connection.cursor().executemany(sql, rows)
+            connection.cursor().executemany(self.sql(sql), rows)
 
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         return int(self.ask(connection, sql + " RETURNING id", args).fetchone()[0])
@@ -363,10 +359,11 @@ class PostgresDialect(ServerDialect):
     def locked(
         self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
     ) -> tuple[list[Row | None], int]:
-        found = [connection.execute(sql, args, binary=True) for args in each]
-        if self._clock is not None:
+        text = self._locking(sql)
+        found = [connection.execute(text, args, binary=True) for args in each]
+        if self.clock is not None:
             self._await_answers(connection)
-            return [cursor.fetchone() for cursor in found], self._clock.now_ms()
+            return [cursor.fetchone() for cursor in found], self.clock.now_ms()
         began = self._time.begin()
         clock = connection.execute(self.now, binary=True)  # by itself: it runs once the locks are ours
         self._await_answers(connection)
@@ -375,20 +372,22 @@ class PostgresDialect(ServerDialect):
         self._time.told(now, began)
         return rows, now
 
-    def newest(self, table: str, key: tuple[str, ...]) -> str:
+    @cache  # noqa: B019 - one dialect per store, a handful of statements
+    def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
         """Backwards through the index: the newest version is the last one there.
 
         A range for the last column, since an order by what is equal to a constant would be dropped.
         """
         *equal, last = key
         same = "".join(f"{column} = ? AND " for column in equal)
-        return f"{same}{last} >= ? AND {last} <= ? ORDER BY {last} DESC LIMIT 1"
+        return f"{sql}{same}{last} >= ? AND {last} <= ? ORDER BY {last} DESC LIMIT 1"
 
-    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
-        return f"ctid = (SELECT ctid FROM {table} WHERE {self.newest(table, key)})"
+    @cache  # noqa: B019
+    def at_newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
+        return f"{sql}ctid = ({self.newest(f'SELECT ctid FROM {table} WHERE ', table, key)})"
 
     def started_ms(self, connection: Any) -> int:
-        if self._clock is not None:
+        if self.clock is not None:
             return 0
         known: int | None = getattr(connection, "postroom_started", None)
         if known is None or self._bouncer:  # who may have another server behind it by now

@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
 
@@ -99,6 +99,7 @@ class ServerDialect(ABC):
     pooled = True
     shows_flushed = True
     quick = False
+    one_connection = False
 
     failures: ClassVar[tuple[type[Exception], ...]]  # the driver's
     now: ClassVar[str]  # reads the server's clock, in milliseconds
@@ -108,12 +109,15 @@ class ServerDialect(ABC):
 
     def __init__(self, shown: str, clock: Clock | None, limits: Limits) -> None:
         self.shown = shown  # the address without its password
-        self._clock = clock  # of a test; else the server's
+        self.clock = clock  # of a test; else the server's
         self._limits = limits
         self._time = ShardClock(set_by=self._was_set)
 
-    def reading(self, area: Area) -> AbstractContextManager[None]:
-        return nullcontext()
+    def begin_read(self, area: Area) -> None:
+        return None  # each has a connection
+
+    def end_read(self, area: Area) -> None:
+        return None
 
     def admit(self) -> None:
         return None  # a server's operator keeps room for it
@@ -135,10 +139,13 @@ class ServerDialect(ABC):
 
     @cache  # noqa: B019 - one dialect per store, some hundred statements
     def sql(self, text: str) -> str:
+        """Return a statement in the driver's own style."""
         return text.replace("?", "%s")
 
-    @abstractmethod
-    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any: ...
+    @cache  # noqa: B019
+    def _locking(self, text: str) -> str:
+        """Return a SELECT in the driver's own style that locks what it finds."""
+        return f"{self.sql(text)}{self.for_update}"
 
     @abstractmethod
     def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any: ...
@@ -155,15 +162,13 @@ class ServerDialect(ABC):
     # ---- time ----
 
     def now_ms(self, connection: Any) -> int:
-        if self._clock is not None:
-            return self._clock.now_ms()
         began = self._time.begin()
         now = int(self.ask(connection, self.now, ()).fetchone()[0])
         self._time.told(now, began)
         return now
 
     def stepped_ms(self) -> int:
-        return self._time.stepped_ms if self._clock is None else 0
+        return self._time.stepped_ms if self.clock is None else 0
 
     def _was_set(self, step_ms: float) -> None:
         how = (
@@ -174,7 +179,7 @@ class ServerDialect(ABC):
         _log.warning("the clock of %s was set by %+.1f s: %s", self.shown, step_ms / 1000, how)
 
     def time_ms(self) -> int | None:
-        return self._time.now_ms() if self._clock is None else self._clock.now_ms()
+        return self._time.now_ms() if self.clock is None else self.clock.now_ms()
 
     # ---- errors that read the same everywhere ----
 

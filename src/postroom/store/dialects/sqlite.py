@@ -13,8 +13,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,17 @@ _RETRY_S = 0.005
 _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
 
 
+_SYNCHRONOUS = {
+    (Area.LOG, True): "FULL",
+    (Area.LOG, False): "FULL",
+    (Area.PROGRESS, True): "FULL",
+    (Area.PROGRESS, False): "NORMAL",  # I8
+    (Area.VOLATILE, True): "OFF",
+    (Area.VOLATILE, False): "OFF",
+}
+"""How a commit is flushed: by area, and whether the transaction asked for it."""
+
+
 class _Connection(sqlite3.Connection):
     synchronous: str = ""  # what it was last set to
     thrifty: bool = False  # deleted pages are not written over, see `_save_room`
@@ -132,7 +143,9 @@ class SqliteDialect:
 
     def __init__(self, path: Path | None, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.path = path  # None: in memory
-        self._clock = clock
+        self.one_connection = path is None
+        self.clock: Clock | None = clock
+        self.time_ms = clock.now_ms
         self._limits = limits
         self._turns = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
@@ -179,10 +192,13 @@ class SqliteDialect:
         )
 
     def _shared_memory(self, area: Area) -> _Connection:
-        with self._turn(area):
+        self._take_turn(area)
+        try:
             if area not in self._memory:
                 self._memory[area] = self._open(":memory:")
             return self._memory[area]
+        finally:
+            self._turns[area].release()
 
     def _prepare(self, connection: _Connection, area: Area) -> None:
         if area is not Area.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
@@ -219,26 +235,22 @@ class SqliteDialect:
 
     # ---- transactions ----
 
-    def reading(self, area: Area) -> AbstractContextManager[None]:
+    def begin_read(self, area: Area) -> None:
         """In memory all threads share a connection, so a reader must not see a transaction under way."""
-        return self._turn(area) if self.path is None else nullcontext()
-
-    @contextmanager
-    def _turn(self, area: Area) -> Iterator[None]:
         self._take_turn(area)
-        try:
-            yield
-        finally:
-            self._turns[area].release()
 
-    def _take_turn(self, area: Area, *, at_once: bool = False) -> None:
-        if not self._turns[area].acquire(at_once=at_once):
+    def end_read(self, area: Area) -> None:
+        self._turns[area].release()
+
+    def _take_turn(self, area: Area) -> None:
+        if not self._turns[area].acquire():
             raise self._busy(area)
 
     def begin(self, connection: _Connection, area: Area, *, flush: bool, at_once: bool = False) -> None:
-        self._take_turn(area, at_once=at_once)
+        if not self._turns[area].acquire(at_once=at_once):
+            raise self._busy(area)
         try:
-            if self.path is not None:
+            if self.path is not None and connection.synchronous != _SYNCHRONOUS[area, flush]:
                 _set_flush(connection, area, flush=flush)
             if self._ballast is not None and self._ballast.released != connection.thrifty:
                 self._save_room(connection, self._ballast.released)
@@ -266,19 +278,8 @@ class SqliteDialect:
 
     # ---- statements ----
 
-    def sql(self, text: str) -> str:
-        return text
-
-    def execute(self, connection: _Connection, sql: str, args: Sequence[Any]) -> Any:
-        return connection.execute(sql, args)
-
-    ask = execute
-
-    def run(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
-        return connection.execute(sql, args).rowcount
-
-    def many(self, connection: _Connection, sql: str, rows: Sequence[Row]) -> None:
-        connection.executemany(sql, rows)
+    ask = do = staticmethod(_Connection.execute)  # the driver's own calls: nothing is to be done beside them
+    many = staticmethod(_Connection.executemany)
 
     def insert(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
         row_id = connection.execute(sql, args).lastrowid
@@ -288,7 +289,9 @@ class SqliteDialect:
     def locked(
         self, connection: _Connection, sql: str, each: Sequence[Sequence[Any]]
     ) -> tuple[list[Row | None], int]:
-        return [connection.execute(sql, args).fetchone() for args in each], self._clock.now_ms()
+        execute = connection.execute
+        rows = [execute(sql, args).fetchone() for args in each]
+        return rows, self.time_ms()
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
@@ -299,20 +302,17 @@ class SqliteDialect:
             f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
         )
 
-    def newest(self, table: str, key: tuple[str, ...]) -> str:
-        return by_key(key)
+    @cache  # noqa: B019
+    def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
+        return sql + by_key(key)
 
-    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
-        return by_key(key)
+    at_newest = newest
 
     def now_ms(self, connection: _Connection) -> int:
-        return self._clock.now_ms()
-
-    def time_ms(self) -> int:
-        return self._clock.now_ms()
+        return self.time_ms()
 
     def stepped_ms(self) -> int:
-        return self._clock.stepped_ms if isinstance(self._clock, SteadyClock) else 0
+        return self.clock.stepped_ms if isinstance(self.clock, SteadyClock) else 0
 
     def started_ms(self, connection: _Connection) -> int:
         return 0  # what is lost with power was held by processes that are gone too
@@ -440,16 +440,19 @@ class _FileWatcher:
         self._seen: dict[Area, int] = {}
 
     def changed(self) -> tuple[bool, bool]:
-        log, volatile = self._moved(Area.LOG), self._moved(Area.VOLATILE)
-        return log or volatile, self._moved(Area.PROGRESS)
-
-    def _moved(self, area: Area) -> bool:
-        try:
-            version = self._connections[area].execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.Error as error:
-            raise self._dialect.error(error, area) or error from error
-        before, self._seen[area] = self._seen.get(area), version
-        return bool(version != before)
+        log = progress = False
+        for area, connection in self._connections.items():
+            try:
+                version = connection.execute("PRAGMA data_version").fetchone()[0]
+            except sqlite3.Error as error:
+                raise self._dialect.error(error, area) or error from error
+            if version != self._seen.get(area):
+                self._seen[area] = version
+                if area is Area.PROGRESS:
+                    progress = True
+                else:
+                    log = True
+        return log, progress
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -475,9 +478,6 @@ def _code(error: sqlite3.Error) -> int:
 
 
 def _set_flush(connection: _Connection, area: Area, *, flush: bool) -> None:
-    wanted = "FULL" if flush or area is Area.LOG else "NORMAL"
-    if area is Area.VOLATILE:
-        wanted = "OFF"
-    if connection.synchronous != wanted:
-        connection.execute(f"PRAGMA synchronous={wanted}")
-        connection.synchronous = wanted
+    wanted = _SYNCHRONOUS[area, flush]
+    connection.execute(f"PRAGMA synchronous={wanted}")
+    connection.synchronous = wanted

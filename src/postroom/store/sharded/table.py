@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from ...model.topology.route import Range
+from ..sql.lists import blanks
 from ..sql.log.volatile import place_log
 from ..sql.schema import create_log, log_table
 from ..sql.session import Area, Session, verbs
@@ -97,7 +98,7 @@ class SqlPlaces:
 
     def here(self, partition_ids: Sequence[int]) -> set[int]:
         """Those of these that were ever made."""
-        marks = ", ".join("?" * len(partition_ids))
+        marks = blanks(len(partition_ids))
         with self._session.read(Area.LOG) as tx:
             rows = tx.all(f"SELECT id FROM postroom_partitions WHERE id IN ({marks})", *partition_ids)
         return {int(row[0]) for row in rows}

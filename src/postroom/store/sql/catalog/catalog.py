@@ -24,7 +24,8 @@ from ....model.policy.settings import LONGEST_LEASE_MS, GroupSettings, Start, To
 from ....model.topology.names import is_internal, unknown_topic
 from ....model.topology.route import Change, Range, Route, even_ranges
 from ...contract import Group, Origin, Topic
-from ..log.lookups import area_of, first_row, parts
+from ..lists import blanks, parts
+from ..log.lookups import area_of, first_row
 from ..log.volatile import place_log
 from ..schema import create_log, log_table
 from ..session import Area, Session, Transaction, empties, verbs
@@ -339,7 +340,7 @@ class SqlCatalog:
     def starts(self, group_ids: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
         """Where these groups start and since which generation, by group and partition."""
         with self._session.read(Area.LOG) as tx:
-            rows = tx.all(_STARTS.format(marks=", ".join("?" * len(group_ids))), *group_ids)
+            rows = tx.all(_STARTS.format(marks=blanks(len(group_ids))), *group_ids)
         return {(group_id, partition_id): (offset, since) for group_id, partition_id, offset, since in rows}
 
     def groups_at(self, partition_id: int) -> list[tuple[int, str, GroupSettings, int, int]]:

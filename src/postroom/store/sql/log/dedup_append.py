@@ -31,7 +31,7 @@ _TRIES = 3  # then whatever is missing is read under the lock
 
 
 def check_ids(append: Append, records: int) -> None:
-    if append.ids and len(append.ids) != DIGEST_SIZE * records:
+    if len(append.ids) != DIGEST_SIZE * records:
         raise CorruptBatch(
             f"ids has {len(append.ids)} bytes for {records} messages: send {DIGEST_SIZE} for each, or none"
         )
@@ -39,8 +39,6 @@ def check_ids(append: Append, records: int) -> None:
 
 def kept_of(append: Append, repeats: Repeats) -> Append | None:
     """What is left of a batch without these messages; None: nothing is."""
-    if not repeats:
-        return append
     if DIGEST_SIZE * len(repeats) == len(append.ids):
         return None
     dropped = {place for place, _ in repeats}

@@ -24,6 +24,7 @@ from ....model.messages.ids import NO_FLOOR, IdTable, Window, split
 from ....model.policy.settings import GroupSettings
 from ....model.topology.names import base_of
 from ..catalog.catalog import SqlCatalog
+from ..lists import blanks
 from ..schema import log_table
 from ..session import Area, Row, Session, Transaction
 from .lookups import area_of, first_row, reading_log, row_at
@@ -296,7 +297,7 @@ class Windows:
             return NO_FLOOR
         ids = list(origins)
         with self.session.read(Area.PROGRESS) as tx:
-            rows = tx.all(_LOWEST.format(marks=", ".join("?" * len(ids))), partition_id, *ids)
+            rows = tx.all(_LOWEST.format(marks=blanks(len(ids))), partition_id, *ids)
         lowest = {group_id: start for group_id, (start, _) in origins.items()}
         for group_id, generation, offset in rows:
             if generation >= origins[group_id][1]:
@@ -314,16 +315,14 @@ class Windows:
             while not kept.waiting.top_up(tx, partition_id, self.lock):
                 if not patient:
                     raise NotPreparedError
-        if self._place(area) is self._place(area_of(self.session, partition_id)):
+        stored_in = self.session.stored_in
+        if stored_in(area) is stored_in(area_of(self.session, partition_id)):
             self._top_up_log(tx, partition_id, kept, end, patient)
         return kept
 
     def sees_schedule(self, area: Area) -> bool:
         """Whether a transaction in that area can read the schedule."""
-        return self._place(area) is Area.LOG
-
-    def _place(self, area: Area) -> Area:
-        return area if area in self.session.dialect.areas else Area.LOG
+        return self.session.stored_in(area) is Area.LOG
 
     def _top_up_log(self, tx: Transaction, partition_id: int, kept: Kept, end: int, patient: bool) -> None:
         if kept.window.end > end:  # the database is an older one than it was: nothing holds any more

@@ -7,7 +7,7 @@ the commits; nothing is cached here that could run ahead of one (I2).
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,19 +17,18 @@ from ....model.messages.batch import mark_of
 from ....model.policy.bounds import make_room
 from ...contract import Append, Appended, Bounds, News, StoredBatch
 from ..catalog.catalog import SqlCatalog
+from ..lists import blanks, each, parts
 from ..schema import log_table
 from ..session import Area, Session, Transaction, empties, verbs
-from .append import Appending, seal
+from .append import Appending, PartitionKey, seal
 from .dedup_append import DedupPass
 from .id_window import NotPreparedError, Windows
 from .lookups import (
     GONE,
     area_of,
-    each,
     first_kept,
     first_row,
     log_of,
-    parts,
     reading_log,
     unknown_partition,
 )
@@ -51,9 +50,6 @@ _MOST = 100_000  # partitions; of one that was not used for long nothing is noti
 
 FLUSHED_S = 5.0  # a commit that others saw so long ago is on the disk
 
-PartitionKey = tuple[Area, int]
-"""The area whose table has the partition's row, and the partition."""
-
 
 class Ends:
     """Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2)."""
@@ -62,16 +58,17 @@ class Ends:
         self._highest: dict[PartitionKey, int] = {}
         self._read: dict[PartitionKey, tuple[int, float]] = {}  # ends that may not be flushed, and since when
 
-    def expected(self, places: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
-        return {place: self._highest.get(place, 0) for place in places}
+    def expected(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
+        """Return the highest end that was seen of each; 0: none was."""
+        return {key: self._highest.get(key, 0) for key in keys}
 
     def saw(self, ends: Mapping[PartitionKey, int]) -> None:
-        for place, end in ends.items():
-            known = self._highest.get(place, 0)
+        for key, end in ends.items():
+            known = self._highest.get(key, 0)
             if not known:
                 make_room(self._highest, _MOST)
             if end > known:
-                self._highest[place] = end
+                self._highest[key] = end
 
     def read(self, ends: Mapping[PartitionKey, int], *, flushed: bool) -> None:
         """They were read. `flushed`: this database shows nothing that a crash could take back."""
@@ -79,26 +76,26 @@ class Ends:
             self.saw(ends)
             return
         now = time.monotonic()
-        for place, end in ends.items():
-            before, since = self._read.get(place, (0, now))
+        for key, end in ends.items():
+            before, since = self._read.get(key, (0, now))
             if end < before or not before:  # a crash took it back, or it is new here
                 make_room(self._read, _MOST)
-                self._read[place] = (end, now)
+                self._read[key] = (end, now)
             elif now - since >= FLUSHED_S:
-                self.saw({place: before})
-                self._read[place] = (end, now)
+                self.saw({key: before})
+                self._read[key] = (end, now)
 
     @staticmethod
     def check(expected: Mapping[PartitionKey, int], found: Mapping[PartitionKey, int]) -> None:
         """StoreCorrupt if one of them ends before an offset that was given."""
-        for place, end in found.items():
-            if end < expected.get(place, 0):
+        for key, end in found.items():
+            if end < expected.get(key, 0):
                 raise StoreCorrupt(
-                    f"a partition ends at offset {end}, and offsets up to {expected[place] - 1} were given "
+                    f"a partition ends at offset {end}, and offsets up to {expected[key] - 1} were given "
                     "before: the database is older than it was (a failover that lost commits, or a restored "
                     "copy), so confirmed messages are missing. Nothing more is stored or handed out there: "
                     "bring the newer database back; or accept the loss and start every process anew",
-                    partition_id=place[1],
+                    partition_id=key[1],
                 )
 
 
@@ -142,7 +139,8 @@ class SqlLog:
         found: dict[int, Appended | PostroomError] = {}
         try:
             self._session.dialect.admit()
-            self._append_each(appends, found)
+            for area, mine in self._by_area(appends).items():  # each in a transaction of its own
+                found.update(zip(mine, self._append(area, list(mine.values())), strict=True))
         except StoreError as error:
             if found and isinstance(error, StoreFull):
                 error.undone = False
@@ -151,29 +149,28 @@ class SqlLog:
             raise
         return [found[at] for at in range(len(appends))]
 
-    def _append_each(self, appends: Sequence[Append], found: dict[int, Appended | PostroomError]) -> None:
-        """Area by area, each in a transaction of its own."""
-        areas = [Area.LOG if a.due_at else area_of(self._session, a.partition_id) for a in appends]
-        for area in dict.fromkeys(areas):
-            places = [at for at, its in enumerate(areas) if its is area]
-            mine = [appends[at] for at in places]
-            found.update(zip(places, self._append(area, mine), strict=True))
+    def _by_area(self, appends: Sequence[Append]) -> dict[Area, dict[int, Append]]:
+        """Return the appends by the area they go to, each with its place in the sequence."""
+        areas: dict[Area, dict[int, Append]] = {}
+        for at, append in enumerate(appends):
+            area = Area.LOG if append.due_at else area_of(self._session, append.partition_id)
+            areas.setdefault(area, {})[at] = append
+        return areas
 
     def _append(self, area: Area, appends: Sequence[Append]) -> list[Appended | PostroomError]:
-        ids, place = DedupPass(self._windows, appends), self._session.stored_in(area)
+        ids, tables = DedupPass(self._windows, appends), self._session.stored_in(area)
         while True:
             ids.prepare()
-            expected = self._ends.expected((place, append.partition_id) for append in appends)
+            expected = self._ends.expected([(tables, append.partition_id) for append in appends])
             try:
                 with self._session.write(area, flush=area is Area.LOG) as tx:
-                    given = {partition_id: end for (_, partition_id), end in expected.items()}
-                    appending = Appending(tx, area, self._session, appends, ids, given)
-                    self._ends.check(expected, appending.ends(place))
-                    results = appending.run(appends)
+                    appending = Appending(tx, area, self._session, appends, ids, expected)
+                    self._ends.check(expected, appending.ends())
+                    results = appending.run()
             except NotPreparedError:
                 continue
             ids.committed()
-            self._ends.saw(appending.ends(place))
+            self._ends.saw(appending.ends())
             return results
 
     def seal(self, partition_id: int, batch: bytes) -> int:
@@ -189,28 +186,33 @@ class SqlLog:
         with reading_log(self._session, partition_id) as tx:
             at = tx.one(_AT.format(log=log), offset)
             rows = _batches(tx, log, at, offset, max_messages, max_bytes)
-            if not any(
-                base + records > offset for base, records, _, _ in rows
-            ):  # at the end, or below what is kept
+            if not rows:  # at the end, or below what is kept
                 at = tx.one(_FROM.format(log=log), offset)
                 rows = _batches(tx, log, at, offset, max_messages, max_bytes)
-        return [StoredBatch(*row) for row in rows if row[0] + row[1] > offset]
+        return [StoredBatch(*row) for row in rows]
 
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
         ids = list(partition_ids)
         found: dict[int, Bounds] = {}
-        for area in dict.fromkeys(self._place(partition_id) for partition_id in ids):
-            mine = [partition_id for partition_id in ids if self._place(partition_id) is area]
-            durable = [one for one in mine if area_of(self._session, one) is not Area.VOLATILE]
-            expected = self._ends.expected((area, one) for one in durable)  # others a crash may set back (R3)
-            with self._session.read(area) as tx:
-                rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
-            ends = {(area, row[0]): row[2] for row in rows}
-            self._ends.check(expected, ends)
-            self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
+        mine: dict[Area, list[int]] = {}
+        durable: list[PartitionKey] = []  # the ends of others a crash may set back (R3)
+        for one in ids:
+            area = area_of(self._session, one)
+            tables = self._session.stored_in(area)
+            mine.setdefault(tables, []).append(one)
+            if area is not Area.VOLATILE:
+                durable.append((tables, one))
+        expected = self._ends.expected(durable)
+        for tables, some in mine.items():
+            with self._session.read(tables) as tx:
+                rows = tx.all(_BOUNDS.format(marks=blanks(len(some))), *some)
+            ends: dict[PartitionKey, int] = {}
             for partition_id, start, end, state in rows:
+                ends[tables, partition_id] = end
                 if state not in GONE:
                     found[partition_id] = Bounds(start, end, sealed=state == "sealed")
+            self._ends.check(expected, ends)
+            self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
         for partition_id in ids:
             if partition_id not in found:
                 raise unknown_partition(partition_id)
@@ -219,7 +221,10 @@ class SqlLog:
     def marks(self, at: Mapping[int, int]) -> dict[int, str]:
         found: dict[int, str] = {}
         wanted = [partition_id for partition_id, offset in at.items() if offset > 0]
-        for area, mine in self._by_area(wanted, lambda one: area_of(self._session, one)):
+        areas: dict[Area, list[int]] = {}
+        for one in wanted:
+            areas.setdefault(area_of(self._session, one), []).append(one)
+        for area, mine in areas.items():
             for some in parts(mine, _MARKS_AT_ONCE):
                 for one, base, records, crc in self._marks(area, some, at):
                     if base + records >= at[one]:
@@ -236,22 +241,13 @@ class SqlLog:
 
     def removed(self, partition_ids: Collection[int]) -> dict[int, int]:
         found: dict[int, int] = {}
-        for area, mine in self._by_area(partition_ids, self._place):
+        areas: dict[Area, list[int]] = {}
+        for one in partition_ids:
+            areas.setdefault(self._session.stored_in(area_of(self._session, one)), []).append(one)
+        for area, mine in areas.items():
             with self._session.read(area) as tx:
                 found.update(each(tx, _REMOVED, "id", mine))
         return found
-
-    def _by_area(
-        self, partition_ids: Iterable[int], area: Callable[[int], Area]
-    ) -> list[tuple[Area, list[int]]]:
-        areas: dict[Area, list[int]] = {}
-        for partition_id in partition_ids:
-            areas.setdefault(area(partition_id), []).append(partition_id)
-        return list(areas.items())
-
-    def _place(self, partition_id: int) -> Area:
-        """The area whose tables tell where a partition ends."""
-        return self._session.stored_in(area_of(self._session, partition_id))
 
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         with reading_log(self._session, partition_id) as tx:
@@ -355,9 +351,12 @@ class SqlLog:
 def _batches(
     tx: Transaction, log: str, at: Any, offset: int, max_messages: int, max_bytes: int
 ) -> list[tuple[Any, ...]]:
-    """Batches from `at` on until a limit is reached, but at least that one."""
+    """Return the batches from `at` on that reach behind the offset, until a limit is reached."""
     if at is None:
         return []
     base, before = at
     below = max(offset, base) + max_messages
-    return tx.all(_BATCHES.format(log=log), base, max(below, base + 1), base, before + max_bytes)
+    found = tx.all(_BATCHES.format(log=log), base, max(below, base + 1), base, before + max_bytes)
+    while found and found[0][0] + found[0][1] <= offset:
+        del found[0]
+    return found

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from ....config import DEFAULTS
@@ -30,7 +31,8 @@ from ....model.delivery.delivery import (
 )
 from ....model.delivery.ordered import FAR
 from ...contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
-from ..log.lookups import GONE, area_of, padded, parts, reading_log
+from ..lists import blanks, padded, parts
+from ..log.lookups import GONE, area_of, reading_log
 from ..session import Area, Session, Transaction, empties, verbs
 from . import ordered
 from .locked import (
@@ -106,6 +108,8 @@ def member_ms(group: Group) -> int:
 
 T = TypeVar("T")
 
+_SPENT = attrgetter("spent")
+_SOON = (Kind.RETRY, Kind.RELEASE)  # what others may be handed afterwards
 _DUE_ROWS = 64  # deliveries looked at in one poll
 _ENTER = """INSERT INTO postroom_members (group_id, name, client, joined_at, until_ms)
             VALUES (?, ?, ?, ?, ?)"""
@@ -158,8 +162,8 @@ class SqlProgress:
         found: dict[int, int] = {}
         with self._session.read(Area.PROGRESS) as tx:
             for some in [None] if of is None else parts(sorted(of)):
-                marks = "" if some is None else f" AND group_id IN ({', '.join('?' * len(some))})"
-                found.update(tx.all(_DUES.format(more=marks), *(some or ())))
+                more = "" if some is None else f" AND group_id IN ({blanks(len(some))})"
+                found.update(tx.all(_DUES.format(more=more), *(some or ())))
         return found
 
     def started_ms(self) -> int:
@@ -182,7 +186,7 @@ class SqlProgress:
             due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
             before, safe = locked.row.cursor, locked.safe(due, group.settings.lease_ms)
             change = delivery.poll(before, safe, locked.now, ask, group.terms)
-            if any(d.spent for d in change.granted) or change.leaving:
+            if change.leaving or any(map(_SPENT, change.granted)):
                 locked.must_flush()
             if waited_ms is not None and change.cursor > before:
                 locked.row.first_wait_ms = waited_ms
@@ -493,7 +497,7 @@ class SqlProgress:
         with self._session.write(Area.PROGRESS, flush=False) as tx:
             there: set[tuple[int, str]] = set()
             for some in padded(sorted({group_id for group_id, _, _ in asked}), _GROUPS):
-                there.update(tx.all(_THERE.format(marks=", ".join("?" * len(some))), *some))
+                there.update(tx.all(_THERE.format(marks=blanks(len(some))), *some))
             now = tx.now_ms()
             tx.many(_RENEW, [(now + ttl, *who) for *who, ttl in asked if tuple(who) in there])
         return [(group_id, name) for group_id, name, _ in asked if (group_id, name) not in there]
@@ -511,7 +515,7 @@ class SqlProgress:
         found: dict[int, list[Member]] = {}
         with self._session.read(Area.PROGRESS) as tx:
             for some in parts(sorted(group_ids)):
-                sql = _MEMBERS_OF.format(marks=", ".join("?" * len(some)))
+                sql = _MEMBERS_OF.format(marks=blanks(len(some)))
                 for row in tx.all(sql, tx.now_ms(), *some):
                     found.setdefault(row[0], []).append(Member(*row))
         return found
@@ -532,8 +536,10 @@ def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Sett
     lost = locked.in_other_hands(change.missing, token)
     if change.drop:
         locked.apply(change)
-    if any(s.kind in (Kind.RETRY, Kind.RELEASE) for s in settlements):
-        locked.announce()
+    for one in settlements:
+        if one.kind in _SOON:
+            locked.announce()
+            break
     return Settled(lost, change.leaving, change.unplaced)
 
 

@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from ....model.delivery.delivery import Span
 from ...contract import Backlog, Group
 from ..catalog.catalog import SqlCatalog
-from ..log.lookups import area_of, each, first_kept, first_row, log_of, row_at, unknown_partition
+from ..lists import blanks, each
+from ..log.lookups import area_of, first_kept, first_row, log_of, row_at, unknown_partition
 from ..schema import log_table
 from ..session import Area, Row, Session, Transaction, verbs
 from .locked import ProgressRow
@@ -87,7 +88,7 @@ class SqlUsage:
         if not groups:
             return {}
         ids = [group.id for group in groups]
-        marks = ", ".join("?" * len(ids))
+        marks = blanks(len(ids))
         with self._session.read(Area.PROGRESS) as tx:  # before the starts, which only a reset moves
             rows = tx.all(_LOWEST.format(marks=marks), *ids)
         starts = self._catalog.starts(ids)
@@ -115,7 +116,7 @@ class SqlUsage:
             for partition_id in ids:
                 stack.enter_context(log_of(self._session, partition_id))
             tx = stack.enter_context(self._session.read(area))
-            totals: dict[int, int] = dict(tx.all(_TOTALS.format(marks=", ".join("?" * len(ids))), *ids))
+            totals: dict[int, int] = dict(tx.all(_TOTALS.format(marks=blanks(len(ids))), *ids))
             rows = _batches_at(tx, places)
             for place in places:
                 if place[0] not in totals:

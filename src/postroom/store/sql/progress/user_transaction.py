@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from ....config import DEFAULTS
 from ....errors import GenerationChanged, UsageError
@@ -24,7 +24,7 @@ from ....model.delivery import ordered, settlement
 from ....model.delivery.delivery import Kind, Settlement
 from ...contract.values import Group
 from ..identity import uuid_of
-from ..session import Dialect, Row, Session, Transaction
+from ..session import Row, Session, Transaction
 from .locked import Locked, NeedsStartError
 
 __all__ = ["Guest", "Joining", "Joins"]
@@ -73,7 +73,7 @@ class Joining:
 
     def ack(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
         self._check_same(guest)
-        tx = Transaction(guest, cast(Dialect, _Joined(self._session.dialect)))
+        tx = _GuestTransaction(self._session.dialect, guest)
         try:
             locked = Locked(tx, group, partition_id, None, False)
         except (NeedsStartError, GenerationChanged):  # the group was reset: it is nobody's any more
@@ -113,48 +113,34 @@ def _uuid_there(guest: Guest) -> str:
         return ""  # no such table: it is another database, or another schema
 
 
-class _Joined:
-    """The store's dialect, spoken on the user's connection, which knows its driver's parameters itself."""
+class _GuestTransaction(Transaction):
+    """The store's statements on the user's connection, which knows its driver's parameters itself."""
 
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
+    __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dialect, name)
+    connection: Guest
 
-    def sql(self, text: str) -> str:
-        return text
+    def all(self, sql: str, *args: Any) -> list[Row]:
+        locks = self.dialect.kind == "mysql" and "FOR UPDATE" not in sql
+        return self.connection.rows(f"{sql} FOR UPDATE" if locks else sql, args)
 
-    def ask(self, guest: Guest, sql: str, args: Sequence[Any]) -> _Answer:
-        locks = self._dialect.kind == "mysql" and "FOR UPDATE" not in sql
-        return _Answer(guest.rows(f"{sql} FOR UPDATE" if locks else sql, args))
+    def one(self, sql: str, *args: Any) -> Row | None:
+        return next(iter(self.all(sql, *args)), None)
 
-    def execute(self, guest: Guest, sql: str, args: Sequence[Any]) -> None:
-        guest.run(sql, args)
+    def locked_each(self, sql: str, each: Sequence[Sequence[Any]]) -> list[Row | None]:
+        found = [self.one(f"{sql}{self.dialect.for_update}", *args) for args in each]
+        self._now = self.dialect.time_ms()
+        assert self._now is not None, "the store was opened, and read its clock"
+        return found
 
-    def run(self, guest: Guest, sql: str, args: Sequence[Any]) -> int:
-        return guest.run(sql, args)
+    def locked(self, sql: str, *args: Any) -> Row | None:
+        return self.locked_each(sql, [args])[0]
 
-    def many(self, guest: Guest, sql: str, rows: Sequence[Row]) -> None:
-        guest.many(sql, rows)
+    def run(self, sql: str, *args: Any) -> int:
+        return self.connection.run(sql, args)
 
-    def locked(self, guest: Guest, sql: str, each: Sequence[Sequence[Any]]) -> tuple[list[Row | None], int]:
-        found = [self.ask(guest, sql, args).fetchone() for args in each]
-        now = self._dialect.time_ms()
-        assert now is not None, "the store was opened, and read its clock"
-        return found, now
+    def do(self, sql: str, *args: Any) -> None:
+        self.connection.run(sql, args)
 
-
-class _Answer:
-    """Like a cursor that has been read."""
-
-    __slots__ = ("_rows",)
-
-    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
-        self._rows = rows
-
-    def fetchone(self) -> Row | None:
-        return self._rows[0] if self._rows else None
-
-    def fetchall(self) -> list[Row]:
-        return self._rows
+    def many(self, sql: str, rows: Sequence[Row]) -> None:
+        self.connection.many(sql, rows)
