@@ -95,6 +95,11 @@ class Skew:
             return settlements
         return [replace(one, visible_at=self.there(one.visible_at)) for one in settlements]
 
+    def each_there(
+        self, each: Sequence[tuple[int, Sequence[Settlement]]]
+    ) -> Sequence[tuple[int, Sequence[Settlement]]]:
+        return [(token, self.settlements(settlements)) for token, settlements in each]
+
     def delivery_there(self, delivery: Delivery) -> Delivery:
         return replace(delivery, visible_at=self.there(delivery.visible_at)) if self else delivery
 
@@ -109,9 +114,22 @@ class Skew:
     def delivery(self, delivery: Delivery) -> Delivery:
         return replace(delivery, visible_at=self.here(delivery.visible_at)) if self else delivery
 
-    def peek(self, peek: Peek) -> Peek:
-        if not self:
-            return peek
+    def delivery_or_none(self, delivery: Delivery | None) -> Delivery | None:
+        return None if delivery is None else self.delivery(delivery)
+
+    def deliveries(self, deliveries: tuple[Delivery, ...]) -> tuple[Delivery, ...]:
+        return tuple(map(self.delivery, deliveries)) if self else deliveries
+
+    def delivery_list(self, deliveries: list[Delivery]) -> list[Delivery]:
+        return list(map(self.delivery, deliveries)) if self else deliveries
+
+    def stopped(self, stopped: list[Delivery]) -> list[Delivery]:
+        return [replace(one, failing_since=self.here(one.failing_since)) for one in stopped]
+
+    def peeks(self, peeks: dict[int, Peek]) -> dict[int, Peek]:
+        return {one: self._peek(peek) for one, peek in peeks.items()} if self else peeks
+
+    def _peek(self, peek: Peek) -> Peek:
         return replace(peek, next_due=self.due(peek.next_due), holder=self._holder(peek.holder))
 
     def granted(self, granted: Granted) -> Granted:
@@ -119,8 +137,8 @@ class Skew:
             return granted
         return replace(
             granted,
-            deliveries=tuple(self.delivery(one) for one in granted.deliveries),
-            leaving=tuple(self.delivery(one) for one in granted.leaving),
+            deliveries=self.deliveries(granted.deliveries),
+            leaving=self.deliveries(granted.leaving),
             next_due=self.due(granted.next_due),
             holder=None if granted.holder is None else self._holder(granted.holder),
         )
@@ -128,11 +146,10 @@ class Skew:
     def settled(self, settled: Settled) -> Settled:
         if not self:
             return settled
-        return replace(
-            settled,
-            leaving=tuple(self.delivery(one) for one in settled.leaving),
-            kept=tuple(self.delivery(one) for one in settled.kept),
-        )
+        return replace(settled, leaving=self.deliveries(settled.leaving), kept=self.deliveries(settled.kept))
+
+    def settled_each(self, settled: list[Settled]) -> list[Settled]:
+        return list(map(self.settled, settled)) if self else settled
 
     def _holder(self, holder: Holder) -> Holder:
         return replace(holder, until=self.here(holder.until))
