@@ -87,10 +87,8 @@ class Duties(Protocol):
     def release(self, duty: str, holder: str) -> None: ...
 
 
-# ---- staging contract ----
-# The store contract, for jobs that publish exactly once: staging, decisions and how far they are (I20).
-#
-# Exported by `contract`: import them from there. All of it is kept on the first shard.
+# For jobs that publish exactly once: staging, decisions and how far they are (I20). All of it is kept on the
+# first shard.
 
 
 @dataclass(frozen=True, slots=True)

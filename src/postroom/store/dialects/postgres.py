@@ -30,15 +30,14 @@ from .server import LookingWatcher, ServerDialect
 __all__ = ["ImpatientConnection", "Listener", "Notifier", "PostgresDialect"]
 
 
-# ---- impatient ----
-# A connection to PostgreSQL that does not wait for ever.
-#
-# TCP notices a peer that is gone (keepalives, user time-out), but not one that takes our bytes and never
-# answers: a server that hangs, a proxy with nothing behind it. Whoever waits for longer than `patience_s`
-# is told so, and the connection is given up: what it was waiting for is of unknown fate (I15, I2).
-
-
 class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused-ignore]
+    """A connection to PostgreSQL that does not wait for ever.
+
+    TCP notices a peer that is gone (keepalives, user time-out), but not one that takes our bytes and never
+    answers: a server that hangs, a proxy with nothing behind it. Whoever waits for longer than `patience_s`
+    is told so, and the connection is given up: what it was waiting for is of unknown fate (I15, I2).
+    """
+
     patience_s = 3600.0  # for one answer
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
@@ -59,21 +58,18 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
             return done.value
 
 
-# ---- notify ----
-# NOTIFY and LISTEN: how PostgreSQL wakes those who wait.
-#
-# Sent after the commit, on a connection of its own, and coalesced: while one is on its way, further ones
-# become one (inside the transaction it cost 18 to 43 % of commits, I19). A notification that is lost
-# costs a pause, never a message: the listener also says "look" whenever it had to connect again, and now
-# and then anyway.
-
 _CHANNEL = "postroom"
 _WAIT_S = 0.05  # one look blocks for so long at most
 _ANYWAY_S = 2.0  # and says yes after so long without news
 
 
 class Notifier:
-    """Sends from a thread of its own, which begins with the first that is to be sent."""
+    """Wakes those who wait, by NOTIFY, from a thread of its own; it begins with the first to be sent.
+
+    Sent after the commit, on a connection of its own, and coalesced: while one is on its way, further ones
+    become one (inside the transaction it cost 18 to 43 % of commits, I19). A notification that is lost costs
+    a pause, never a message.
+    """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
@@ -127,7 +123,10 @@ class Notifier:
 
 
 class Listener:
-    """Implements `contract.Watcher`. For one thread."""
+    """Hears what a `Notifier` sends. Implements `contract.Watcher`, for one thread.
+
+    It says "look" also whenever it had to connect again, and now and then anyway.
+    """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
@@ -160,8 +159,6 @@ class Listener:
         if connection is not None:
             connection.close()
 
-
-# ---- postgres ----
 
 # Statistics are reset when the server recovers from the crash of one of its processes without a new start.
 _STARTED = """SELECT (extract(epoch FROM greatest(pg_postmaster_start_time(), stats_reset)) * 1000)::bigint

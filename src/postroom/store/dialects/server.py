@@ -25,20 +25,18 @@ from ..sql.session import Area, Row, Session
 __all__ = ["LookingWatcher", "ServerDialect", "ShardClock"]
 
 
-# ---- shardclock ----
-# The shard's clock from memory: the process's steady clock, set by what the server last said (I16).
-#
-# Leases and due times are decided in transactions, by the time read there. This one is for everything
-# that only has to be near: how long to wait, when a message was sent. A process whose own wall clock is
-# wrong never notices. A server whose clock is set is noticed with its next answer, before anything is
-# decided by it.
-
 _DRIFT = 0.001  # how much faster or slower one of two clocks may run
 
 
 class ShardClock:
-    """How far the server's clock is ahead of ours, between two bounds that each answer narrows.
+    """The shard's clock from memory: the process's steady clock, set by what the server last said (I16).
 
+    Leases and due times are decided in transactions, by the time read there. This one is for everything that
+    only has to be near: how long to wait, when a message was sent. A process whose own wall clock is wrong
+    never notices. A server whose clock is set is noticed with its next answer, before anything is decided by
+    it.
+
+    What is kept is how far the server's clock is ahead of ours, between two bounds that each answer narrows.
     The server read its clock between our question and its answer. An answer that waited for a lock in between
     has wide bounds, and spoils nothing.
     """
@@ -83,8 +81,6 @@ class ShardClock:
                 return None
             return round(self._steady() * 1000 + (self._low + self._high) / 2)
 
-
-# ---- server ----
 
 _log = logging.getLogger("postroom.store")
 
@@ -232,12 +228,6 @@ def _reason(said: str) -> str:
     return "no_answer" if any(words in said for words in _SILENT) else "unreachable"
 
 
-# ---- watching ----
-# Watching where the database cannot wake us: look, less and less often, until there is news.
-#
-# Looks 5, 10, 20 … ms apart up to a cap, and 5 ms again after news (DESIGN, "Waiters"). A look is one
-# cheap read.
-
 _LOG = """SELECT (SELECT value FROM postroom_settings WHERE name = 'catalog_version'),
                  (SELECT SUM(next_offset) FROM postroom_partitions),
                  (SELECT MIN(due_at) FROM postroom_schedule)"""
@@ -246,7 +236,11 @@ _PROGRESS = """SELECT SUM(next_new), SUM(settled), MIN(next_due), COUNT(*), MAX(
 
 
 class LookingWatcher:
-    """Implements `contract.Watcher`. For one thread."""
+    """Watches where the database cannot wake us: it looks, less and less often, until there is news.
+
+    Looks are 5, 10, 20 … ms apart up to a cap, and 5 ms again after news (DESIGN, "Waiters"). A look is one
+    cheap read. Implements `contract.Watcher`, for one thread.
+    """
 
     def __init__(self, session: Session, limits: Limits) -> None:
         self._session = session

@@ -3,7 +3,7 @@
 The log file is flushed at every commit (`synchronous=FULL`), the progress file only where it is asked for
 (I8), the file of volatile topics never. The files are never attached to each other. If the progress file
 is lost, every group starts again from its start: messages come twice, none is missing (R15). Before BEGIN
-IMMEDIATE a writer waits for its turn, which makes many processes on one file fair; SQLite's lock is what
+IMMEDIATE a writer takes a `FileLock`, which makes many processes on one file fair; SQLite's lock is what
 keeps the data right (I19).
 """
 
@@ -30,14 +30,6 @@ from .ballast import Ballast
 __all__ = ["FileLock", "SqliteDialect"]
 
 
-# ---- turn ----
-# Turns: one writer at a time, threads by a lock, processes by an advisory lock on a side file.
-#
-# It is for fairness only: SQLite's own lock is what keeps the data right, but its busy handler sleeps and
-# starves some of many processes (I19). Waiting is bounded: a process stopped while it holds the side lock
-# must not hang the others; after the limit they go on to BEGIN IMMEDIATE, whose own time-out gives a
-# clear error, and threads behind them give up by themselves (I15).
-
 try:
     import fcntl
 except ImportError:  # pragma: no cover - not on Windows
@@ -48,6 +40,14 @@ _PAUSE_S = 0.0005
 
 
 class FileLock:
+    """Lets one writer in at a time: threads by a lock, processes by an advisory lock on a side file.
+
+    It is for fairness only: SQLite's own lock is what keeps the data right, but its busy handler sleeps and
+    starves some of many processes (I19). Waiting is bounded: a process stopped while it holds the side lock
+    must not hang the others; after the limit they go on to BEGIN IMMEDIATE, whose own time-out gives a clear
+    error, and threads behind them give up by themselves (I15).
+    """
+
     def __init__(self, path: Path | None, limits: Limits, beside: Path | None = None) -> None:
         """`beside`: whoever may read that file may have the lock."""
         self._lock = threading.RLock()
@@ -102,8 +102,6 @@ class FileLock:
                 self._descriptor = None
 
 
-# ---- sqlite ----
-
 _LOG_PAGE_BYTES = 8192
 _CHECKPOINT_PAGES = 1000
 _JOURNAL_BYTES = 64 * 1024 * 1024
@@ -147,7 +145,7 @@ class SqliteDialect:
         self.clock: Clock | None = clock
         self.time_ms = clock.now_ms
         self._limits = limits
-        self._turns = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
+        self._locks = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
         self._ballast = None if path is None else Ballast(path)
         self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
@@ -192,13 +190,13 @@ class SqliteDialect:
         )
 
     def _shared_memory(self, area: Area) -> _Connection:
-        self._take_turn(area)
+        self._lock(area)
         try:
             if area not in self._memory:
                 self._memory[area] = self._open(":memory:")
             return self._memory[area]
         finally:
-            self._turns[area].release()
+            self._locks[area].release()
 
     def _prepare(self, connection: _Connection, area: Area) -> None:
         if area is not Area.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
@@ -237,17 +235,17 @@ class SqliteDialect:
 
     def begin_read(self, area: Area) -> None:
         """In memory all threads share a connection, so a reader must not see a transaction under way."""
-        self._take_turn(area)
+        self._lock(area)
 
     def end_read(self, area: Area) -> None:
-        self._turns[area].release()
+        self._locks[area].release()
 
-    def _take_turn(self, area: Area) -> None:
-        if not self._turns[area].acquire():
+    def _lock(self, area: Area) -> None:
+        if not self._locks[area].acquire():
             raise self._busy(area)
 
     def begin(self, connection: _Connection, area: Area, *, flush: bool, at_once: bool = False) -> None:
-        if not self._turns[area].acquire(at_once=at_once):
+        if not self._locks[area].acquire(at_once=at_once):
             raise self._busy(area)
         try:
             if self.path is not None and connection.synchronous != _SYNCHRONOUS[area, flush]:
@@ -256,7 +254,7 @@ class SqliteDialect:
                 self._save_room(connection, self._ballast.released)
             connection.execute("BEGIN IMMEDIATE")
         except BaseException:
-            self._turns[area].release()
+            self._locks[area].release()
             raise
 
     def end(self, connection: _Connection, area: Area, *, commit: bool) -> None:
@@ -271,7 +269,7 @@ class SqliteDialect:
                 connection.execute("ROLLBACK")
             raise
         finally:
-            self._turns[area].release()
+            self._locks[area].release()
 
     def end_stuck(self) -> None:
         """Whoever has the file has it until it goes on: the busy time-out tells."""
@@ -366,8 +364,8 @@ class SqliteDialect:
     def close(self) -> None:
         for connection in self._memory.values():
             connection.close()
-        for turn in self._turns.values():
-            turn.close()
+        for lock in self._locks.values():
+            lock.close()
 
     # ---- errors ----
 

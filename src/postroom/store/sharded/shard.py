@@ -57,19 +57,16 @@ if TYPE_CHECKING:
 __all__ = ["Shard", "Shards", "Skew", "Watchdog", "shown"]
 
 
-# ---- shard time ----
-# Times of a shard as the rest of the queue counts them (I16).
-#
-# Leases, due times and holders are decided by the clock of the shard they are on. Whoever asks counts by
-# the first shard's clock: so moments that go to a shard, or come from it, are moved by how far the two
-# are apart. Clocks that agree within a quarter of a second are left alone: that much is lost on the way
-# anyway.
-
-_NEAR_MS = 250
+_NEAR_MS = 250  # clocks that agree so far are left alone: that much is lost on the way anyway
 
 
 class Skew:
-    """How far a shard's clock is ahead."""
+    """How far a shard's clock is ahead, and times of the shard as the rest of the queue counts them (I16).
+
+    Leases, due times and holders are decided by the clock of the shard they are on. Whoever asks counts by
+    the first shard's clock: so moments that go to a shard, or come from it, are moved by how far the two are
+    apart.
+    """
 
     __slots__ = ("_ms",)
 
@@ -127,9 +124,11 @@ class Skew:
         return [replace(one, failing_since=self.here(one.failing_since)) for one in stopped]
 
     def peeks(self, peeks: dict[int, Peek]) -> dict[int, Peek]:
-        return {one: self._peek(peek) for one, peek in peeks.items()} if self else peeks
+        return {one: self.peek(peek) for one, peek in peeks.items()}
 
-    def _peek(self, peek: Peek) -> Peek:
+    def peek(self, peek: Peek) -> Peek:
+        if not self:
+            return peek
         return replace(peek, next_due=self.due(peek.next_due), holder=self._holder(peek.holder))
 
     def granted(self, granted: Granted) -> Granted:
@@ -154,8 +153,6 @@ class Skew:
     def _holder(self, holder: Holder) -> Holder:
         return replace(holder, until=self.here(holder.until))
 
-
-# ---- shard database ----
 
 _log = logging.getLogger("postroom.store")
 

@@ -73,9 +73,6 @@ class SqlBrokers:
         return [Process(id, name, frozenset(json.loads(shards))) for id, name, shards in rows]
 
 
-# ---- duties ----
-# Leases for background work: at most one holder per duty, on the shard the duty works on (I12).
-
 _LONGEST_MS = 120_000  # of leases on duties
 
 _LOOK = "SELECT holder, until_ms FROM postroom_duties WHERE name = ?"
@@ -83,6 +80,8 @@ _LOOK = "SELECT holder, until_ms FROM postroom_duties WHERE name = ?"
 
 @verbs
 class SqlDuties:
+    """Leases for background work: at most one holder per duty, on the shard the duty works on (I12)."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 

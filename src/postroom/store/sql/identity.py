@@ -123,7 +123,6 @@ class _Claim:
             tx.many(upsert, [("queue", queue), ("shard", name)])
 
 
-# ---- pairing ----
 # Progress belongs to one log. SQLite keeps them in two files, which people copy, restore and delete.
 #
 # With another log, or with an older copy of its own, a cursor lies beyond messages that were never handed

@@ -32,15 +32,6 @@ from .lookups import area_of, first_row, reading_log, row_at
 __all__ = ["DelayedIds", "Kept", "NotPreparedError", "StoredIds", "Windows", "ids_of"]
 
 
-# ---- waiting ----
-# The ids of delayed messages: one that waits in the schedule is a repeat for whoever sends it again
-# (I13).
-#
-# Kept in memory per partition and topped up under its lock, as the window is. A row of the schedule
-# leaves it when it is moved to a log, or cancelled: so what is found here is looked up in the schedule
-# before it counts, and an id that was cancelled may be sent again. Rows of one partition are made under
-# its lock, so their numbers grow in the order of the commits.
-
 _WAITING_ROWS = """SELECT id, COALESCE(ids, id_hash) FROM postroom_schedule
            WHERE partition_id = ? AND id > ? ORDER BY id LIMIT ?"""
 _ROW = "SELECT COALESCE(ids, id_hash) FROM postroom_schedule WHERE id = ?"
@@ -57,7 +48,14 @@ def ids_of(tx: Transaction, row_id: int) -> Sequence[bytes]:
 
 
 class DelayedIds:
-    """Of one partition. The lock it is given is the windows'."""
+    """The ids of a partition's delayed messages: one that waits in the schedule is a repeat for whoever sends
+    it again (I13).
+
+    Kept in memory and topped up under the partition's lock, as the window is. A row of the schedule leaves it
+    when it is moved to a log, or cancelled: so what is found here is looked up in the schedule before it
+    counts, and an id that was cancelled may be sent again. Rows of one partition are made under its lock, so
+    their numbers grow in the order of the commits. The lock that its verbs are given is that of `Windows`.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -123,8 +121,6 @@ class DelayedIds:
             gone = bisect_right(self._numbers, self._table.start) - 1
             del self._numbers[:gone], self._rows[:gone]
 
-
-# ---- window ----
 
 _ROWS = """SELECT base_offset, records, appended_at, ids FROM {log}
            WHERE base_offset >= ? AND base_offset < ? ORDER BY base_offset"""

@@ -36,23 +36,23 @@ from .lookups import (
 __all__ = ["Ends", "SqlLog"]
 
 
-# ---- ends ----
-# Where partitions ended when this process last saw them: offsets never go back (R6).
-#
-# A failover to a server that lacks the last commits, or a file restored under a running process, loses
-# messages that were confirmed, and would give their offsets to others. Whoever has seen the higher end
-# notices, and stops: nothing is stored there or handed out until somebody has decided.
-#
-# InnoDB shows a commit to others before it is flushed, and a crash may take that back: nobody was told
-# yet that it is stored. There an end that was only read counts when it is read again a while later.
-
 _MOST = 100_000  # partitions; of one that was not used for long nothing is noticed
 
 FLUSHED_S = 5.0  # a commit that others saw so long ago is on the disk
 
 
 class Ends:
-    """Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2)."""
+    """Where partitions ended when this process last saw them: offsets never go back (R6).
+
+    A failover to a server that lacks the last commits, or a file restored under a running process, loses
+    messages that were confirmed, and would give their offsets to others. Whoever has seen the higher end
+    notices, and stops: nothing is stored there or handed out until somebody has decided.
+
+    InnoDB shows a commit to others before it is flushed, and a crash may take that back: nobody was told yet
+    that it is stored. There an end that was only read counts when it is read again a while later.
+
+    Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2).
+    """
 
     def __init__(self) -> None:
         self._highest: dict[PartitionKey, int] = {}
@@ -98,8 +98,6 @@ class Ends:
                     partition_id=key[1],
                 )
 
-
-# ---- log ----
 
 _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM postroom_partitions p
              LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""

@@ -43,14 +43,6 @@ __all__ = [
 ]
 
 
-# ---- row ----
-# The progress row of a group and a partition: its columns, and what is counted in them.
-#
-# It is the lock of every progress verb (I1). Besides the cursor it keeps what reads would have to look
-# for: where the deliveries begin, when the first of them is due, who holds the partition (I5, I19), and
-# where the parked lines begin (I27). The column `lowest` is what others read: the lowest offset that is
-# unsettled, be it in a delivery or in a line.
-
 _SAMPLE_MS = 10_000  # rates are measured over one to two of these
 
 _COLUMNS = (
@@ -77,7 +69,13 @@ def lock(tx: Transaction, key: tuple[int, int]) -> Sequence[Any] | None:
 
 @dataclass(slots=True)
 class ProgressRow:
-    """A progress row."""
+    """The progress row of a group and a partition: its columns, and what is counted in them.
+
+    It is the lock of every progress verb (I1). Besides the cursor it keeps what reads would have to look for:
+    where the deliveries begin, when the first of them is due, who holds the partition (I5, I19), and where
+    the parked lines begin (I27). The column `lowest` is what others read: the lowest offset that is
+    unsettled, be it in a delivery or in a line.
+    """
 
     generation: int
     cursor: int
@@ -128,8 +126,6 @@ class ProgressRow:
         passed = now - self.earlier_at
         return 1000 * (self.settled - self.earlier) / passed if self.earlier_at and passed > 0 else 0.0
 
-
-# ---- locked ----
 
 _NEAR = 1000  # spans no further apart than this are read at once
 _LOOKED_AT = 10_000  # deliveries of others, to say who lost what

@@ -55,7 +55,6 @@ from .user_transaction import Guest, Joining
 __all__ = ["CUT_MEMBERS", "FAR_MEMBERS", "SqlProgress", "cut", "member_ms", "stray_places"]
 
 
-# ---- strays ----
 # Leases that end later than any that is given now: of a clock that was set back since (I26).
 #
 # Whoever holds them may be gone, and nobody would get their messages before the clock has caught up. So
@@ -103,8 +102,6 @@ def member_ms(group: Group) -> int:
     """How long a member is live that was heard now."""
     return DEFAULTS.member_ttl_factor * group.settings.lease_ms + _SLACK_MS
 
-
-# ---- progress ----
 
 T = TypeVar("T")
 

@@ -146,7 +146,6 @@ def _left(offset: int, total: int, at: Row) -> int:
     return max(0, int(total - before - length * done // records))
 
 
-# ---- measures ----
 # How far behind a group is, from a few look-ups by primary key: no scan (R43).
 
 _ARRIVAL_MS = 60_000
