@@ -44,7 +44,7 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
         return super().wait(self._limited(gen), *args, **kwargs)
 
     def _limited(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """The same steps; those who run them also look in when nothing has come for a while."""
+        """Take the same steps; those who run them also look in when nothing has come for a while."""
         deadline = time.monotonic() + self.patience_s
         try:
             wanted = next(gen)
@@ -475,7 +475,7 @@ class PostgresDialect(ServerDialect):
         return StoreError(f"{self.shown}: {said}", sqlstate=state)
 
     def _refused(self, text: str, said: str) -> StoreError:
-        """Of a connection that was not made: most of these carry no code."""
+        """Return the error for a connection that was not made: most of these carry no code."""
         if "read-only" in text:
             return self._read_only()
         if (

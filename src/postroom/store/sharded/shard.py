@@ -206,11 +206,11 @@ class Shard:
         return self._away is not None
 
     def take(self, store: SqlStore) -> None:
-        """It is open already."""
+        """Take a database that is open already."""
         self._opened = store
 
     def open_later(self, why: PostroomError) -> None:
-        """It does not answer yet."""
+        """Open the database later, when it answers."""
         self._lost(why)
 
     def now_ms(self) -> int | None:
@@ -447,7 +447,7 @@ class Shards(Mapping[str, Shard]):
         return name
 
     def known(self, partition_id: int) -> str | None:
-        """The same without asking; None: nobody has asked yet."""
+        """Return a partition's shard without asking; None if nobody has asked yet."""
         return self._homes.get(partition_id)
 
     def of(self, partition_id: int) -> Shard:

@@ -97,14 +97,14 @@ class SqlPlaces:
             create_log(self._session, piece.partition_id)
 
     def here(self, partition_ids: Sequence[int]) -> set[int]:
-        """Those of these that were ever made."""
+        """Return those of these partitions that were ever made."""
         marks = blanks(len(partition_ids))
         with self._session.read(Area.LOG) as tx:
             rows = tx.all(f"SELECT id FROM postroom_partitions WHERE id IN ({marks})", *partition_ids)
         return {int(row[0]) for row in rows}
 
     def forget_topic(self, topic_id: int) -> None:
-        """It was deleted: its logs are to be dropped, and its delayed messages are gone."""
+        """Forget a topic that was deleted: its logs are to be dropped, and its delayed messages are gone."""
         for place in self._places():
             with self._session.write(place) as tx:
                 if place is Area.LOG:
@@ -117,7 +117,7 @@ class SqlPlaces:
                 tx.many("UPDATE postroom_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
 
     def note_sealed(self, partition_id: int) -> None:
-        """Of a volatile partition, where it outlives its log: it is not made anew then, and takes nothing."""
+        """Seal a volatile partition also where it outlives its log: it is not made anew, and takes nothing."""
         with self._session.read(Area.LOG) as tx:
             if tx.one("SELECT 1 FROM postroom_partitions WHERE id = ? AND state = 'sealed'", partition_id):
                 return
@@ -125,7 +125,7 @@ class SqlPlaces:
             tx.do("UPDATE postroom_partitions SET state = 'sealed' WHERE id = ?", partition_id)
 
     def remove(self, partition_id: int) -> None:
-        """The log of a sealed partition, and all progress in it; its row and sequences stay (I11)."""
+        """Remove the log of a sealed partition, and all progress in it; its row and sequences stay (I11)."""
         for place in self._places():
             with self._session.write(place) as tx:
                 tx.do("UPDATE postroom_partitions SET state = 'removed' WHERE id = ?", partition_id)

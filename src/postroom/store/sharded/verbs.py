@@ -389,7 +389,7 @@ class ShardedProgress(_Sharded):
         )
 
     def forget(self, group_id: int) -> None:
-        """What a shard that is away keeps of it harms nobody: no group gets that id again."""
+        """Forget a group. What a shard that is away keeps of it harms nobody: no group gets that id again."""
         for shard in self._shards.values():
             try:
                 shard.progress.forget(group_id)

@@ -118,6 +118,6 @@ def _is_held(until: int, now: int, lease_ms: int) -> bool:
 
 
 def holds(tx: Transaction, duty: str, holder: str) -> bool:
-    """Whether the lease is still this holder's; locks it until the transaction ends."""
+    """Return whether the lease is still this holder's; it is locked until the transaction ends."""
     row = tx.locked(_LOOK, duty)
     return row is not None and row[0] == holder and row[1] > tx.now_ms()

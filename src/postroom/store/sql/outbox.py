@@ -39,7 +39,7 @@ class SqlOutboxes:
         self._session = session
 
     def leads(self, table: str, holder: str) -> bool:
-        """Whether the outbox is in this database, and that relay leads it."""
+        """Return whether the outbox is in this database, and that relay leads it."""
         with self._session.read(Area.LOG) as tx:
             if not tx.dialect.has_table(tx, f"{table}_relay"):
                 return False
@@ -47,7 +47,7 @@ class SqlOutboxes:
         return row is not None and row[0] == holder
 
     def look(self, table: str) -> OutboxLook | None:
-        """What waits there; None: there is no such outbox in this database."""
+        """Return what waits in an outbox; None if there is no such outbox in this database."""
         with self._session.read(Area.LOG) as tx:
             if not tx.dialect.has_table(tx, f"{table}_relay"):
                 return None
@@ -63,7 +63,7 @@ class SqlOutboxes:
 
 
 class Drawing:
-    """Within one append transaction."""
+    """The rows that leave outboxes with the batches of one append transaction."""
 
     def __init__(self, tx: Transaction, appends: Sequence[Append]) -> None:
         """Locks the leases that are needed; the partitions are locked already."""

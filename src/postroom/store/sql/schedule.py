@@ -285,7 +285,7 @@ def _count_more(tx: Transaction, counts: Mapping[Home, int], counted: set[Home])
 
 
 def _count_less(tx: Transaction, counts: Mapping[Home, int]) -> None:
-    """Likewise. If the topic is gone there is nothing to count."""
+    """Last in a transaction, and in order, as `_count_more`; nothing is counted of a topic that is gone."""
     for home, messages in sorted(counts.items()):
         tx.do(_COUNT_ON, -messages, *home)
 

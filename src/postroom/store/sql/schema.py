@@ -396,7 +396,7 @@ def migrate(session: Session) -> None:
 
 
 def statements(number: int, area: Area, places: tuple[Area, ...]) -> Statements:
-    """What a migration runs in one place. Where all areas are one place, those of every area."""
+    """Return what a migration runs in an area; where all areas are one database, what it runs in any."""
     parts = MIGRATIONS[number]
     if len(places) > 1:
         return parts.get(area, ())

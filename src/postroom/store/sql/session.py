@@ -51,7 +51,7 @@ class Area(Enum):
 
 
 class Dialect(Protocol):
-    """What one kind of database does differently."""
+    """One kind of database: all that it does differently from the others."""
 
     kind: str  # as in an address
     blob: str  # type of a column of bytes
@@ -72,10 +72,10 @@ class Dialect(Protocol):
         """`at_once`: one that waits for nobody, and leaves to others what takes its time."""
 
     def cut(self, connection: Any) -> None:
-        """End the conversation with the server, under the hands of whoever has it in another thread."""
+        """End a connection to the server that another thread is using."""
 
     def usable(self, connection: Any) -> bool:
-        """Whether a connection may be used again after an error, or by the next who asks."""
+        """Return whether a connection may be used again after an error, or by the next who asks."""
 
     def begin_read(self, area: Area) -> None:
         """Keep writers out until `end_read`; called only if there is but `one_connection`."""
@@ -156,13 +156,13 @@ class Dialect(Protocol):
         """A way to learn of commits by others."""
 
     def error(self, error: Exception, area: Area) -> StoreError | None:
-        """The error of our tree for a driver's error; None if it is not the driver's."""
+        """Return the error of our tree for a driver's error; None if it is not the driver's."""
 
     def undone(self, error: Exception) -> bool:
-        """Whether the transaction that met this error was undone and would succeed if it were run again."""
+        """Return whether a transaction that met this error was undone, and would succeed if run again."""
 
     def started_ms(self, connection: Any) -> int:
-        """When the server was started, if progress that was not flushed may have been lost then; else 0."""
+        """Return when the server was started, if progress that was not flushed may be lost since; else 0."""
 
     def close(self) -> None: ...
 
@@ -354,7 +354,7 @@ class Session:
             self._mood.emptying = False
 
     def takes_time(self) -> None:
-        """What comes now may take long, and is not for whoever must not wait."""
+        """Refuse to go on for a caller who must not wait: what comes now may take long."""
         if self._mood.at_once:
             raise WouldWaitError("it takes its time: leave it to a thread")
 

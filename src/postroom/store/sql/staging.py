@@ -83,7 +83,7 @@ _SIZES = (1, 8, _AT_ONCE)  # of lists of ids
 
 
 class _Wished(msgspec.Struct, array_like=True):
-    """What of a decision never changes."""
+    """The part of a decision that never changes."""
 
     segments: tuple[Segment, ...]
     rows: int

@@ -414,7 +414,7 @@ class SqlCatalog:
 
 
 def offset_of(tx: Transaction, partition_id: int, start: Start, named: int | None) -> int:
-    """What a start comes to in a partition whose log is here."""
+    """Return the offset that a start means in a partition whose log is here."""
     row = tx.one(_EDGES, partition_id)
     end, log_start = row or (0, 0)
     if start.kind == "latest":
@@ -450,7 +450,7 @@ def _topics(tx: Transaction, only: Sequence[str] | None = None) -> list[Topic]:
 
 
 class _Past:
-    """Of topics whose route was changed: what is left of earlier routes."""
+    """Return what is left of the earlier routes of topics whose route was changed."""
 
     def __init__(self, tx: Transaction, topic_id: int | None = None) -> None:
         only = () if topic_id is None else (topic_id,)

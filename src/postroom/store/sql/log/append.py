@@ -130,7 +130,7 @@ class Appending:
         return locked
 
     def ends(self) -> dict[PartitionKey, int]:
-        """Where the partitions end, with what was added so far."""
+        """Return where the partitions end, with what was added so far."""
         return {(self._tables, one): part.next_offset for one, part in self._partitions.items()}
 
     def _look_for_a_crash(self, given: Mapping[PartitionKey, int]) -> None:
@@ -215,7 +215,7 @@ class Appending:
     # ---- sequences ----
 
     def _known(self) -> dict[_Line, sequence.SequenceState | None]:
-        """What is remembered of all producers, in a few round trips; the partitions are locked."""
+        """Look up the sequences of all producers, in a few round trips; the partitions are locked."""
         found: dict[_Line, sequence.SequenceState | None] = {}
         for append in self._appends:
             try:
@@ -234,7 +234,7 @@ class Appending:
         return found
 
     def _repeat(self, line: _Line, header: BatchHeader) -> int | None:
-        """The first offset of a batch that is stored already; None if it is the next one (I3)."""
+        """Return the first offset of a batch that is stored already; None if it is the next one (I3)."""
         known = self._sequences[line]
         return sequence.check(known, header.epoch, header.base_sequence, header.records)
 
@@ -273,7 +273,7 @@ class Appending:
 
 
 def _line(append: Append, header: BatchHeader) -> _Line | None:
-    """The sequence in which the batch counts; None: it is a one-way send, which counts in none."""
+    """Return the sequence in which the batch counts; None for a one-way send, which counts in none."""
     if header.producer_id < 0 or header.base_sequence < 0:
         return None
     producer_id = header.producer_id if append.producer_id is None else append.producer_id

@@ -38,7 +38,7 @@ def check_ids(append: Append, records: int) -> None:
 
 
 def kept_of(append: Append, repeats: Repeats) -> Append | None:
-    """What is left of a batch without these messages; None: nothing is."""
+    """Return what is left of a batch without these messages; None if nothing is."""
     if DIGEST_SIZE * len(repeats) == len(append.ids):
         return None
     dropped = {place for place, _ in repeats}
@@ -148,7 +148,10 @@ class DedupPass:
             self._places[append.partition_id].delayed.update(split(append.ids))
 
     def were_repeats(self, append: Append, offset: int, now: int) -> Repeats:
-        """The same for a batch that was stored earlier: its first offset, -1 if nothing of it was."""
+        """Return which messages of a batch that was stored earlier were left out then.
+
+        `offset`: where the batch begins; -1 if nothing of it was stored.
+        """
         if not append.ids or append.due_at:
             return ()
         sent = split(append.ids)
@@ -188,7 +191,7 @@ class DedupPass:
         return _NOWHERE if self._came_before(append, kept, digest, now) else None
 
     def _known_before(self, kept: Kept, digests: Sequence[bytes]) -> bool:
-        """Whether a partition that this one follows may have seen one of these ids (I13)."""
+        """Return whether a partition that this one follows may have seen one of these ids (I13)."""
         for one in kept.before:
             windows, old = self._kept(one)
             with windows.lock:
@@ -215,7 +218,7 @@ class DedupPass:
         return windows, kept
 
     def _waits(self, windows: Windows, kept: Kept, digest: bytes) -> bool:
-        """Whether a message with that id is in the schedule; what was cancelled is not, or was moved."""
+        """Return whether a message with that id is in the schedule; what was cancelled or moved is not."""
         with windows.lock:
             row_id = kept.waiting.row_of(digest)
         if row_id < 0:
@@ -230,7 +233,7 @@ class DedupPass:
         return digest in self._waiting[row_id]
 
     def _counts(self, partition_id: int, window_ms: int, kept: Kept, offset: int, now: int) -> bool:
-        """Whether what is stored at that offset is remembered."""
+        """Return whether what is stored at that offset is remembered."""
         floor = self._floors.get(partition_id)
         with self._windows.at(partition_id).lock:
             if kept.window.remembered(offset, now, window_ms, NO_FLOOR if floor is None else floor):

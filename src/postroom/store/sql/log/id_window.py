@@ -71,7 +71,7 @@ class DelayedIds:
         return self._rows[-1] if self._rows else 0
 
     def known(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Those that may wait."""
+        """Return those of these ids that may wait in the schedule."""
         return self._table.known(digests) if len(self._table) else []
 
     def row_of(self, digest: bytes) -> int:
@@ -153,7 +153,7 @@ class StoredIds(NamedTuple):
 
 @dataclass(slots=True)
 class Kept:
-    """What is in memory for one partition."""
+    """A partition's ids, as far as they are in memory."""
 
     window: Window
     window_ms: int  # the time it covers
@@ -166,7 +166,8 @@ class Kept:
 
 @dataclass(slots=True)
 class Windows:
-    """Of one store. Any thread may use it; `lock` is held for moments, never while a database is asked."""
+    """The id windows of a store. Any thread may use them; `lock` is held for moments, never while a database
+    is asked."""
 
     session: Session
     catalog: SqlCatalog  # of the first shard, where groups are
@@ -201,7 +202,7 @@ class Windows:
         self._forget_idle(now)
 
     def _still_counts(self, partition_id: int, window_ms: int) -> bool:
-        """Whether any id of a sealed partition may still be asked for; it is in memory then."""
+        """Return whether an id of a sealed partition may still be asked for; its ids are in memory then."""
         try:
             self.prepare(partition_id, window_ms)
         except UnknownPartition:
@@ -317,7 +318,7 @@ class Windows:
         return kept
 
     def sees_schedule(self, area: Area) -> bool:
-        """Whether a transaction in that area can read the schedule."""
+        """Return whether a transaction in that area can read the schedule."""
         return self.session.stored_in(area) is Area.LOG
 
     def _top_up_log(self, tx: Transaction, partition_id: int, kept: Kept, end: int, patient: bool) -> None:

@@ -184,7 +184,7 @@ class NeedsStartError(Exception):
 
 
 class NeedsFlushError(Exception):
-    """What was decided must be durable: do it again in a flushed transaction."""
+    """The decision must be durable: it is made again in a flushed transaction."""
 
 
 class Locked:
@@ -288,7 +288,7 @@ class Locked:
 
     @property
     def looks(self) -> bool:
-        """Whether something may be due."""
+        """Return whether something may be due."""
         return self.row.next_due is not None and self.row.next_due <= self.now
 
     def safe(self, due: list[Delivery], lease_ms: int) -> list[Delivery]:
@@ -469,7 +469,7 @@ def _clusters(spans: Sequence[Span]) -> list[Span]:
 
 
 def held_under(tx: Transaction, group_id: int, partition_id: int, token: int) -> list[Delivery]:
-    """What has this token, lowest offset first; without a lock."""
+    """Return what has this token, lowest offset first; without a lock."""
     rows = tx.all(_HELD, token, group_id, partition_id)
     return sorted(map(_delivery, rows), key=_FIRST)
 
