@@ -44,7 +44,7 @@ def build(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store as a postroom of that version made it."""
     with monkeypatch.context() as patch, closing(session_at(path)) as session:
         patch.setattr(schema, "VERSION", version)
-        patch.setattr(session.dialect, "places", FIRST_FILES.get(version, session.dialect.areas))
+        patch.setattr(session.dialect, "areas", FIRST_FILES.get(version, session.dialect.areas))
         migrate(session)
     for area, file in files(path).items():
         assert file.exists() == (area in FIRST_FILES.get(version, Area))

@@ -21,7 +21,7 @@ from ..framework import exits, show
 from ..framework.command import Run, command
 
 if TYPE_CHECKING:
-    from ...store.sql.session import Area, Session
+    from ...store.admin import Session
 
 __all__ = ["register", "register_restored"]
 
@@ -44,7 +44,7 @@ def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
     """Make Postroom's tables on a database server, or bring them up to date; on every shard that is named."""
     if check and sql:
         raise UsageError("--check and --sql both only look: leave one of them out")
-    from ...store import open_session
+    from ...store.admin import open_session
 
     run.refuse_missing()
     complete = True
@@ -65,7 +65,7 @@ def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
 
 
 def _check(run: Run, session: Session) -> bool:
-    from ...store.sql.schema import VERSION
+    from ...store.admin import VERSION
 
     have, missing = _state(session)
     if run.json:
@@ -85,7 +85,7 @@ def _check(run: Run, session: Session) -> bool:
 
 
 def _print(run: Run, session: Session) -> None:
-    from ...store.sql.schema import VERSION, script
+    from ...store.admin import VERSION, script
 
     have, _ = _state(session)
     found = [] if run.address.path is not None else [_tidy(statement) for statement in script(session)]
@@ -105,49 +105,30 @@ def _print(run: Run, session: Session) -> None:
 
 
 def _migrate(run: Run, session: Session) -> None:
-    from ...store.sql import schema
+    from ...store import admin
 
     before, missing = _state(session)
     changes = len(missing)
     with _progress(run, changes):
-        schema.migrate(session)
+        admin.migrate(session)
     if run.json:
-        fields = {"url": run.shown, "before": before, "version": schema.VERSION, "changes": changes}
+        fields = {"url": run.shown, "before": before, "version": admin.VERSION, "changes": changes}
         show.json_line(fields)
         return
     itself = f" ({_ITSELF})" if run.address.path is not None else ""
     if changes:
         was = f"it had version {before}" if before else "it had none of them"
-        typer.echo(f"{run.shown} has Postroom's tables, schema version {schema.VERSION}; {was}{itself}")
+        typer.echo(f"{run.shown} has Postroom's tables, schema version {admin.VERSION}; {was}{itself}")
     else:
-        typer.echo(f"{run.shown} is up to date: schema version {schema.VERSION}{itself}")
+        typer.echo(f"{run.shown} is up to date: schema version {admin.VERSION}{itself}")
 
 
 def _state(session: Session) -> tuple[int, list[str]]:
-    """The version of the place that is furthest behind, and what all of them lack."""
-    from ...store.sql.schema import VERSION, statements
+    """The version of the area that is furthest behind, and what all of them lack."""
+    from ...store.admin import schema_state
 
-    places = session.dialect.areas
-    have = {lane: _version(session, lane) for lane in places}
-    due = [
-        statement
-        for lane in places
-        for number in range(have[lane] + 1, VERSION + 1)
-        for statement in statements(number, lane, places)
-    ]
-    return min(have.values()), _changes(due)
-
-
-def _version(session: Session, lane: Area) -> int:
-    """0 for a file that is not there: looking must not make it."""
-    from ...store.dialects.sqlite import SqliteDialect
-    from ...store.sql.schema import version_of
-
-    if isinstance(session.dialect, SqliteDialect):
-        file = session.dialect.file(lane)
-        if file is not None and not file.exists():
-            return 0
-    return version_of(session, lane)
+    found = schema_state(session)
+    return found.version, _changes(found.missing)
 
 
 def _changes(statements: Iterable[str]) -> list[str]:

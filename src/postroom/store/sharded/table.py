@@ -117,7 +117,7 @@ class SqlPlaces:
                 tx.many("UPDATE postroom_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
 
     def note_sealed(self, partition_id: int) -> None:
-        """Seal a volatile partition also where it outlives its log: it is not made anew, and takes nothing."""
+        """Seal a volatile partition where it outlives its log too: it is not made anew, and takes nothing."""
         with self._session.read(Area.LOG) as tx:
             if tx.one("SELECT 1 FROM postroom_partitions WHERE id = ? AND state = 'sealed'", partition_id):
                 return
