@@ -90,7 +90,7 @@ def test_the_oldest_version_is_known_too(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "orders.db"
     with monkeypatch.context() as patch:
         patch.setattr(schema, "VERSION", 1)
-        patch.setattr(SqliteDialect, "places", (Area.LOG, Area.PROGRESS))
+        patch.setattr(SqliteDialect, "areas", (Area.LOG, Area.PROGRESS))
         with closing(open_session(parse(f"sqlite:///{path}"))) as session:
             schema.migrate(session)
     for file in files(path)[:2]:

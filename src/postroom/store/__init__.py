@@ -76,7 +76,7 @@ class SqlStore:
         self.log: Log = SqlLog(session, home, limits)
         self.catalog: Catalog = own
         self.routes: Routes = SqlRoutes(session, own)
-        self.progress: Progress = SqlProgress(session, home)
+        self.progress: Progress = SqlProgress(session, home, limits)
         self.usage: Usage = SqlUsage(session, home)
         self.schedule: Schedule = SqlSchedule(session)
         self.duties: Duties = SqlDuties(session)

@@ -1,8 +1,8 @@
 """A store's databases as operators see them: their tables and versions, whatever queue is in them.
 
-For `postroom migrate` and `postroom doctor`, which work on a database and not on a queue. All that they need of
-the store's inside is named here: a session without a look at its tables, what the tables lack, the statements
-that make them, and what `doctor` examines. Must never make a file by looking at it.
+For `postroom migrate` and `postroom doctor`, which work on a database and not on a queue. All that they need
+of the store's inside is named here: a session without a look at its tables, what the tables lack, the
+statements that make them, and what `doctor` examines. Must never make a file by looking at it.
 """
 
 from __future__ import annotations

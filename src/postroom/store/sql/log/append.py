@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from ....config import DEFAULTS
 from ....errors import CorruptBatch, PartitionSealed, PostroomError
 from ....model.messages import sequence
 from ....model.messages.batch import BatchHeader, read_header, with_base_offset
@@ -96,11 +95,14 @@ class Appending:
         appends: Sequence[Append],
         ids: DedupPass,
         given: Mapping[PartitionKey, int],
+        remembered: int,
     ) -> None:
-        """`given`: how far each partition was when this process last saw it."""
+        """`given`: how far each partition was when this process last saw it. `remembered`: how many batches
+        of a producer are, in a partition."""
         self._tx = tx
         self._dialect = session.dialect
         self._counted = session.counted
+        self._remembered = remembered
         self._tables = session.stored_in(area)
         self._appends = appends
         self._partitions = self._lock()
@@ -241,7 +243,7 @@ class Appending:
     def _remember(self, line: _Line, header: BatchHeader, offset: int) -> None:
         self._sequences[line] = sequence.remember(
             self._sequences[line], header.epoch, header.base_sequence, header.records, offset,
-            DEFAULTS.remembered_batches,
+            self._remembered,
         )  # fmt: skip
         self._moved.add(line)
 

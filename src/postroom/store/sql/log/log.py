@@ -130,6 +130,7 @@ class SqlLog:
         self._session = session
         self._windows = self.windows = Windows(session, catalog, limits)
         self._ends = Ends()
+        self._remembered = limits.remembered_batches
 
     # ---- append ----
 
@@ -162,7 +163,7 @@ class SqlLog:
             expected = self._ends.expected([(tables, append.partition_id) for append in appends])
             try:
                 with self._session.write(area, flush=area is Area.LOG) as tx:
-                    appending = Appending(tx, area, self._session, appends, ids, expected)
+                    appending = Appending(tx, area, self._session, appends, ids, expected, self._remembered)
                     self._ends.check(expected, appending.ends())
                     results = appending.run()
             except NotPreparedError:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from ....config import DEFAULTS
+from ....config import DEFAULTS, Limits
 from ....errors import GateClosed
 from ....model.delivery import delivery, settlement
 from ....model.delivery.delivery import (
@@ -52,7 +52,7 @@ from .locked import (
 from .usage import log_start_of, measure
 from .user_transaction import Guest, Joining
 
-__all__ = ["CUT_MEMBERS", "FAR_MEMBERS", "SqlProgress", "cut", "member_ms", "stray_places"]
+__all__ = ["SqlProgress"]
 
 
 # Leases that end later than any that is given now: of a clock that was set back since (I26).
@@ -65,8 +65,8 @@ _SLACK_MS = 1_000  # clocks of two readings of one moment
 _PLACES = f"""SELECT partition_id FROM postroom_deliveries
               WHERE group_id = ? AND token <> {NOBODY} AND visible_at > ? AND visible_at < {FAR}
               UNION SELECT partition_id FROM postroom_progress WHERE group_id = ? AND holder_until > ?"""
-FAR_MEMBERS = "SELECT 1 FROM postroom_members WHERE group_id = ? AND until_ms > ?"
-CUT_MEMBERS = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND until_ms > ?"
+_FAR_MEMBERS = "SELECT 1 FROM postroom_members WHERE group_id = ? AND until_ms > ?"
+_CUT_MEMBERS = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND until_ms > ?"
 
 
 def _longest(group: Group) -> int:
@@ -74,12 +74,12 @@ def _longest(group: Group) -> int:
     return max(group.settings.lease_ms, group.terms.mover_ms) + _SLACK_MS
 
 
-def stray_places(tx: Transaction, group: Group) -> set[int]:
+def _strays(tx: Transaction, group: Group) -> set[int]:
     later = tx.now_ms() + _longest(group)
     return {int(place) for (place,) in tx.all(_PLACES, group.id, later, group.id, later)}
 
 
-def cut(locked: Locked, group: Group) -> int:
+def _cut(locked: Locked, group: Group) -> int:
     """Returns how many leases of a partition were cut."""
     until, later = locked.now + group.settings.lease_ms, locked.now + _longest(group)
     holder, found = locked.row.holder, 0
@@ -98,9 +98,9 @@ def cut(locked: Locked, group: Group) -> int:
     return found + len(held)
 
 
-def member_ms(group: Group) -> int:
-    """How long a member is live that was heard now."""
-    return DEFAULTS.member_ttl_factor * group.settings.lease_ms + _SLACK_MS
+def _member_ms(group: Group, limits: Limits) -> int:
+    """Return for how long a member is live that was heard now."""
+    return limits.member_ttl_factor * group.settings.lease_ms + _SLACK_MS
 
 
 T = TypeVar("T")
@@ -136,10 +136,11 @@ _Unsettled = tuple[int | None, int, int, int, Sequence[tuple[Any, ...]]]
 
 @verbs
 class SqlProgress:
-    def __init__(self, session: Session, catalog: Catalog) -> None:
+    def __init__(self, session: Session, catalog: Catalog, limits: Limits = DEFAULTS) -> None:
         self._session = session
+        self._limits = limits
         self._catalog = catalog
-        self._joining = Joining(session)
+        self._joining = Joining(session, limits)
         self.is_drained: Callable[[Group, int], bool] = self.drain  # of predecessors, wherever they are
         self.fence_all: Callable[[Group, Sequence[int]], None] = self.fence  # successors, wherever they are
 
@@ -461,14 +462,14 @@ class SqlProgress:
 
     def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
         with self._session.read(Area.PROGRESS) as tx:
-            stray = stray_places(tx, group)
-            far = tx.one(FAR_MEMBERS, group.id, tx.now_ms() + member_ms(group))
+            stray = _strays(tx, group)
+            far = tx.one(_FAR_MEMBERS, group.id, tx.now_ms() + _member_ms(group, self._limits))
         if far is not None:
             with self._session.write(Area.PROGRESS, flush=False) as tx:
-                until = tx.now_ms() + member_ms(group)
-                tx.do(CUT_MEMBERS, until, group.id, until)
+                until = tx.now_ms() + _member_ms(group, self._limits)
+                tx.do(_CUT_MEMBERS, until, group.id, until)
         return sum(
-            self._locked(group, place, lambda locked: cut(locked, group))
+            self._locked(group, place, lambda locked: _cut(locked, group))
             for place in partition_ids
             if place in stray
         )

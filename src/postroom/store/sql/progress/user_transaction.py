@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
-from ....config import DEFAULTS
+from ....config import Limits
 from ....errors import GenerationChanged, UsageError
 from ....model.delivery import ordered, settlement
 from ....model.delivery.delivery import Kind, Settlement
@@ -37,7 +37,6 @@ _LIMITED = _UUID.replace(
     f"value, {_UNLESS_SET.format('lock_timeout')}, "
     f"{_UNLESS_SET.format('idle_in_transaction_session_timeout')}",
 )
-_LIMITS = (str(DEFAULTS.lock_timeout_ms), str(DEFAULTS.idle_timeout_ms))
 _KINDS = {"postgresql": "postgres", "mysql": "mysql"}
 
 
@@ -64,8 +63,9 @@ class Joins(Protocol):
 
 
 class Joining:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, limits: Limits) -> None:
         self._session = session
+        self._timeouts = (str(limits.lock_timeout_ms), str(limits.idle_timeout_ms))
 
     @cached_property
     def _uuid(self) -> str:
@@ -94,23 +94,22 @@ class Joining:
                 "ack(connection=) needs a queue on PostgreSQL, MySQL or MariaDB: on SQLite progress is in a "
                 "file of its own, which your transaction cannot reach; use postroom.guards.once instead"
             )
-        if guest.kind != _KINDS[kind] or _uuid_there(guest) != self._uuid:
+        if guest.kind != _KINDS[kind] or self._uuid_there(guest) != self._uuid:
             raise UsageError(
                 "this connection is not to the database that the queue is in (same server, database and "
                 "schema), so the ack cannot join its transaction: connect to that one, or use "
                 "postroom.guards.once instead"
             )
 
-
-def _uuid_there(guest: Guest) -> str:
-    try:
-        if guest.kind == "postgres":  # with limits for what is locked from now on (I15)
-            return str(guest.rows(_LIMITED, _LIMITS)[0][0])
-        return str(guest.rows(_UUID)[0][0])
-    except Exception as error:
-        if "exist" not in str(error):
-            raise
-        return ""  # no such table: it is another database, or another schema
+    def _uuid_there(self, guest: Guest) -> str:
+        try:
+            if guest.kind == "postgres":  # with limits for what is locked from now on (I15)
+                return str(guest.rows(_LIMITED, self._timeouts)[0][0])
+            return str(guest.rows(_UUID)[0][0])
+        except Exception as error:
+            if "exist" not in str(error):
+                raise
+            return ""  # no such table: it is another database, or another schema
 
 
 class _GuestTransaction(Transaction):
