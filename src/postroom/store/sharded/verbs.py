@@ -297,7 +297,7 @@ class ShardedUsage(_Sharded):
 
 
 class ShardedProgress(_Sharded):
-    """Progress is on the shard of its partition, and members are on the first.
+    """Progress is on the shard of its partition, and members are on the first (R6).
 
     An ordered group passes the gate into a partition when it has drained those that it follows, wherever they
     are (I10): one that is away keeps the gate closed. While the first shard is away its members are taken for
