@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 __all__ = [
@@ -55,12 +56,9 @@ def wall_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
+# A clock that never steps, the same for all processes of the machine.
 if hasattr(time, "CLOCK_BOOTTIME"):
-
-    def steady_ns() -> int:
-        """A clock that never steps, the same for all processes of the machine."""
-        return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
+    steady_ns: Callable[[], int] = partial(time.clock_gettime_ns, time.CLOCK_BOOTTIME)
 else:
     steady_ns = time.monotonic_ns
 

@@ -176,12 +176,12 @@ def test_a_file_of_version_1(tmp_path: Path) -> None:
     """Its progress and its log are found behind, the place of volatile topics missing."""
     cli = Cli(tmp_path)
     with closing(open_session(parse(cli.url))) as session:
-        for lane in (Area.LOG, Area.PROGRESS):
-            with session.write(lane) as tx:
+        for area in (Area.LOG, Area.PROGRESS):
+            with session.write(area) as tx:
                 tx.do(
                     "CREATE TABLE postroom_schema (version INTEGER PRIMARY KEY, applied_at BIGINT NOT NULL)"
                 )
-                for statement in statements(1, lane, session.dialect.places):
+                for statement in statements(1, area, session.dialect.areas):
                     tx.do(statement.format(serial=session.dialect.serial, blob="BLOB"))
                 tx.do("INSERT INTO postroom_schema VALUES (1, 0)")
     before = {path.name for path in tmp_path.iterdir()}

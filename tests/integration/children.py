@@ -79,16 +79,16 @@ def die_in(dialect: Dialect, point: str, number: int | None = None) -> None:
         if here == point and number in (None, transactions):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying_begin(connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+    def dying_begin(connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
         nonlocal transactions
-        begin(connection, lane, flush=flush, at_once=at_once)
+        begin(connection, area, flush=flush, at_once=at_once)
         transactions += 1
         die_at("begun")
 
-    def dying_end(connection: Any, lane: Area, *, commit: bool) -> None:
+    def dying_end(connection: Any, area: Area, *, commit: bool) -> None:
         if commit:
             die_at("before commit")
-        end(connection, lane, commit=commit)
+        end(connection, area, commit=commit)
         if commit:
             die_at("after commit")
 

@@ -81,7 +81,7 @@ def stopped_at_commit(store: SqlStore, *, times: int = 1, synced: bool = True) -
     dialect, stop, left = store.session.dialect, Stop(), times
     original = dialect.end
 
-    def end(connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(connection: Any, area: Area, *, commit: bool) -> None:
         nonlocal left
         if commit and left:
             left -= 1
@@ -89,7 +89,7 @@ def stopped_at_commit(store: SqlStore, *, times: int = 1, synced: bool = True) -
                 run_all(connection)
             stop.reached.set()
             assert stop.go_on.wait(SECONDS), "the test forgot a transaction that it had stopped"
-        original(connection, lane, commit=commit)
+        original(connection, area, commit=commit)
 
     with mock.patch.object(dialect, "end", end):
         try:

@@ -10,9 +10,10 @@ from postroom.store.sql.session import Area
 __all__ = ["pooled"]
 
 
-def pooled(store: SqlStore, lane: Area) -> sqlite3.Connection:
+def pooled(store: SqlStore, area: Area) -> sqlite3.Connection:
     """What was given back last is taken first, so a test without threads always meets the same one."""
     session = store.session
-    with session._borrowed(lane) as connection:
+    with session.read(area) as tx:
+        connection = tx.connection
         assert isinstance(connection, sqlite3.Connection)
     return connection

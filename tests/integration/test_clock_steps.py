@@ -124,7 +124,7 @@ def wait_until_seen(*stores: Store) -> None:
     deadline = time.monotonic() + 30
     for store in stores:
         assert isinstance(store, SqlStore) and isinstance(store.session.dialect, SqliteDialect)
-        clock = store.session.dialect._clock
+        clock = store.session.dialect.clock
         assert isinstance(clock, SteadyClock)
         while clock.step_ms():
             assert time.monotonic() < deadline

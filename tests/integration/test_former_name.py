@@ -36,7 +36,7 @@ NAMES = re.findall(r"CREATE TABLE postroom_(\w+)", "\n".join(statements(1, Area.
 
 
 def files(path: Path) -> list[Path]:
-    return [path, *(path.with_name(f"{path.name}.{lane}") for lane in ("progress", "volatile"))]
+    return [path, *(path.with_name(f"{path.name}.{area}") for area in ("progress", "volatile"))]
 
 
 def tables(file: Path) -> set[str]:
@@ -90,7 +90,7 @@ def test_the_oldest_version_is_known_too(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "orders.db"
     with monkeypatch.context() as patch:
         patch.setattr(schema, "VERSION", 1)
-        patch.setattr(SqliteDialect, "places", (Area.LOG, Area.PROGRESS))
+        patch.setattr(SqliteDialect, "areas", (Area.LOG, Area.PROGRESS))
         with closing(open_session(parse(f"sqlite:///{path}"))) as session:
             schema.migrate(session)
     for file in files(path)[:2]:
@@ -133,9 +133,9 @@ def test_doctor_says_so_of_each_file(tmp_path: Path) -> None:
     answer = Cli(tmp_path)("doctor", "--json")
     said = {check["check"]: check for check in answer.json["checks"]}
     assert answer.code == 1
-    for lane in ("log", "progress", "volatile"):
-        assert said[f"schema ({lane})"]["state"] == "fail"
-        assert SENTENCE in said[f"schema ({lane})"]["message"]
+    for area in ("log", "progress", "volatile"):
+        assert said[f"schema ({area})"]["state"] == "fail"
+        assert SENTENCE in said[f"schema ({area})"]["message"]
 
 
 def test_nothing_is_looked_for_once_there_is_a_schema(

@@ -162,13 +162,13 @@ def commit_is_lost(
     dialect, lost = store.session.dialect, list[Any]()
     original = dialect.end
 
-    def end(connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(connection: Any, area: Area, *, commit: bool) -> None:
         if not commit or lost:
-            return original(connection, lane, commit=commit)
+            return original(connection, area, commit=commit)
         run_all(connection)
-        lost.append(lane)
+        lost.append(area)
         proxy.deaf("answers" if fate == "committed" else "both")
-        committing = soon(lambda: original(connection, lane, commit=True))
+        committing = soon(lambda: original(connection, area, commit=True))
         if fate == "committed":
             until(seen)
         proxy.cut()
@@ -293,11 +293,11 @@ def slow_commits(store: SqlStore, draw: random.Random) -> Iterator[None]:
     dialect = store.session.dialect
     original = dialect.end
 
-    def end(connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(connection: Any, area: Area, *, commit: bool) -> None:
         if commit:
             run_all(connection)
             threading.Event().wait(draw.random() * 0.02)
-        original(connection, lane, commit=commit)
+        original(connection, area, commit=commit)
 
     with mock.patch.object(dialect, "end", end):
         yield

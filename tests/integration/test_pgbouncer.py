@@ -83,7 +83,7 @@ def test_many_migrate_at_once_and_leave_no_lock_behind(fresh: Ground) -> None:
 
 
 def test_durability_is_asked_for_in_each_transaction(url: str) -> None:
-    """Sessions are shared: what one lane asks for must not be what the next one gets (I8)."""
+    """Sessions are shared: what one area asks for must not be what the next one gets (I8)."""
     with closing(opened(url)) as store:
         (place,) = partitions(store.catalog.create_topic("orders", TopicSettings(), 1))
         group = store.catalog.create_group("orders", "billing", GroupSettings())
@@ -112,10 +112,10 @@ def transactions(store: SqlStore, verb: Callable[[], object]) -> list[tuple[str,
                      current_setting('idle_in_transaction_session_timeout'),
                      current_setting('transaction_isolation')"""
 
-    def end(connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(connection: Any, area: Area, *, commit: bool) -> None:
         if commit:
             found.append(tuple(connection.execute(look).fetchone()))
-        original(connection, lane, commit=commit)
+        original(connection, area, commit=commit)
 
     with mock.patch.object(dialect, "end", end):
         verb()

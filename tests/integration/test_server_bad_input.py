@@ -168,7 +168,7 @@ def test_a_server_that_stops_taking_writes(own: Ground) -> None:
         with pytest.raises(StoreUnavailable) as told:
             append(store, place, batch())
         sentence(told.value, "takes no writes", "name the primary")
-        assert told.value.retriable and not store.session._idle[Area.LOG, False]
+        assert told.value.retriable and not store.session._pools[Area.LOG, False]
     assert append(store, place, batch())[0].base_offset == 1
 
 

@@ -49,11 +49,11 @@ class Asked:
         dialect = self._store.session.dialect
         original = dialect.end
 
-        def end(connection: Any, lane: Area, *, commit: bool) -> None:
+        def end(connection: Any, area: Area, *, commit: bool) -> None:
             if commit:
                 (how,) = connection.execute("SELECT current_setting('synchronous_commit')").fetchone()
                 self._seen.append(how)
-            original(connection, lane, commit=commit)
+            original(connection, area, commit=commit)
 
         with mock.patch.object(dialect, "end", end):
             verb()

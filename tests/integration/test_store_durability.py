@@ -172,15 +172,15 @@ def commits(scene: Scene, verb: Step, monkeypatch: pytest.MonkeyPatch) -> list[t
     changes = {}
 
     def watched_begin(
-        connection: sqlite3.Connection, lane: Area, *, flush: bool, at_once: bool = False
+        connection: sqlite3.Connection, area: Area, *, flush: bool, at_once: bool = False
     ) -> None:
-        begin(connection, lane, flush=flush, at_once=at_once)
-        changes[lane] = connection.total_changes
+        begin(connection, area, flush=flush, at_once=at_once)
+        changes[area] = connection.total_changes
 
-    def watched_end(connection: sqlite3.Connection, lane: Area, *, commit: bool) -> None:
-        if commit and connection.total_changes != changes[lane]:
-            found.append((lane, pragma(connection, "synchronous")))
-        end(connection, lane, commit=commit)
+    def watched_end(connection: sqlite3.Connection, area: Area, *, commit: bool) -> None:
+        if commit and connection.total_changes != changes[area]:
+            found.append((area, pragma(connection, "synchronous")))
+        end(connection, area, commit=commit)
 
     with monkeypatch.context() as patch:
         patch.setattr(dialect, "begin", watched_begin)
@@ -241,11 +241,12 @@ def test_a_flushed_verb_does_not_make_later_ones_flush(scene: Scene, monkeypatch
 def levels(store: SqlStore) -> dict[Area, tuple[int, str, int]]:
     """Of the connections that are free: synchronous, journal, and how many files are attached."""
     found = {}
-    for lane in Area:
-        with store.session._borrowed(lane) as connection:
+    for area in Area:
+        with store.session.read(area) as tx:
+            connection = tx.connection
             attached = connection.execute("PRAGMA database_list").fetchall()
             journal = pragma(connection, "journal_mode")
-            found[lane] = (pragma(connection, "synchronous"), journal, len(attached))
+            found[area] = (pragma(connection, "synchronous"), journal, len(attached))
     return found
 
 
@@ -275,13 +276,13 @@ def test_every_connection_is_told_whatever_its_default(
 
 def test_each_lane_is_a_file(scene: Scene) -> None:
     log, progress, volatile = (
-        file_of(scene.store, lane) for lane in (Area.LOG, Area.PROGRESS, Area.VOLATILE)
+        file_of(scene.store, area) for area in (Area.LOG, Area.PROGRESS, Area.VOLATILE)
     )
     assert (progress, volatile) == (f"{log}.progress", f"{log}.volatile")
 
 
-def file_of(store: SqlStore, lane: Area) -> str:
-    return str(pooled(store, lane).execute("PRAGMA database_list").fetchone()[2])
+def file_of(store: SqlStore, area: Area) -> str:
+    return str(pooled(store, area).execute("PRAGMA database_list").fetchone()[2])
 
 
 # ---- as the system sees it --------------------------------------------------------------------------------

@@ -63,8 +63,8 @@ def make(path: Path) -> int:
     return place
 
 
-def file_of(path: Path, lane: Area) -> Path:
-    return path if lane is Area.LOG else path.with_name(f"{path.name}.{lane.value}")
+def file_of(path: Path, area: Area) -> Path:
+    return path if area is Area.LOG else path.with_name(f"{path.name}.{area.value}")
 
 
 def progress_file(path: Path) -> Path:
@@ -100,14 +100,14 @@ def mounted(folder: Path, size: str) -> Iterator[Path]:
 CONTENTS = pytest.mark.parametrize("content", [b"hello\n" * 400, b"\0" * 5000], ids=["text", "zeros"])
 
 
-@pytest.mark.parametrize("lane", KEPT)
+@pytest.mark.parametrize("area", KEPT)
 @CONTENTS
 def test_a_file_that_is_no_database_is_refused_and_left_alone(
-    tmp_path: Path, lane: Area, content: bytes
+    tmp_path: Path, area: Area, content: bytes
 ) -> None:
     path = tmp_path / "orders.db"
     make(path)
-    broken = file_of(path, lane)
+    broken = file_of(path, area)
     remove(broken)
     broken.write_bytes(content)
     with pytest.raises(StoreCorrupt, match=f"{broken} is not a sound database"):
@@ -124,11 +124,11 @@ def damage(file: Path) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("lane", KEPT)
-def test_a_damaged_database_is_named(tmp_path: Path, lane: Area) -> None:
+@pytest.mark.parametrize("area", KEPT)
+def test_a_damaged_database_is_named(tmp_path: Path, area: Area) -> None:
     path = tmp_path / "orders.db"
     place = make(path)
-    broken = file_of(path, lane)
+    broken = file_of(path, area)
     damage(broken)
 
     def use() -> None:
@@ -193,13 +193,13 @@ def test_of_two_that_start_after_it_only_the_first_throws_it_away(
     monkeypatch.setattr("postroom.store.sql.log.volatile.boot_id", lambda: "another start")
     write, first = Session.write, []
 
-    def write_after_the_other(session: Session, lane: Area, *, flush: bool = True) -> Any:
-        if lane is Area.VOLATILE and not first:
+    def write_after_the_other(session: Session, area: Area, *, flush: bool = True) -> Any:
+        if area is Area.VOLATILE and not first:
             first.append(None)
             other = open_sqlite(path)
             first[0] = other
             append(other, place, batch(3))
-        return write(session, lane, flush=flush)
+        return write(session, area, flush=flush)
 
     monkeypatch.setattr(Session, "write", write_after_the_other)
     with closing(open_sqlite(path)) as second, closing(first[0]) as other:
@@ -246,10 +246,10 @@ def test_a_path_through_a_file_cannot_be_opened(tmp_path: Path) -> None:
             open_sqlite(path)
 
 
-@pytest.mark.parametrize("lane", list(Area))
-def test_a_folder_in_place_of_the_file_cannot_be_opened(tmp_path: Path, lane: Area) -> None:
+@pytest.mark.parametrize("area", list(Area))
+def test_a_folder_in_place_of_the_file_cannot_be_opened(tmp_path: Path, area: Area) -> None:
     path = tmp_path / "orders.db"
-    taken = file_of(path, lane)
+    taken = file_of(path, area)
     taken.mkdir()
     with pytest.raises(StoreUnavailable, match=f"{taken} cannot be opened"):
         open_sqlite(path)
@@ -365,8 +365,8 @@ def check_full(store: Store, place: int, end: int, sent: bytes) -> None:
 def check_sound(path: Path, place: int) -> None:
     with closing(open_sqlite(path)) as store:
         read_all(store, place)
-    for lane in Area:
-        with closing(sqlite3.connect(file_of(path, lane))) as connection:
+    for area in Area:
+        with closing(sqlite3.connect(file_of(path, area))) as connection:
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 

@@ -302,7 +302,7 @@ def stop_between(path: Path, place: int, pipe: Connection) -> None:
     store = open_sqlite(path)
     assert isinstance(store, SqlStore)
     dialect: Any = store.session.dialect
-    dialect._take_turn(Area.LOG)
+    dialect._lock(Area.LOG)
     pipe.send("holding")
     pipe.recv()
 

@@ -45,7 +45,7 @@ class Scene:
 
     @contextmanager
     def before(
-        self, statement: str, change: Callable[[Store], object], lane: Area = Area.LOG
+        self, statement: str, change: Callable[[Store], object], area: Area = Area.LOG
     ) -> Iterator[None]:
         waiting = [change]
 
@@ -53,7 +53,7 @@ class Scene:
             if statement in sql and waiting:
                 waiting.pop()(self.other)
 
-        connection = pooled(self.store, lane)
+        connection = pooled(self.store, area)
         connection.set_trace_callback(traced)
         try:
             yield
@@ -143,11 +143,11 @@ def test_a_backlog_is_measured_while_the_log_is_swept(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize(
-    ("statement", "lane", "expected"),
+    ("statement", "area", "expected"),
     [("FROM postroom_progress", Area.PROGRESS, 10), ("FROM postroom_groups g", Area.LOG, 0)],
 )
 def test_committed_is_never_ahead_of_what_is_settled(
-    scene: Scene, statement: str, lane: Area, expected: int
+    scene: Scene, statement: str, area: Area, expected: int
 ) -> None:
     """Retention trusts it. Before each of its two looks everything moves on by ten."""
     store, place, group = scene.store, scene.place, scene.group
@@ -158,14 +158,14 @@ def test_committed_is_never_ahead_of_what_is_settled(
         other.progress.poll(group, place, ask(2, 30, messages=10))
         other.progress.settle(group, place, 1, acks((0, 9)))
 
-    with scene.before(statement, move_on, lane):
+    with scene.before(statement, move_on, area):
         assert store.progress.committed(group.id, place) == expected
 
 
 @pytest.mark.parametrize(
-    ("statement", "lane"), [("FROM postroom_progress", Area.PROGRESS), ("FROM postroom_starts", Area.LOG)]
+    ("statement", "area"), [("FROM postroom_progress", Area.PROGRESS), ("FROM postroom_starts", Area.LOG)]
 )
-def test_of_all_groups_too(scene: Scene, statement: str, lane: Area) -> None:
+def test_of_all_groups_too(scene: Scene, statement: str, area: Area) -> None:
     """A reset counts, whenever it comes (I19)."""
     store, place, group = scene.store, scene.place, scene.group
     append(store, place, batch(30))
@@ -176,7 +176,7 @@ def test_of_all_groups_too(scene: Scene, statement: str, lane: Area) -> None:
         again = other.catalog.reset_group("orders", "billing", Start("offsets", offsets=((0, 4),)))
         other.progress.rewind(again, [place])
 
-    with scene.before(statement, reset, lane):
+    with scene.before(statement, reset, area):
         assert store.usage.committed([group], [place]) == {group.id: {place: 4}}
 
 
@@ -206,10 +206,10 @@ def test_what_is_sent_while_lost_batches_are_passed_over_is_kept(scene: Scene, s
 # ---- lock, then look (I1) ---------------------------------------------------------------------------------
 
 
-def statements(scene: Scene, lane: Area, verb: Callable[[], object]) -> list[str]:
+def statements(scene: Scene, area: Area, verb: Callable[[], object]) -> list[str]:
     """What the verb says to the database in its last transaction, without its arguments."""
     said: list[str] = []
-    connection = pooled(scene.store, lane)
+    connection = pooled(scene.store, area)
     connection.set_trace_callback(said.append)
     try:
         verb()

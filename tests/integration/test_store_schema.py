@@ -44,26 +44,26 @@ def build(path: Path, version: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A store as a postroom of that version made it."""
     with monkeypatch.context() as patch, closing(session_at(path)) as session:
         patch.setattr(schema, "VERSION", version)
-        patch.setattr(session.dialect, "places", FIRST_FILES.get(version, session.dialect.places))
+        patch.setattr(session.dialect, "areas", FIRST_FILES.get(version, session.dialect.areas))
         migrate(session)
-    for lane, file in files(path).items():
-        assert file.exists() == (lane in FIRST_FILES.get(version, Area))
+    for area, file in files(path).items():
+        assert file.exists() == (area in FIRST_FILES.get(version, Area))
 
 
 def files(path: Path) -> dict[Area, Path]:
-    return {lane: path if lane is Area.LOG else path.with_name(f"{path.name}.{lane.value}") for lane in Area}
+    return {area: path if area is Area.LOG else path.with_name(f"{path.name}.{area.value}") for area in Area}
 
 
 def shape(path: Path) -> dict[str, list[tuple[str, str, str]]]:
     """Tables and indexes of all files, without regard to spaces; logs belong to topics."""
     found = {}
-    for lane, file in files(path).items():
+    for area, file in files(path).items():
         with closing(sqlite3.connect(file)) as connection:
             rows = connection.execute(
                 "SELECT type, name, sql FROM sqlite_master WHERE sql IS NOT NULL "
                 "AND name NOT LIKE '%!_log!_%' ESCAPE '!'"
             )
-            found[lane.value] = sorted((kind, name, re.sub(r"\s+", " ", sql)) for kind, name, sql in rows)
+            found[area.value] = sorted((kind, name, re.sub(r"\s+", " ", sql)) for kind, name, sql in rows)
     return found
 
 
@@ -77,7 +77,7 @@ def dump(path: Path) -> list[str]:
 
 def versions(path: Path) -> dict[Area, int]:
     with closing(session_at(path)) as session:
-        return {lane: version_of(session, lane) for lane in Area}
+        return {area: version_of(session, area) for area in Area}
 
 
 # ---- upwards ----------------------------------------------------------------------------------------------
@@ -99,9 +99,9 @@ def test_every_version_there_was_becomes_this_one(
 
 def load(path: Path, version: int) -> None:
     """A store as it was left by a postroom of that version: its own files, written down as SQL."""
-    for lane in FIRST_FILES.get(version, tuple(Area)):
-        with closing(sqlite3.connect(files(path)[lane])) as connection:
-            connection.executescript((STORES / f"version-{version}.{lane.value}.sql").read_text())
+    for area in FIRST_FILES.get(version, tuple(Area)):
+        with closing(sqlite3.connect(files(path)[area])) as connection:
+            connection.executescript((STORES / f"version-{version}.{area.value}.sql").read_text())
 
 
 def test_a_store_of_version_1_becomes_this_one_and_keeps_what_is_there(tmp_path: Path) -> None:
@@ -169,12 +169,12 @@ def test_a_new_store_has_this_version_in_all_files(tmp_path: Path) -> None:
 
 def add_version(monkeypatch: pytest.MonkeyPatch, *statements: str) -> None:
     """A version of tomorrow, so that the way upwards is walked even while there is only one."""
-    lanes = {
+    areas = {
         Area.LOG: ("ALTER TABLE postroom_topics ADD COLUMN colour TEXT", *statements),
         Area.PROGRESS: ("CREATE TABLE postroom_extra (id {serial}, data {blob})",),
         Area.VOLATILE: ("ALTER TABLE postroom_trims ADD COLUMN extra INTEGER NOT NULL DEFAULT 0",),
     }
-    monkeypatch.setitem(MIGRATIONS, VERSION + 1, lanes)
+    monkeypatch.setitem(MIGRATIONS, VERSION + 1, areas)
     monkeypatch.setattr(schema, "VERSION", VERSION + 1)
 
 
@@ -226,11 +226,11 @@ def write_version(file: Path, version: int) -> None:
         connection.execute("INSERT INTO postroom_schema (version, applied_at) VALUES (?, 0)", (version,))
 
 
-@pytest.mark.parametrize("lane", list(Area))
-def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path, lane: Area) -> None:
+@pytest.mark.parametrize("area", list(Area))
+def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path, area: Area) -> None:
     path = tmp_path / "orders.db"
     open_sqlite(path).close()
-    write_version(files(path)[lane], VERSION + 3)
+    write_version(files(path)[area], VERSION + 3)
     before = dump(path)
     with pytest.raises(SchemaMismatch, match=f"schema version {VERSION + 3}") as caught:
         open_sqlite(path)
@@ -239,12 +239,12 @@ def test_a_newer_store_is_refused_and_left_alone(tmp_path: Path, lane: Area) -> 
     assert dump(path) == before
 
 
-@pytest.mark.parametrize("lane", [Area.PROGRESS, Area.VOLATILE])
-def test_a_log_is_not_made_beside_newer_files(tmp_path: Path, lane: Area) -> None:
+@pytest.mark.parametrize("area", [Area.PROGRESS, Area.VOLATILE])
+def test_a_log_is_not_made_beside_newer_files(tmp_path: Path, area: Area) -> None:
     """All versions are looked at before any file is changed."""
     path = tmp_path / "orders.db"
     open_sqlite(path).close()
-    write_version(files(path)[lane], VERSION + 1)
+    write_version(files(path)[area], VERSION + 1)
     for end in ("", "-wal", "-shm"):
         path.with_name(path.name + end).unlink(missing_ok=True)
     with pytest.raises(SchemaMismatch):

@@ -76,7 +76,7 @@ class SqlStore:
         self.log: Log = SqlLog(session, home, limits)
         self.catalog: Catalog = own
         self.routes: Routes = SqlRoutes(session, own)
-        self.progress: Progress = SqlProgress(session, home)
+        self.progress: Progress = SqlProgress(session, home, limits)
         self.usage: Usage = SqlUsage(session, home)
         self.schedule: Schedule = SqlSchedule(session)
         self.duties: Duties = SqlDuties(session)
@@ -87,9 +87,7 @@ class SqlStore:
         self.staging: Staging = SqlStaging(session)
         self.outboxes = SqlOutboxes(session)  # of callers who keep theirs in this database
         self.at_once: AtOnce | None = session.at_once if session.dialect.quick else None
-
-    def now_ms(self) -> int:
-        return self.session.now_ms()
+        self.now_ms: Callable[[], int] = session.now_ms
 
     def watch(self) -> Watcher:
         return self.session.dialect.watch(self.session)
@@ -179,7 +177,7 @@ def _open(path: Path | None, clock: Clock | None, limits: Limits = DEFAULTS) -> 
         try:
             _make_ready(session)
         except StoreCorrupt as error:
-            if error.details.get("lane") is not Area.VOLATILE:
+            if error.details.get("area") is not Area.VOLATILE:
                 raise
             _log.warning("the messages of volatile topics are lost: %s", error)
             session.forget(Area.VOLATILE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 
-from ...store.sql.session import Area
+from ...store.admin import Area
 from ...units import format_duration
 from .finding import Checks, Finding
 from .server import Examination, check_room, per_process

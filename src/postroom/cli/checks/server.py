@@ -17,10 +17,7 @@ from typing import Any
 from ...address import Address
 from ...config import DEFAULTS, Limits
 from ...errors import PostroomError, SchemaMismatch, how_to_update
-from ...store import open_session
-from ...store.sql.brokers import SqlDuties
-from ...store.sql.schema import VERSION, check_schema
-from ...store.sql.session import Area, Row, Session
+from ...store.admin import VERSION, Area, Row, Session, SqlDuties, check_schema, open_session
 from .finding import Checks, Finding, made
 
 __all__ = ["Examination", "check_room", "examine_server", "per_process"]

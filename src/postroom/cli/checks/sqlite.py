@@ -19,10 +19,7 @@ from pathlib import Path
 
 from ...clock import STEP_MS, SteadyClock, SystemClock
 from ...errors import SchemaMismatch, StoreCorrupt, how_to_update
-from ...store.dialects.sqlite import SqliteDialect
-from ...store.dialects.sqlite_clock import read_pace
-from ...store.sql.schema import VERSION, refuse_former
-from ...store.sql.session import Area, Row
+from ...store.admin import VERSION, Area, Row, SqliteDialect, read_pace, refuse_former
 from ...units import format_bytes
 from .finding import Checks, Finding, made
 

@@ -22,7 +22,7 @@ from ..framework.command import Run
 from ..framework.view import answer
 
 if TYPE_CHECKING:
-    from ...store.sql.session import Area, Session
+    from ...store.admin import Session
 
 __all__ = ["migrate", "restored"]
 
@@ -41,7 +41,7 @@ def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
     """Make Postroom's tables on a database server, or bring them up to date; on every shard that is named."""
     if check and sql:
         raise UsageError("--check and --sql both only look: leave one of them out")
-    from ...store import open_session
+    from ...store.admin import open_session
 
     run.refuse_missing()
     complete = True
@@ -62,7 +62,7 @@ def migrate(run: Run, check: Check = False, sql: Sql = False) -> None:
 
 
 def _check(run: Run, session: Session) -> bool:
-    from ...store.sql.schema import VERSION
+    from ...store.admin import VERSION
 
     have, missing = _state(session)
     if run.json:
@@ -82,7 +82,7 @@ def _check(run: Run, session: Session) -> bool:
 
 
 def _print(run: Run, session: Session) -> None:
-    from ...store.sql.schema import VERSION, script
+    from ...store.admin import VERSION, script
 
     have, _ = _state(session)
     found = [] if run.address.path is not None else [_tidy(statement) for statement in script(session)]
@@ -102,46 +102,27 @@ def _print(run: Run, session: Session) -> None:
 
 
 def _migrate(run: Run, session: Session) -> None:
-    from ...store.sql import schema
+    from ...store import admin
 
     before, missing = _state(session)
     changes = len(missing)
     with _progress(run, changes):
-        schema.migrate(session)
-    fields = {"url": run.shown, "before": before, "version": schema.VERSION, "changes": changes}
+        admin.migrate(session)
+    fields = {"url": run.shown, "before": before, "version": admin.VERSION, "changes": changes}
     was = f"it had version {before}" if before else "it had none of them"
-    said = f"has Postroom's tables, schema version {schema.VERSION}; {was}"
+    said = f"has Postroom's tables, schema version {admin.VERSION}; {was}"
     if not changes:
-        said = f"is up to date: schema version {schema.VERSION}"
+        said = f"is up to date: schema version {admin.VERSION}"
     itself = f" ({_ITSELF})" if run.address.path is not None else ""
     answer(run, fields, f"{run.shown} {said}{itself}")
 
 
 def _state(session: Session) -> tuple[int, list[str]]:
-    """The version of the place that is furthest behind, and what all of them lack."""
-    from ...store.sql.schema import VERSION, statements
+    """The version of the area that is furthest behind, and what all of them lack."""
+    from ...store.admin import schema_state
 
-    places = session.dialect.places
-    have = {area: _version(session, area) for area in places}
-    due = [
-        statement
-        for area in places
-        for number in range(have[area] + 1, VERSION + 1)
-        for statement in statements(number, area, places)
-    ]
-    return min(have.values()), _changes(due)
-
-
-def _version(session: Session, area: Area) -> int:
-    """0 for a file that is not there: looking must not make it."""
-    from ...store.dialects.sqlite import SqliteDialect
-    from ...store.sql.schema import version_of
-
-    if isinstance(session.dialect, SqliteDialect):
-        file = session.dialect.file(area)
-        if file is not None and not file.exists():
-            return 0
-    return version_of(session, area)
+    found = schema_state(session)
+    return found.version, _changes(found.missing)
 
 
 def _changes(statements: Iterable[str]) -> list[str]:

@@ -112,7 +112,7 @@ class Log(Protocol):
         """
 
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
-        """What is kept of each partition. UnknownPartition for one that is gone."""
+        """Return what is kept of each partition. UnknownPartition for one that is gone."""
 
     def marks(self, at: Mapping[int, int]) -> dict[int, str]:
         """By partition id, the mark (`model.marks`) of the batch that holds the offset before this one.
@@ -130,7 +130,7 @@ class Log(Protocol):
         """Raise the start of the log; never lowers it. Returns the start. Deletes nothing yet (I19)."""
 
     def is_volatile(self, partition_id: int) -> bool:
-        """Whether its topic is; asked of the store once."""
+        """Return whether the partition's topic is volatile; the database is asked once."""
 
     def skip_lost(self, partition_id: int) -> int:
         """Raise the start of a volatile log over what a crash has taken; returns the start."""
@@ -150,7 +150,7 @@ class Log(Protocol):
     def edges(
         self, partition_ids: Collection[int] | None = None, *, sealed: bool = False
     ) -> dict[int, Bounds]:
-        """What is kept of these partitions, or of all, in a few cheap reads: a hint.
+        """Return what is kept of these partitions, or of all, in a few cheap reads: a hint.
 
         Those that never had a message, are gone, or whose shard is away, are missing. `sealed`: those alone
         that are.
@@ -205,7 +205,7 @@ class Catalog(Protocol):
     def groups(self, topic: str) -> list[Group]: ...
 
     def groups_of(self, topic_ids: Collection[int] | None = None) -> list[Group]:
-        """Those of these topics, or of all, in a few reads."""
+        """Return the groups of these topics, or of all, in a few reads."""
 
     def alter_group(self, topic: str, name: str, settings: GroupSettings, paused: bool) -> Group: ...
 
@@ -227,7 +227,7 @@ class Catalog(Protocol):
         """
 
     def origin_of(self, group_id: int, partition_id: int) -> Origin:
-        """The same, and since which generation that start counts (0 for partitions made later)."""
+        """Return a group's start in a partition, and since which generation it counts (0 if made later)."""
 
 
 class Routes(Protocol):
@@ -238,7 +238,7 @@ class Routes(Protocol):
     """
 
     def changes(self) -> list[Change]:
-        """Those under way."""
+        """Return the changes that are under way."""
 
     def change_of(self, topic: str) -> Change | None: ...
 
@@ -253,7 +253,7 @@ class Routes(Protocol):
         """
 
     def take(self, change: Change, idle_ms: int) -> bool:
-        """Whether nobody has worked on the change for so long: then the caller does, from now on."""
+        """Take over a change that nobody has worked on for so long; return whether it is the caller's now."""
 
     def make(self, change: Change) -> None:
         """Make the logs of the partitions that open, as far as they are missing."""
@@ -319,7 +319,7 @@ class Progress(Protocol):
     def settle_each(
         self, group: Group, partition_id: int, each: Sequence[tuple[int, Sequence[Settlement]]]
     ) -> list[Settled]:
-        """The same for several tokens, one after the other in one transaction."""
+        """Settle for several tokens, one after the other in one transaction."""
 
     def extend(self, group: Group, partition_id: int, token: int, spans: Sequence[Span]) -> tuple[Span, ...]:
         """Renew leases; returns the spans that are not held any more: lost, or settled by whomever."""
@@ -341,7 +341,7 @@ class Progress(Protocol):
         log_start: int = 0,
         waited_ms: int | None = None,
     ) -> Granted:
-        """The same for groups in mode "ordered", as `model.ordered` decides (I5, I6).
+        """Poll for a group in mode "ordered", as `model.ordered` decides (I5, I6).
 
         An asker that expects nothing takes the partition if nobody holds it, or if its holder's lease has
         passed: what that one had received then comes as suspects. If it is refused, nothing is granted and
@@ -367,7 +367,7 @@ class Progress(Protocol):
         """
 
     def lines(self, group: Group, partition_id: int) -> list[Line]:
-        """What is parked behind failing messages of its key, lowest offset first; without a lock (I27).
+        """Return what is parked behind failing messages of its key, lowest first; without a lock (I27).
 
         A line is made, and claims more, by a settlement of kind PARK of the holder's; the offsets that it
         claims are acked in the same call, and are unsettled for as long as the line has them: they count for
@@ -411,16 +411,17 @@ class Progress(Protocol):
     def skip_stopped(
         self, group: Group, partition_id: int, stamp: Stamp, spans: Sequence[Span] | None = None
     ) -> tuple[Delivery, ...]:
-        """The same, but they leave for another topic: stamped, and the caller moves them now (I12).
+        """Ordered groups: let stopped messages leave for another topic: stamped, and the caller moves
+        them now (I12). With `spans`, those alone.
 
         Their keys go on: a holder that has received them is told to hand the partition over.
         """
 
     def drop_stopped(self, group: Group, partition_id: int, spans: Sequence[Span] | None = None) -> int:
-        """The same, but they are settled. Returns how many messages that were."""
+        """Ordered groups: settle stopped messages, of these spans or all; return how many they were."""
 
     def drain(self, group: Group, partition_id: int) -> bool:
-        """Whether the group has settled all of a sealed partition, or it is gone; flushed if so (I10).
+        """Return whether the group has settled all of a sealed partition, or it is gone; flushed if so (I10).
 
         An ordered group begins in a partition, by whatever verb, once it has drained those that the
         partition follows; until then the verb raises GateClosed.
@@ -484,7 +485,7 @@ class Progress(Protocol):
         """Live members. Those whose time has passed are removed by and by."""
 
     def members_of(self, group_ids: Collection[int]) -> dict[int, list[Member]]:
-        """The same of many groups, in a few reads. Groups without any are missing."""
+        """Return the live members of many groups, in a few reads. Groups without any are missing."""
 
     def forget_dead(self, since_ms: int) -> int:
         """Remove members whose time had passed at that moment, of all groups. Returns how many."""
@@ -500,7 +501,7 @@ class Usage(Protocol):
         """By group, of these or of all, when it was last used. Groups that nobody ever used are missing."""
 
     def retire(self, group_id: int, idle_ms: int) -> bool:
-        """Whether the group may be forgotten: no live member, and not used for so long; flushed.
+        """Return whether the group may be forgotten: no live member, and not used for so long; flushed.
 
         From then on `touch` is refused. Of a group that nobody ever used the time begins now.
         """
@@ -518,7 +519,7 @@ class Usage(Protocol):
         """
 
     def bytes_from(self, positions: Sequence[Mapping[int, int]]) -> list[int]:
-        """Of each position (partition → offset), how many bytes are kept from there on, in a few reads.
+        """Return how many bytes are kept from each position (partition → offset) on, in a few reads.
 
         Part of a batch counts in part. UnknownPartition if one is gone.
         """
@@ -570,7 +571,7 @@ class Store(Protocol):
         """
 
     def shards(self) -> list[ShardState]:
-        """What each of them holds; the first comes first."""
+        """Return what each shard holds; the first comes first."""
 
     def set_shard(self, name: str, state: str) -> None:
         """ "open": it takes new partitions; "draining": it takes none. Flushed."""
@@ -578,10 +579,10 @@ class Store(Protocol):
     def shard_of(self, partition_id: int) -> str: ...
 
     def known_shard(self, partition_id: int) -> str | None:
-        """The same from memory, without asking; None: it has to be asked for."""
+        """Return a partition's shard from memory; None if it has to be asked for."""
 
     def present(self, partition_ids: Iterable[int]) -> list[int]:
-        """Those whose shard answers, as far as is known."""
+        """Return those of these partitions whose shard answers, as far as is known."""
 
     def on_return(self, told: Callable[[], None]) -> None:
         """Is called, in any thread, when a shard that was away answers again."""

@@ -42,7 +42,7 @@ class Schedule(Protocol):
         """
 
     def rows(self, ids: Iterable[int]) -> dict[int, DelayedRow]:
-        """Those of these rows that are still there."""
+        """Return those of these rows that are still there."""
 
     def stamp(
         self,
@@ -87,10 +87,8 @@ class Duties(Protocol):
     def release(self, duty: str, holder: str) -> None: ...
 
 
-# ---- staging contract ----
-# The store contract, for jobs that publish exactly once: staging, decisions and how far they are (I20).
-#
-# Exported by `contract`: import them from there. All of it is kept on the first shard.
+# For jobs that publish exactly once: staging, decisions and how far they are (I20). All of it is kept on the
+# first shard.
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,13 +122,13 @@ class Staging(Protocol):
         """How far the query is, and whose."""
 
     def give(self, query: str, owner: str) -> bool:
-        """It is this owner's from now on. False: there is no such query."""
+        """Give a query to this owner from now on; False if there is no such query."""
 
     def decision(self, query: str, batch: int) -> Decision | None:
         """The newest revision."""
 
     def unfinished(self, query: str | None = None) -> list[Decision]:
-        """Those that are not published, of all queries or of one; the oldest first."""
+        """Return the decisions that are not published, of all queries or of one; the oldest first."""
 
     def decide(
         self,
@@ -151,10 +149,10 @@ class Staging(Protocol):
     def next_rows(
         self, decision: Decision, *, messages: int, max_bytes: int, skip: Collection[int] = ()
     ) -> list[DelayedRow]:
-        """What is to be published next, up to these limits, but one row at least; each segment in order."""
+        """Return what is to be published next, up to these limits, but one row at least; by segment."""
 
     def rows(self, ids: Iterable[int]) -> dict[int, DelayedRow]:
-        """Those of these rows that are still there."""
+        """Return those of these rows that are still there."""
 
     def stamp(self, decision: Decision, move: OpenMove) -> Decision | None:
         """Write down what is going to be stored where. The decision as it is then.

@@ -23,7 +23,7 @@ class Brokers(Protocol):
     """
 
     def enter(self, id: str, address: str, zone: str, started_at: int, ttl_ms: int) -> None:
-        """It lives, for so long at least."""
+        """Announce a broker: it lives for so long at least."""
 
     def leave(self, id: str) -> None: ...
 
@@ -37,10 +37,10 @@ class Brokers(Protocol):
         """A process uses the store, for so long at least, and can reach these shards."""
 
     def withdraw(self, id: str) -> None:
-        """It uses it no more."""
+        """Forget a process, which uses the store no more."""
 
     def announced(self) -> list[Process]:
-        """Those that use it now, by name."""
+        """Return the processes that use the store now, by name."""
 
 
 class Access(Protocol):
@@ -104,7 +104,7 @@ class Rates(Protocol):
 
 
 class Lanes(Protocol):
-    """What became of messages of each source, and which sources are slow (R42). Need not survive.
+    """Counts of what became of each source's messages, and which sources are slow (R42). Need not survive.
 
     With a group they are forgotten (`Progress.forget`). `model.lanes` decides.
     """

@@ -139,7 +139,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What somebody else may have changed."""
+    """Things that somebody else may have changed."""
 
     catalog_version: int
     ends: Mapping[int, int]  # partition id → next offset
@@ -157,7 +157,7 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """What became of a move, or of rows that need none (`move_id` is None then)."""
+    """The end of a move, or of rows that need none (`move_id` is None then)."""
 
     move_id: int | None
     gone: frozenset[int] = frozenset()  # rows that are in their logs, or nowhere

@@ -34,7 +34,7 @@ _READERS_MS = 250  # a checkpoint waits so long for those who read
 
 
 class Ballast:
-    """Of one database file. From any thread."""
+    """The ballast of one database file. Any thread may use it."""
 
     def __init__(self, database: Path) -> None:
         self._database = database
@@ -46,7 +46,7 @@ class Ballast:
         self.released = False  # as far as this process knows
 
     def admits(self) -> bool:
-        """Whether something may be appended now. Looks at the file every few milliseconds, at most."""
+        """Return whether something may be appended now; the file is looked at every few milliseconds."""
         now = time.monotonic()
         if now < self._seen_until and not self.released:
             return True
@@ -114,7 +114,7 @@ class Ballast:
         return True
 
     def _there_is_room(self) -> bool:
-        """Of a file that was released: whether enough was deleted since; then it is made again, if it can."""
+        """Make a ballast that was released again, if enough was deleted since; return whether it is there."""
         with self._turn:
             if time.monotonic() < self._again_at:
                 return False
@@ -144,7 +144,7 @@ class Ballast:
         return int(pages) * int(size)
 
     def _ahead(self) -> int:
-        """Of the write-ahead log."""
+        """Return the size of the write-ahead log."""
         try:
             return os.stat(f"{self._database}-wal").st_size
         except OSError:

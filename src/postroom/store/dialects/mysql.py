@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -67,7 +68,7 @@ class MysqlDialect(ServerDialect):
 
     # ---- connections ----
 
-    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
+    def connect(self, area: Area, *, at_once: bool = False) -> Any:
         limits = self._limits
         connecting = max(1, limits.connect_timeout_ms // 1000)
         try:
@@ -130,10 +131,10 @@ class MysqlDialect(ServerDialect):
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+    def begin(self, connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
         connection.postroom_begin = True  # goes out with the first statement
 
-    def end(self, connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(self, connection: Any, area: Area, *, commit: bool) -> None:
         begun, connection.postroom_begin = not connection.postroom_begin, False
         if commit and begun:
             connection.commit()
@@ -148,28 +149,25 @@ class MysqlDialect(ServerDialect):
 
     # ---- statements ----
 
-    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+    def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
         self._begun(connection)
         cursor = connection.cursor()
-        cursor.execute(sql, args)
+        cursor.execute(self.sql(sql), args)
         return cursor
 
-    ask = execute
+    do = ask
 
     def _begun(self, connection: Any) -> None:
         if connection.postroom_begin:
             connection.begin()
             connection.postroom_begin = False
 
-    def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
-        return int(self.execute(connection, sql, args).rowcount)
-
     def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
         self._begun(connection)
-        connection.cursor().executemany(sql, rows)
+        connection.cursor().executemany(self.sql(sql), rows)
 
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
-        return int(self.execute(connection, sql, args).lastrowid)
+        return int(self.ask(connection, sql, args).lastrowid)
 
     def locked(
         self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
@@ -178,7 +176,7 @@ class MysqlDialect(ServerDialect):
         cursor = connection.cursor()
         first = "START TRANSACTION; " if connection.postroom_begin else ""
         began = self._time.begin()
-        cursor.execute(f"{first}{f'{sql}; ' * len(each)}{self.now}", [*chain(*each)])
+        cursor.execute(f"{first}{f'{self._locking(sql)}; ' * len(each)}{self.now}", [*chain(*each)])
         connection.postroom_begin = False
         if first:
             cursor.nextset()
@@ -188,20 +186,20 @@ class MysqlDialect(ServerDialect):
             cursor.nextset()
         now = int(cursor.fetchone()[0])
         cursor.close()
-        if self._clock is not None:
-            return rows, self._clock.now_ms()
+        if self.clock is not None:
+            return rows, self.clock.now_ms()
         self._time.told(now, began)
         return rows, now
 
-    def newest(self, table: str, key: tuple[str, ...]) -> str:
-        return by_key(key)
+    @cache  # noqa: B019 - one dialect per store, a handful of statements
+    def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
+        return sql + by_key(key)
 
-    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
-        return by_key(key)
+    at_newest = newest
 
     def started_ms(self, connection: Any) -> int:
         """0 where every commit is flushed: then no renewal is lost."""
-        if self._clock is not None:
+        if self.clock is not None:
             return 0
         known: int | None = getattr(connection, "postroom_started", None)
         if known is None:
@@ -209,10 +207,10 @@ class MysqlDialect(ServerDialect):
         return known
 
     def _look_at_start(self, connection: Any) -> int:
-        flushed = self.execute(connection, "SELECT @@global.innodb_flush_log_at_trx_commit", ()).fetchone()[0]
+        flushed = self.ask(connection, "SELECT @@global.innodb_flush_log_at_trx_commit", ()).fetchone()[0]
         if flushed == 1:
             return 0
-        uptime = self.execute(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'", ()).fetchone()[1]
+        uptime = self.ask(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'", ()).fetchone()[1]
         started = self.now_ms(connection) - 1000 * int(uptime)
         if abs(started - self._started) > _UPTIME_MS:  # else it is the same start
             self._started = started
@@ -261,7 +259,7 @@ class MysqlDialect(ServerDialect):
 
     # ---- wake-ups ----
 
-    def announce(self, lane: Area) -> None:
+    def announce(self, area: Area) -> None:
         pass  # whoever waits looks by himself
 
     def watch(self, session: Session) -> Watcher:
@@ -275,7 +273,7 @@ class MysqlDialect(ServerDialect):
     def undone(self, error: Exception) -> bool:
         return isinstance(error, pymysql.MySQLError) and _code(error) in _UNDONE
 
-    def error(self, error: Exception, lane: Area) -> StoreError | None:
+    def error(self, error: Exception, area: Area) -> StoreError | None:
         if not isinstance(error, pymysql.MySQLError):
             return None
         code, said = _code(error), str(error.args[1] if len(error.args) > 1 else error)

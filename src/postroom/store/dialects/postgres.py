@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -29,22 +30,21 @@ from .server import LookingWatcher, ServerDialect
 __all__ = ["ImpatientConnection", "Listener", "Notifier", "PostgresDialect"]
 
 
-# ---- impatient ----
-# A connection to PostgreSQL that does not wait for ever.
-#
-# TCP notices a peer that is gone (keepalives, user time-out), but not one that takes our bytes and never
-# answers: a server that hangs, a proxy with nothing behind it. Whoever waits for longer than `patience_s`
-# is told so, and the connection is given up: what it was waiting for is of unknown fate (I15, I2).
-
-
 class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused-ignore]
+    """A connection to PostgreSQL that does not wait for ever.
+
+    TCP notices a peer that is gone (keepalives, user time-out), but not one that takes our bytes and never
+    answers: a server that hangs, a proxy with nothing behind it. Whoever waits for longer than `patience_s`
+    is told so, and the connection is given up: what it was waiting for is of unknown fate (I15, I2).
+    """
+
     patience_s = 3600.0  # for one answer
 
     def wait(self, gen: Generator[Any, Any, Any], *args: Any, **kwargs: Any) -> Any:
         return super().wait(self._limited(gen), *args, **kwargs)
 
     def _limited(self, gen: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """The same steps; those who run them also look in when nothing has come for a while."""
+        """Take the same steps; those who run them also look in when nothing has come for a while."""
         deadline = time.monotonic() + self.patience_s
         try:
             wanted = next(gen)
@@ -58,21 +58,18 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
             return done.value
 
 
-# ---- notify ----
-# NOTIFY and LISTEN: how PostgreSQL wakes those who wait.
-#
-# Sent after the commit, on a connection of its own, and coalesced: while one is on its way, further ones
-# become one (inside the transaction it cost 18 to 43 % of commits, I19). A notification that is lost
-# costs a pause, never a message: the listener also says "look" whenever it had to connect again, and now
-# and then anyway.
-
 _CHANNEL = "postroom"
 _WAIT_S = 0.05  # one look blocks for so long at most
 _ANYWAY_S = 2.0  # and says yes after so long without news
 
 
 class Notifier:
-    """Sends from a thread of its own, which begins with the first that is to be sent."""
+    """Wakes those who wait, by NOTIFY, from a thread of its own; it begins with the first to be sent.
+
+    Sent after the commit, on a connection of its own, and coalesced: while one is on its way, further ones
+    become one (inside the transaction it cost 18 to 43 % of commits, I19). A notification that is lost costs
+    a pause, never a message.
+    """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
@@ -82,9 +79,9 @@ class Notifier:
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def notify(self, lane: Area) -> None:
+    def notify(self, area: Area) -> None:
         with self._lock:
-            self._pending.add(lane)
+            self._pending.add(area)
             if self._thread is None and not self._closed:
                 self._thread = threading.Thread(target=self._run, name="postroom-notify", daemon=True)
                 self._thread.start()
@@ -103,21 +100,21 @@ class Notifier:
             self._wake.wait()
             self._wake.clear()
             with self._lock:
-                lanes, self._pending = self._pending, set()
-            if lanes:
+                areas, self._pending = self._pending, set()
+            if areas:
                 fresh = connection is None
-                connection = self._send(connection, lanes)
+                connection = self._send(connection, areas)
                 if connection is None and not fresh:  # it had gone stale: once more
-                    connection = self._send(None, lanes)
+                    connection = self._send(None, areas)
         if connection is not None:
             connection.close()
 
-    def _send(self, connection: Any, lanes: set[Area]) -> Any:
+    def _send(self, connection: Any, areas: set[Area]) -> Any:
         """The connection it went through; None: it did not, and the others look by themselves before long."""
         try:
             connection = connection or self._connect()
-            for lane in lanes:
-                connection.execute(f"NOTIFY {_CHANNEL}, '{lane.value}'")
+            for area in areas:
+                connection.execute(f"NOTIFY {_CHANNEL}, '{area.value}'")
         except psycopg.Error:
             if connection is not None:
                 connection.close()
@@ -126,7 +123,10 @@ class Notifier:
 
 
 class Listener:
-    """Implements `contract.Watcher`. For one thread."""
+    """Hears what a `Notifier` sends. Implements `contract.Watcher`, for one thread.
+
+    It says "look" also whenever it had to connect again, and now and then anyway.
+    """
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect = connect
@@ -159,8 +159,6 @@ class Listener:
         if connection is not None:
             connection.close()
 
-
-# ---- postgres ----
 
 # Statistics are reset when the server recovers from the crash of one of its processes without a new start.
 _STARTED = """SELECT (extract(epoch FROM greatest(pg_postmaster_start_time(), stats_reset)) * 1000)::bigint
@@ -214,7 +212,7 @@ class PostgresDialect(ServerDialect):
 
     # ---- connections ----
 
-    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
+    def connect(self, area: Area, *, at_once: bool = False) -> Any:
         connection = self._plain()
         connection.postroom_migrating = False
         if self._bouncer:
@@ -222,7 +220,7 @@ class PostgresDialect(ServerDialect):
         else:
             connection.prepare_threshold = 2
             connection.prepared_max = 500
-            commit = "off" if lane is Area.PROGRESS else "on"
+            commit = "off" if area is Area.PROGRESS else "on"
             connection.execute(f"SET synchronous_commit = {commit}; {self._timeouts('SET')}")
         return connection
 
@@ -267,9 +265,9 @@ class PostgresDialect(ServerDialect):
 
     # ---- transactions ----
 
-    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
-        lazily = lane is Area.VOLATILE or (lane is Area.PROGRESS and not flush)
-        usual = lane is Area.PROGRESS  # what the connection is set to
+    def begin(self, connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
+        lazily = area is Area.VOLATILE or (area is Area.PROGRESS and not flush)
+        usual = area is Area.PROGRESS  # what the connection is set to
         start = _BEGIN
         if self._bouncer or lazily is not usual:
             start += f"; SET LOCAL synchronous_commit = {'off' if lazily else 'on'}"
@@ -288,7 +286,7 @@ class PostgresDialect(ServerDialect):
                 self._leave_pipeline(connection, commit=False)
                 raise
 
-    def end(self, connection: Any, lane: Area, *, commit: bool) -> None:
+    def end(self, connection: Any, area: Area, *, commit: bool) -> None:
         failed = self._leave_pipeline(connection, commit)
         self._roll_back(connection)
         if failed is not None and commit:  # else it is being raised already
@@ -332,12 +330,12 @@ class PostgresDialect(ServerDialect):
 
     # ---- statements ----
 
-    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        return connection.execute(sql, args, binary=True)
+    def do(self, connection: Any, sql: str, args: Sequence[Any]) -> None:
+        connection.execute(self.sql(sql), args, binary=True)
 
     def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        cursor = connection.execute(sql, args, binary=True)
-        self._await_answers(connection)
+        cursor = connection.execute(self.sql(sql), args, binary=True)
+        self._await_answers(connection)  # the count of rows comes with them
         return cursor
 
     def _await_answers(self, connection: Any) -> None:
@@ -346,16 +344,11 @@ class PostgresDialect(ServerDialect):
         if connection.pgconn.pipeline_status:
             connection.postroom_pipeline[1].sync()
 
-    def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
-        cursor = connection.execute(sql, args)
-        self._await_answers(connection)  # the count comes with them
-        return int(cursor.rowcount)
-
     def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
         if len(rows) == 1:
-            connection.execute(sql, rows[0])
+            connection.execute(self.sql(sql), rows[0])
         else:
-            connection.cursor().executemany(sql, rows)
+            connection.cursor().executemany(self.sql(sql), rows)
 
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         return int(self.ask(connection, sql + " RETURNING id", args).fetchone()[0])
@@ -363,10 +356,11 @@ class PostgresDialect(ServerDialect):
     def locked(
         self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
     ) -> tuple[list[Row | None], int]:
-        found = [connection.execute(sql, args, binary=True) for args in each]
-        if self._clock is not None:
+        text = self._locking(sql)
+        found = [connection.execute(text, args, binary=True) for args in each]
+        if self.clock is not None:
             self._await_answers(connection)
-            return [cursor.fetchone() for cursor in found], self._clock.now_ms()
+            return [cursor.fetchone() for cursor in found], self.clock.now_ms()
         began = self._time.begin()
         clock = connection.execute(self.now, binary=True)  # by itself: it runs once the locks are ours
         self._await_answers(connection)
@@ -375,20 +369,22 @@ class PostgresDialect(ServerDialect):
         self._time.told(now, began)
         return rows, now
 
-    def newest(self, table: str, key: tuple[str, ...]) -> str:
+    @cache  # noqa: B019 - one dialect per store, a handful of statements
+    def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
         """Backwards through the index: the newest version is the last one there.
 
         A range for the last column, since an order by what is equal to a constant would be dropped.
         """
         *equal, last = key
         same = "".join(f"{column} = ? AND " for column in equal)
-        return f"{same}{last} >= ? AND {last} <= ? ORDER BY {last} DESC LIMIT 1"
+        return f"{sql}{same}{last} >= ? AND {last} <= ? ORDER BY {last} DESC LIMIT 1"
 
-    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
-        return f"ctid = (SELECT ctid FROM {table} WHERE {self.newest(table, key)})"
+    @cache  # noqa: B019
+    def at_newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
+        return f"{sql}ctid = ({self.newest(f'SELECT ctid FROM {table} WHERE ', table, key)})"
 
     def started_ms(self, connection: Any) -> int:
-        if self._clock is not None:
+        if self.clock is not None:
             return 0
         known: int | None = getattr(connection, "postroom_started", None)
         if known is None or self._bouncer:  # who may have another server behind it by now
@@ -426,8 +422,8 @@ class PostgresDialect(ServerDialect):
 
     # ---- wake-ups ----
 
-    def announce(self, lane: Area) -> None:
-        self._notifier.notify(lane)
+    def announce(self, area: Area) -> None:
+        self._notifier.notify(area)
 
     def watch(self, session: Session) -> Watcher:
         if self._bouncer:
@@ -448,7 +444,7 @@ class PostgresDialect(ServerDialect):
             return isinstance(error, psycopg.OperationalError) and not never
         return str(state).startswith(_UNDONE)
 
-    def error(self, error: Exception, lane: Area) -> StoreError | None:
+    def error(self, error: Exception, area: Area) -> StoreError | None:
         if not isinstance(error, psycopg.Error):
             return None
         state = getattr(error, "sqlstate", None) or ""
@@ -479,7 +475,7 @@ class PostgresDialect(ServerDialect):
         return StoreError(f"{self.shown}: {said}", sqlstate=state)
 
     def _refused(self, text: str, said: str) -> StoreError:
-        """Of a connection that was not made: most of these carry no code."""
+        """Return the error for a connection that was not made: most of these carry no code."""
         if "read-only" in text:
             return self._read_only()
         if (

@@ -1,6 +1,6 @@
 """What the dialects of database servers have in common.
 
-All lanes are one database, connections go stale, and time is the server's: read in a transaction where it
+All areas are one database, connections go stale, and time is the server's: read in a transaction where it
 decides something, from memory elsewhere (I16).
 """
 
@@ -13,7 +13,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from functools import cache
 from typing import Any, ClassVar
 
@@ -25,20 +25,18 @@ from ..sql.session import Area, Row, Session
 __all__ = ["LookingWatcher", "ServerDialect", "ShardClock"]
 
 
-# ---- shardclock ----
-# The shard's clock from memory: the process's steady clock, set by what the server last said (I16).
-#
-# Leases and due times are decided in transactions, by the time read there. This one is for everything
-# that only has to be near: how long to wait, when a message was sent. A process whose own wall clock is
-# wrong never notices. A server whose clock is set is noticed with its next answer, before anything is
-# decided by it.
-
 _DRIFT = 0.001  # how much faster or slower one of two clocks may run
 
 
 class ShardClock:
-    """How far the server's clock is ahead of ours, between two bounds that each answer narrows.
+    """The shard's clock from memory: the process's steady clock, set by what the server last said (I16).
 
+    Leases and due times are decided in transactions, by the time read there. This one is for everything that
+    only has to be near: how long to wait, when a message was sent. A process whose own wall clock is wrong
+    never notices. A server whose clock is set is noticed with its next answer, before anything is decided by
+    it.
+
+    What is kept is how far the server's clock is ahead of ours, between two bounds that each answer narrows.
     The server read its clock between our question and its answer. An answer that waited for a lock in between
     has wide bounds, and spoils nothing.
     """
@@ -84,8 +82,6 @@ class ShardClock:
             return round(self._steady() * 1000 + (self._low + self._high) / 2)
 
 
-# ---- server ----
-
 _log = logging.getLogger("postroom.store")
 
 _SERVED = "the database of this queue {}: it is tried again; ask the operator of the brokers"
@@ -95,10 +91,11 @@ _SILENT = ("no answer", "timed out", "timeout expired")
 class ServerDialect(ABC):
     offset = "BIGINT"
     for_update = " FOR UPDATE"
-    places: tuple[Area, ...] = (Area.LOG,)
+    areas: tuple[Area, ...] = (Area.LOG,)
     pooled = True
     shows_flushed = True
     quick = False
+    one_connection = False
 
     failures: ClassVar[tuple[type[Exception], ...]]  # the driver's
     now: ClassVar[str]  # reads the server's clock, in milliseconds
@@ -108,12 +105,15 @@ class ServerDialect(ABC):
 
     def __init__(self, shown: str, clock: Clock | None, limits: Limits) -> None:
         self.shown = shown  # the address without its password
-        self._clock = clock  # of a test; else the server's
+        self.clock = clock  # of a test; else the server's
         self._limits = limits
         self._time = ShardClock(set_by=self._was_set)
 
-    def reading(self, lane: Area) -> AbstractContextManager[None]:
-        return nullcontext()
+    def begin_read(self, area: Area) -> None:
+        return None  # each has a connection
+
+    def end_read(self, area: Area) -> None:
+        return None
 
     def admit(self) -> None:
         return None  # a server's operator keeps room for it
@@ -135,10 +135,13 @@ class ServerDialect(ABC):
 
     @cache  # noqa: B019 - one dialect per store, some hundred statements
     def sql(self, text: str) -> str:
+        """Return a statement in the driver's own style."""
         return text.replace("?", "%s")
 
-    @abstractmethod
-    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any: ...
+    @cache  # noqa: B019
+    def _locking(self, text: str) -> str:
+        """Return a SELECT in the driver's own style that locks what it finds."""
+        return f"{self.sql(text)}{self.for_update}"
 
     @abstractmethod
     def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any: ...
@@ -155,15 +158,13 @@ class ServerDialect(ABC):
     # ---- time ----
 
     def now_ms(self, connection: Any) -> int:
-        if self._clock is not None:
-            return self._clock.now_ms()
         began = self._time.begin()
         now = int(self.ask(connection, self.now, ()).fetchone()[0])
         self._time.told(now, began)
         return now
 
     def stepped_ms(self) -> int:
-        return self._time.stepped_ms if self._clock is None else 0
+        return self._time.stepped_ms if self.clock is None else 0
 
     def _was_set(self, step_ms: float) -> None:
         how = (
@@ -174,7 +175,7 @@ class ServerDialect(ABC):
         _log.warning("the clock of %s was set by %+.1f s: %s", self.shown, step_ms / 1000, how)
 
     def time_ms(self) -> int | None:
-        return self._time.now_ms() if self._clock is None else self._clock.now_ms()
+        return self._time.now_ms() if self.clock is None else self.clock.now_ms()
 
     # ---- errors that read the same everywhere ----
 
@@ -227,12 +228,6 @@ def _reason(said: str) -> str:
     return "no_answer" if any(words in said for words in _SILENT) else "unreachable"
 
 
-# ---- watching ----
-# Watching where the database cannot wake us: look, less and less often, until there is news.
-#
-# Looks 5, 10, 20 … ms apart up to a cap, and 5 ms again after news (DESIGN, "Waiters"). A look is one
-# cheap read.
-
 _LOG = """SELECT (SELECT value FROM postroom_settings WHERE name = 'catalog_version'),
                  (SELECT SUM(next_offset) FROM postroom_partitions),
                  (SELECT MIN(due_at) FROM postroom_schedule)"""
@@ -241,7 +236,11 @@ _PROGRESS = """SELECT SUM(next_new), SUM(settled), MIN(next_due), COUNT(*), MAX(
 
 
 class LookingWatcher:
-    """Implements `contract.Watcher`. For one thread."""
+    """Watches where the database cannot wake us: it looks, less and less often, until there is news.
+
+    Looks are 5, 10, 20 … ms apart up to a cap, and 5 ms again after news (DESIGN, "Waiters"). A look is one
+    cheap read. Implements `contract.Watcher`, for one thread.
+    """
 
     def __init__(self, session: Session, limits: Limits) -> None:
         self._session = session

@@ -3,7 +3,7 @@
 The log file is flushed at every commit (`synchronous=FULL`), the progress file only where it is asked for
 (I8), the file of volatile topics never. The files are never attached to each other. If the progress file
 is lost, every group starts again from its start: messages come twice, none is missing (R15). Before BEGIN
-IMMEDIATE a writer waits for its turn, which makes many processes on one file fair; SQLite's lock is what
+IMMEDIATE a writer takes a `FileLock`, which makes many processes on one file fair; SQLite's lock is what
 keeps the data right (I19).
 """
 
@@ -13,8 +13,8 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,14 +30,6 @@ from .ballast import Ballast
 __all__ = ["FileLock", "SqliteDialect"]
 
 
-# ---- turn ----
-# Turns: one writer at a time, threads by a lock, processes by an advisory lock on a side file.
-#
-# It is for fairness only: SQLite's own lock is what keeps the data right, but its busy handler sleeps and
-# starves some of many processes (I19). Waiting is bounded: a process stopped while it holds the side lock
-# must not hang the others; after the limit they go on to BEGIN IMMEDIATE, whose own time-out gives a
-# clear error, and threads behind them give up by themselves (I15).
-
 try:
     import fcntl
 except ImportError:  # pragma: no cover - not on Windows
@@ -48,6 +40,14 @@ _PAUSE_S = 0.0005
 
 
 class FileLock:
+    """Lets one writer in at a time: threads by a lock, processes by an advisory lock on a side file.
+
+    It is for fairness only: SQLite's own lock is what keeps the data right, but its busy handler sleeps and
+    starves some of many processes (I19). Waiting is bounded: a process stopped while it holds the side lock
+    must not hang the others; after the limit they go on to BEGIN IMMEDIATE, whose own time-out gives a clear
+    error, and threads behind them give up by themselves (I15).
+    """
+
     def __init__(self, path: Path | None, limits: Limits, beside: Path | None = None) -> None:
         """`beside`: whoever may read that file may have the lock."""
         self._lock = threading.RLock()
@@ -102,13 +102,22 @@ class FileLock:
                 self._descriptor = None
 
 
-# ---- sqlite ----
-
 _LOG_PAGE_BYTES = 8192
 _CHECKPOINT_PAGES = 1000
 _JOURNAL_BYTES = 64 * 1024 * 1024
 _RETRY_S = 0.005
 _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
+
+
+_SYNCHRONOUS = {
+    (Area.LOG, True): "FULL",
+    (Area.LOG, False): "FULL",
+    (Area.PROGRESS, True): "FULL",
+    (Area.PROGRESS, False): "NORMAL",  # I8
+    (Area.VOLATILE, True): "OFF",
+    (Area.VOLATILE, False): "OFF",
+}
+"""How a commit is flushed: by area, and whether the transaction asked for it."""
 
 
 class _Connection(sqlite3.Connection):
@@ -121,7 +130,7 @@ class SqliteDialect:
     kind = "sqlite"
     blob = hash = "BLOB"
     table = ""
-    places = tuple(Area)
+    areas = tuple(Area)
     pooled = False
     shows_flushed = True
     quick = True
@@ -132,40 +141,42 @@ class SqliteDialect:
 
     def __init__(self, path: Path | None, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.path = path  # None: in memory
-        self._clock = clock
+        self.one_connection = path is None
+        self.clock: Clock | None = clock
+        self.time_ms = clock.now_ms
         self._limits = limits
-        self._turns = {lane: FileLock(self._lock_file(lane), limits, path) for lane in Area}
+        self._locks = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
         self._ballast = None if path is None else Ballast(path)
         self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
 
-    def file(self, lane: Area) -> Path | None:
-        if self.path is None or lane is Area.LOG:
+    def file(self, area: Area) -> Path | None:
+        if self.path is None or area is Area.LOG:
             return self.path
-        return self.path.with_name(f"{self.path.name}.{lane.value}")
+        return self.path.with_name(f"{self.path.name}.{area.value}")
 
-    def _lock_file(self, lane: Area) -> Path | None:
-        file = self.file(lane)
+    def _lock_file(self, area: Area) -> Path | None:
+        file = self.file(area)
         return None if file is None else file.with_name(f"{file.name}.lock")
 
     # ---- connections ----
 
-    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
-        file = self.file(lane)
+    def connect(self, area: Area, *, at_once: bool = False) -> Any:
+        file = self.file(area)
         if file is None:
-            return self._shared_memory(lane)
+            return self._shared_memory(area)
         connection = None
-        make_private(file, like=None if lane is Area.LOG else self.path)  # SQLite's own beside it are like it
+        make_private(file, like=None if area is Area.LOG else self.path)  # SQLite's own beside it are like it
         try:
             connection = self._open(str(file))
-            self._prepare(connection, lane)
+            self._prepare(connection, area)
             if at_once:
                 connection.execute("PRAGMA busy_timeout=0")
                 connection.execute("PRAGMA wal_autocheckpoint=0")
         except sqlite3.Error as error:
             if connection is not None:
                 connection.close()
-            raise self._cannot_open(file, error, lane) from error
+            raise self._cannot_open(file, error, area) from error
         return connection
 
     def _open(self, path: str) -> _Connection:
@@ -178,23 +189,26 @@ class SqliteDialect:
             factory=_Connection,
         )
 
-    def _shared_memory(self, lane: Area) -> _Connection:
-        with self._turn(lane):
-            if lane not in self._memory:
-                self._memory[lane] = self._open(":memory:")
-            return self._memory[lane]
+    def _shared_memory(self, area: Area) -> _Connection:
+        self._lock(area)
+        try:
+            if area not in self._memory:
+                self._memory[area] = self._open(":memory:")
+            return self._memory[area]
+        finally:
+            self._locks[area].release()
 
-    def _prepare(self, connection: _Connection, lane: Area) -> None:
-        if lane is not Area.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
+    def _prepare(self, connection: _Connection, area: Area) -> None:
+        if area is not Area.PROGRESS:  # of a new file; batches are read three times as fast as with 4 KiB
             connection.execute(f"PRAGMA page_size={_LOG_PAGE_BYTES}")
         self._use_wal(connection)
         connection.execute(f"PRAGMA wal_autocheckpoint={_CHECKPOINT_PAGES}")
         connection.execute(f"PRAGMA journal_size_limit={_JOURNAL_BYTES}")
-        _set_flush(connection, lane, flush=True)
+        _set_flush(connection, area, flush=True)
 
-    def discard(self, lane: Area) -> None:
-        """Remove a lane's file."""
-        file = self.file(lane)
+    def discard(self, area: Area) -> None:
+        """Remove an area's file."""
+        file = self.file(area)
         if file is not None:
             for ending in ("", "-wal", "-shm"):
                 file.with_name(f"{file.name}{ending}").unlink(missing_ok=True)
@@ -219,39 +233,35 @@ class SqliteDialect:
 
     # ---- transactions ----
 
-    def reading(self, lane: Area) -> AbstractContextManager[None]:
+    def begin_read(self, area: Area) -> None:
         """In memory all threads share a connection, so a reader must not see a transaction under way."""
-        return self._turn(lane) if self.path is None else nullcontext()
+        self._lock(area)
 
-    @contextmanager
-    def _turn(self, lane: Area) -> Iterator[None]:
-        self._take_turn(lane)
+    def end_read(self, area: Area) -> None:
+        self._locks[area].release()
+
+    def _lock(self, area: Area) -> None:
+        if not self._locks[area].acquire():
+            raise self._busy(area)
+
+    def begin(self, connection: _Connection, area: Area, *, flush: bool, at_once: bool = False) -> None:
+        if not self._locks[area].acquire(at_once=at_once):
+            raise self._busy(area)
         try:
-            yield
-        finally:
-            self._turns[lane].release()
-
-    def _take_turn(self, lane: Area, *, at_once: bool = False) -> None:
-        if not self._turns[lane].acquire(at_once=at_once):
-            raise self._busy(lane)
-
-    def begin(self, connection: _Connection, lane: Area, *, flush: bool, at_once: bool = False) -> None:
-        self._take_turn(lane, at_once=at_once)
-        try:
-            if self.path is not None:
-                _set_flush(connection, lane, flush=flush)
+            if self.path is not None and connection.synchronous != _SYNCHRONOUS[area, flush]:
+                _set_flush(connection, area, flush=flush)
             if self._ballast is not None and self._ballast.released != connection.thrifty:
                 self._save_room(connection, self._ballast.released)
             connection.execute("BEGIN IMMEDIATE")
         except BaseException:
-            self._turns[lane].release()
+            self._locks[area].release()
             raise
 
-    def end(self, connection: _Connection, lane: Area, *, commit: bool) -> None:
+    def end(self, connection: _Connection, area: Area, *, commit: bool) -> None:
         try:
             if commit:
                 connection.execute("COMMIT")
-                self._commits[lane] += 1
+                self._commits[area] += 1
             elif connection.in_transaction:
                 connection.execute("ROLLBACK")
         except BaseException:
@@ -259,26 +269,15 @@ class SqliteDialect:
                 connection.execute("ROLLBACK")
             raise
         finally:
-            self._turns[lane].release()
+            self._locks[area].release()
 
     def end_stuck(self) -> None:
         """Whoever has the file has it until it goes on: the busy time-out tells."""
 
     # ---- statements ----
 
-    def sql(self, text: str) -> str:
-        return text
-
-    def execute(self, connection: _Connection, sql: str, args: Sequence[Any]) -> Any:
-        return connection.execute(sql, args)
-
-    ask = execute
-
-    def run(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
-        return connection.execute(sql, args).rowcount
-
-    def many(self, connection: _Connection, sql: str, rows: Sequence[Row]) -> None:
-        connection.executemany(sql, rows)
+    ask = do = staticmethod(_Connection.execute)  # the driver's own calls: nothing is to be done beside them
+    many = staticmethod(_Connection.executemany)
 
     def insert(self, connection: _Connection, sql: str, args: Sequence[Any]) -> int:
         row_id = connection.execute(sql, args).lastrowid
@@ -288,7 +287,9 @@ class SqliteDialect:
     def locked(
         self, connection: _Connection, sql: str, each: Sequence[Sequence[Any]]
     ) -> tuple[list[Row | None], int]:
-        return [connection.execute(sql, args).fetchone() for args in each], self._clock.now_ms()
+        execute = connection.execute
+        rows = [execute(sql, args).fetchone() for args in each]
+        return rows, self.time_ms()
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
@@ -299,20 +300,17 @@ class SqliteDialect:
             f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
         )
 
-    def newest(self, table: str, key: tuple[str, ...]) -> str:
-        return by_key(key)
+    @cache  # noqa: B019
+    def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
+        return sql + by_key(key)
 
-    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
-        return by_key(key)
+    at_newest = newest
 
     def now_ms(self, connection: _Connection) -> int:
-        return self._clock.now_ms()
-
-    def time_ms(self) -> int:
-        return self._clock.now_ms()
+        return self.time_ms()
 
     def stepped_ms(self) -> int:
-        return self._clock.stepped_ms if isinstance(self._clock, SteadyClock) else 0
+        return self.clock.stepped_ms if isinstance(self.clock, SteadyClock) else 0
 
     def started_ms(self, connection: _Connection) -> int:
         return 0  # what is lost with power was held by processes that are gone too
@@ -357,7 +355,7 @@ class SqliteDialect:
 
     # ---- wake-ups ----
 
-    def announce(self, lane: Area) -> None:
+    def announce(self, area: Area) -> None:
         pass  # whoever watches looks at the file
 
     def watch(self, session: Session) -> Watcher:
@@ -366,25 +364,25 @@ class SqliteDialect:
     def close(self) -> None:
         for connection in self._memory.values():
             connection.close()
-        for turn in self._turns.values():
-            turn.close()
+        for lock in self._locks.values():
+            lock.close()
 
     # ---- errors ----
 
-    def error(self, error: Exception, lane: Area) -> StoreError | None:
+    def error(self, error: Exception, area: Area) -> StoreError | None:
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
             return StoreUnavailable("the connection was closed while in use; call postroom.connect again")
         if not isinstance(error, sqlite3.DatabaseError):
             return None
-        file, code = self.file(lane), _code(error)
+        file, code = self.file(area), _code(error)
         if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and self._disk_is_full()):
             return StoreFull(f"no space left for {file}: free some space, then try again; nothing was stored")
         if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL):
-            return self._busy(lane)
+            return self._busy(area)
         if code == sqlite3.SQLITE_SCHEMA:
             return StoreBusy(f"{file}: topics are made there faster than their tables can be read; try again")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[lane]}", lane=lane)
+            return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[area]}", area=area)
         if code in _UNWRITABLE:
             return StoreUnavailable(
                 f"{file} cannot be written ({error}); check that file, folder and disk are there and writable"
@@ -396,9 +394,9 @@ class SqliteDialect:
         changed = isinstance(error, sqlite3.Error) and _code(error) == sqlite3.SQLITE_SCHEMA
         return changed or isinstance(error, sqlite3.IntegrityError)
 
-    def _busy(self, lane: Area) -> StoreBusy:
+    def _busy(self, area: Area) -> StoreBusy:
         return StoreBusy(
-            f"{self.file(lane) or 'the store in memory'} was locked by others for more than "
+            f"{self.file(area) or 'the store in memory'} was locked by others for more than "
             f"{self._limits.busy_timeout_ms / 1000:g} s; find who holds a transaction open, then try again"
         )
 
@@ -411,12 +409,12 @@ class SqliteDialect:
             return False
         return space.f_bavail * space.f_frsize < 1024 * 1024
 
-    def _cannot_open(self, file: Path, error: sqlite3.Error, lane: Area) -> StoreError:
+    def _cannot_open(self, file: Path, error: sqlite3.Error, area: Area) -> StoreError:
         if not file.parent.exists():
             return StoreUnavailable(
                 f"the folder {file.parent} does not exist; create it, or correct the path in the URL"
             )
-        mapped = self.error(error, lane)
+        mapped = self.error(error, area)
         if isinstance(mapped, StoreUnavailable) or mapped is None:
             return StoreUnavailable(
                 f"{file} cannot be opened for writing ({error}); check the path and its permissions"
@@ -436,20 +434,23 @@ class _FileWatcher:
 
     def __init__(self, dialect: SqliteDialect) -> None:
         self._dialect = dialect
-        self._connections = {lane: dialect.connect(lane) for lane in Area}
+        self._connections = {area: dialect.connect(area) for area in Area}
         self._seen: dict[Area, int] = {}
 
     def changed(self) -> tuple[bool, bool]:
-        log, volatile = self._moved(Area.LOG), self._moved(Area.VOLATILE)
-        return log or volatile, self._moved(Area.PROGRESS)
-
-    def _moved(self, lane: Area) -> bool:
-        try:
-            version = self._connections[lane].execute("PRAGMA data_version").fetchone()[0]
-        except sqlite3.Error as error:
-            raise self._dialect.error(error, lane) or error from error
-        before, self._seen[lane] = self._seen.get(lane), version
-        return bool(version != before)
+        log = progress = False
+        for area, connection in self._connections.items():
+            try:
+                version = connection.execute("PRAGMA data_version").fetchone()[0]
+            except sqlite3.Error as error:
+                raise self._dialect.error(error, area) or error from error
+            if version != self._seen.get(area):
+                self._seen[area] = version
+                if area is Area.PROGRESS:
+                    progress = True
+                else:
+                    log = True
+        return log, progress
 
     def close(self) -> None:
         for connection in self._connections.values():
@@ -463,7 +464,7 @@ class _MemoryWatcher:
 
     def changed(self) -> tuple[bool, bool]:
         before, self._seen = self._seen, dict(self._commits)
-        moved = {lane: self._seen[lane] != before.get(lane) for lane in Area}
+        moved = {area: self._seen[area] != before.get(area) for area in Area}
         return moved[Area.LOG] or moved[Area.VOLATILE], moved[Area.PROGRESS]
 
     def close(self) -> None:
@@ -474,10 +475,7 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF
 
 
-def _set_flush(connection: _Connection, lane: Area, *, flush: bool) -> None:
-    wanted = "FULL" if flush or lane is Area.LOG else "NORMAL"
-    if lane is Area.VOLATILE:
-        wanted = "OFF"
-    if connection.synchronous != wanted:
-        connection.execute(f"PRAGMA synchronous={wanted}")
-        connection.synchronous = wanted
+def _set_flush(connection: _Connection, area: Area, *, flush: bool) -> None:
+    wanted = _SYNCHRONOUS[area, flush]
+    connection.execute(f"PRAGMA synchronous={wanted}")
+    connection.synchronous = wanted

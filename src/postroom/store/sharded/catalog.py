@@ -83,7 +83,7 @@ class ShardedCatalog(SqlCatalog):
         return ["", *(name for (name,) in tx.all(_TAKING + " ORDER BY name") if name in self.shards)]
 
     def _is_known(self, shard: str) -> bool:
-        """Whether all who use the queue can reach the shard."""
+        """Return whether all who use the queue can reach the shard."""
         if not shard:
             return True
         without = [one.name for one in self.shards.first.brokers.announced() if not one.knows(shard)]
@@ -164,7 +164,10 @@ class ShardedCatalog(SqlCatalog):
         return super().reset_group(topic, name, start)
 
     def _elsewhere(self, topic: str, start: Start, *, all_of_them: bool = False) -> Mapping[int, int]:
-        """What is away begins at its beginning, if that is what is wanted, and its shard need not answer."""
+        """Return where a group starts in the partitions that are on other shards.
+
+        A shard that is away need not answer if the group starts at the beginning.
+        """
         named = dict(start.offsets)
         begins = start.kind == "earliest" and not all_of_them
         found: dict[int, int] = {}

@@ -57,19 +57,16 @@ if TYPE_CHECKING:
 __all__ = ["Shard", "Shards", "Skew", "Watchdog", "shown"]
 
 
-# ---- shard time ----
-# Times of a shard as the rest of the queue counts them (I16).
-#
-# Leases, due times and holders are decided by the clock of the shard they are on. Whoever asks counts by
-# the first shard's clock: so moments that go to a shard, or come from it, are moved by how far the two
-# are apart. Clocks that agree within a quarter of a second are left alone: that much is lost on the way
-# anyway.
-
-_NEAR_MS = 250
+_NEAR_MS = 250  # clocks that agree so far are left alone: that much is lost on the way anyway
 
 
 class Skew:
-    """How far a shard's clock is ahead."""
+    """How far a shard's clock is ahead, and times of the shard as the rest of the queue counts them (I16).
+
+    Leases, due times and holders are decided by the clock of the shard they are on. Whoever asks counts by
+    the first shard's clock: so moments that go to a shard, or come from it, are moved by how far the two are
+    apart.
+    """
 
     __slots__ = ("_ms",)
 
@@ -95,6 +92,11 @@ class Skew:
             return settlements
         return [replace(one, visible_at=self.there(one.visible_at)) for one in settlements]
 
+    def each_there(
+        self, each: Sequence[tuple[int, Sequence[Settlement]]]
+    ) -> Sequence[tuple[int, Sequence[Settlement]]]:
+        return [(token, self.settlements(settlements)) for token, settlements in each]
+
     def delivery_there(self, delivery: Delivery) -> Delivery:
         return replace(delivery, visible_at=self.there(delivery.visible_at)) if self else delivery
 
@@ -109,6 +111,21 @@ class Skew:
     def delivery(self, delivery: Delivery) -> Delivery:
         return replace(delivery, visible_at=self.here(delivery.visible_at)) if self else delivery
 
+    def delivery_or_none(self, delivery: Delivery | None) -> Delivery | None:
+        return None if delivery is None else self.delivery(delivery)
+
+    def deliveries(self, deliveries: tuple[Delivery, ...]) -> tuple[Delivery, ...]:
+        return tuple(map(self.delivery, deliveries)) if self else deliveries
+
+    def delivery_list(self, deliveries: list[Delivery]) -> list[Delivery]:
+        return list(map(self.delivery, deliveries)) if self else deliveries
+
+    def stopped(self, stopped: list[Delivery]) -> list[Delivery]:
+        return [replace(one, failing_since=self.here(one.failing_since)) for one in stopped]
+
+    def peeks(self, peeks: dict[int, Peek]) -> dict[int, Peek]:
+        return {one: self.peek(peek) for one, peek in peeks.items()}
+
     def peek(self, peek: Peek) -> Peek:
         if not self:
             return peek
@@ -119,8 +136,8 @@ class Skew:
             return granted
         return replace(
             granted,
-            deliveries=tuple(self.delivery(one) for one in granted.deliveries),
-            leaving=tuple(self.delivery(one) for one in granted.leaving),
+            deliveries=self.deliveries(granted.deliveries),
+            leaving=self.deliveries(granted.leaving),
             next_due=self.due(granted.next_due),
             holder=None if granted.holder is None else self._holder(granted.holder),
         )
@@ -128,17 +145,14 @@ class Skew:
     def settled(self, settled: Settled) -> Settled:
         if not self:
             return settled
-        return replace(
-            settled,
-            leaving=tuple(self.delivery(one) for one in settled.leaving),
-            kept=tuple(self.delivery(one) for one in settled.kept),
-        )
+        return replace(settled, leaving=self.deliveries(settled.leaving), kept=self.deliveries(settled.kept))
+
+    def settled_each(self, settled: list[Settled]) -> list[Settled]:
+        return list(map(self.settled, settled)) if self else settled
 
     def _holder(self, holder: Holder) -> Holder:
         return replace(holder, until=self.here(holder.until))
 
-
-# ---- shard database ----
 
 _log = logging.getLogger("postroom.store")
 
@@ -192,11 +206,11 @@ class Shard:
         return self._away is not None
 
     def take(self, store: SqlStore) -> None:
-        """It is open already."""
+        """Take a database that is open already."""
         self._opened = store
 
     def open_later(self, why: PostroomError) -> None:
-        """It does not answer yet."""
+        """Open the database later, when it answers."""
         self._lost(why)
 
     def now_ms(self) -> int | None:
@@ -433,7 +447,7 @@ class Shards(Mapping[str, Shard]):
         return name
 
     def known(self, partition_id: int) -> str | None:
-        """The same without asking; None: nobody has asked yet."""
+        """Return a partition's shard without asking; None if nobody has asked yet."""
         return self._homes.get(partition_id)
 
     def of(self, partition_id: int) -> Shard:

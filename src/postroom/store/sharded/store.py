@@ -129,7 +129,7 @@ class ShardedStore:
 
     @property
     def outboxes(self) -> SqlOutboxes:
-        """Of callers who keep theirs in the first database."""
+        """The outboxes of callers who keep theirs in the first database."""
         return self._shards.first.opened.outboxes
 
     def add_shard(self, name: str, address: Address) -> None:
@@ -214,7 +214,7 @@ class _Part:
         return self._shard.watch()
 
     def close(self) -> None:
-        """It is closed with the whole."""
+        """A part is closed with the whole."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._whole, name)
@@ -233,7 +233,7 @@ class _Part:
 
 
 class _Watchers:
-    """Of all shards at once. For one thread."""
+    """A watcher of all shards at once. For one thread."""
 
     def __init__(self, watchers: list[Watcher]) -> None:
         self._watchers = watchers

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from ...model.topology.route import Range
+from ..sql.lists import blanks
 from ..sql.log.volatile import place_log
 from ..sql.schema import create_log, log_table
 from ..sql.session import Area, Session, verbs
@@ -96,14 +97,14 @@ class SqlPlaces:
             create_log(self._session, piece.partition_id)
 
     def here(self, partition_ids: Sequence[int]) -> set[int]:
-        """Those of these that were ever made."""
-        marks = ", ".join("?" * len(partition_ids))
+        """Return those of these partitions that were ever made."""
+        marks = blanks(len(partition_ids))
         with self._session.read(Area.LOG) as tx:
             rows = tx.all(f"SELECT id FROM postroom_partitions WHERE id IN ({marks})", *partition_ids)
         return {int(row[0]) for row in rows}
 
     def forget_topic(self, topic_id: int) -> None:
-        """It was deleted: its logs are to be dropped, and its delayed messages are gone."""
+        """Forget a topic that was deleted: its logs are to be dropped, and its delayed messages are gone."""
         for place in self._places():
             with self._session.write(place) as tx:
                 if place is Area.LOG:
@@ -116,7 +117,7 @@ class SqlPlaces:
                 tx.many("UPDATE postroom_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
 
     def note_sealed(self, partition_id: int) -> None:
-        """Of a volatile partition, where it outlives its log: it is not made anew then, and takes nothing."""
+        """Seal a volatile partition where it outlives its log too: it is not made anew, and takes nothing."""
         with self._session.read(Area.LOG) as tx:
             if tx.one("SELECT 1 FROM postroom_partitions WHERE id = ? AND state = 'sealed'", partition_id):
                 return
@@ -124,7 +125,7 @@ class SqlPlaces:
             tx.do("UPDATE postroom_partitions SET state = 'sealed' WHERE id = ?", partition_id)
 
     def remove(self, partition_id: int) -> None:
-        """The log of a sealed partition, and all progress in it; its row and sequences stay (I11)."""
+        """Remove the log of a sealed partition, and all progress in it; its row and sequences stay (I11)."""
         for place in self._places():
             with self._session.write(place) as tx:
                 tx.do("UPDATE postroom_partitions SET state = 'removed' WHERE id = ?", partition_id)
@@ -148,7 +149,7 @@ class SqlPlaces:
 
     def _places(self) -> Iterable[Area]:
         """Where partitions have rows; the catalog's first."""
-        return [lane for lane in (Area.LOG, Area.VOLATILE) if lane in self._session.dialect.places]
+        return [area for area in (Area.LOG, Area.VOLATILE) if area in self._session.dialect.areas]
 
     def _drop_table(self, partition_id: int) -> None:
         for place in self._places():
@@ -156,7 +157,7 @@ class SqlPlaces:
                 tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
 
     def _delete(self, tables: Collection[str], partition_id: int) -> None:
-        for place in self._session.dialect.places:
+        for place in self._session.dialect.areas:
             with self._session.write(place) as tx:
                 for table in tables:
                     if self._session.dialect.has_table(tx, f"postroom_{table}"):

@@ -73,9 +73,6 @@ class SqlBrokers:
         return [Process(id, name, frozenset(json.loads(shards))) for id, name, shards in rows]
 
 
-# ---- duties ----
-# Leases for background work: at most one holder per duty, on the shard the duty works on (I12).
-
 _LONGEST_MS = 120_000  # of leases on duties
 
 _LOOK = "SELECT holder, until_ms FROM postroom_duties WHERE name = ?"
@@ -83,6 +80,8 @@ _LOOK = "SELECT holder, until_ms FROM postroom_duties WHERE name = ?"
 
 @verbs
 class SqlDuties:
+    """Leases for background work: at most one holder per duty, on the shard the duty works on (I12)."""
+
     def __init__(self, session: Session) -> None:
         self._session = session
 
@@ -119,6 +118,6 @@ def _is_held(until: int, now: int, lease_ms: int) -> bool:
 
 
 def holds(tx: Transaction, duty: str, holder: str) -> bool:
-    """Whether the lease is still this holder's; locks it until the transaction ends."""
+    """Return whether the lease is still this holder's; it is locked until the transaction ends."""
     row = tx.locked(_LOOK, duty)
     return row is not None and row[0] == holder and row[1] > tx.now_ms()

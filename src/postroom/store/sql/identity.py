@@ -42,7 +42,7 @@ def check_alone(session: Session, given: frozenset[str] = frozenset()) -> None:
 
 
 def _check_missing(session: Session, given: frozenset[str]) -> None:
-    """Of the shards a queue knows only those may be left out that are empty, or never had anything."""
+    """Check that no shard of the queue is left out, unless it is empty or never had anything."""
     table = SqlShards(session)
     known = table.known()
     left_out = known.keys() - given
@@ -123,7 +123,6 @@ class _Claim:
             tx.many(upsert, [("queue", queue), ("shard", name)])
 
 
-# ---- pairing ----
 # Progress belongs to one log. SQLite keeps them in two files, which people copy, restore and delete.
 #
 # With another log, or with an older copy of its own, a cursor lies beyond messages that were never handed

@@ -9,11 +9,12 @@ without it nothing is stored and nothing deleted (I12).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...errors import LeaseLost
 from ..contract.values import Append, Drawn
+from .lists import blanks, parts
 from .session import Area, Session, Transaction, verbs
 
 __all__ = ["OUTBOX", "Drawing", "OutboxLook", "SqlOutboxes"]
@@ -23,7 +24,6 @@ OUTBOX = "postroom_outbox"
 
 _HOLDER = "SELECT holder FROM {table}_relay WHERE id = 1"
 _LOOK = "SELECT stuck FROM {table}_relay WHERE id = 1"
-_AT_ONCE = 500  # ids in one statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class SqlOutboxes:
         self._session = session
 
     def leads(self, table: str, holder: str) -> bool:
-        """Whether the outbox is in this database, and that relay leads it."""
+        """Return whether the outbox is in this database, and that relay leads it."""
         with self._session.read(Area.LOG) as tx:
             if not tx.dialect.has_table(tx, f"{table}_relay"):
                 return False
@@ -47,7 +47,7 @@ class SqlOutboxes:
         return row is not None and row[0] == holder
 
     def look(self, table: str) -> OutboxLook | None:
-        """What waits there; None: there is no such outbox in this database."""
+        """Return what waits in an outbox; None if there is no such outbox in this database."""
         with self._session.read(Area.LOG) as tx:
             if not tx.dialect.has_table(tx, f"{table}_relay"):
                 return None
@@ -63,7 +63,7 @@ class SqlOutboxes:
 
 
 class Drawing:
-    """Within one append transaction."""
+    """The rows that leave outboxes with the batches of one append transaction."""
 
     def __init__(self, tx: Transaction, appends: Sequence[Append]) -> None:
         """Locks the leases that are needed; the partitions are locked already."""
@@ -76,20 +76,14 @@ class Drawing:
                 if one.drawn is not None and one.drawn.table == table:
                     self._leads[table, one.drawn.holder] = row is not None and row[0] == one.drawn.holder
 
-    def check(self, drawn: Drawn | None) -> None:
-        if drawn is not None and not self._leads[drawn.table, drawn.holder]:
+    def check(self, drawn: Drawn) -> None:
+        if not self._leads[drawn.table, drawn.holder]:
             raise LeaseLost("another relay leads this outbox now: nothing was stored")
 
-    def stored(self, drawn: Drawn | None) -> None:
-        if drawn is not None:
-            self._gone.setdefault(drawn.table, []).extend(drawn.ids)
+    def stored(self, drawn: Drawn) -> None:
+        self._gone.setdefault(drawn.table, []).extend(drawn.ids)
 
     def write(self) -> None:
         for table, ids in self._gone.items():
-            for some in _chunks(ids):
-                marks = ", ".join("?" * len(some))
-                self._tx.do(f"DELETE FROM {table} WHERE id IN ({marks})", *some)
-
-
-def _chunks(ids: Sequence[int]) -> Iterable[Sequence[int]]:
-    return (ids[at : at + _AT_ONCE] for at in range(0, len(ids), _AT_ONCE))
+            for some in parts(ids):
+                self._tx.do(f"DELETE FROM {table} WHERE id IN ({blanks(len(some))})", *some)

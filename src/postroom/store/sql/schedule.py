@@ -11,7 +11,7 @@ How many messages wait is counted per partition as they come and go: rows may be
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ...errors import LeaseLost
 from ...model.messages.ids import DIGEST_SIZE
@@ -19,6 +19,7 @@ from ...model.moves import schedule
 from ...model.moves.schedule import DUTY, DelayedRow, Home
 from ..contract import Append, Finished, Move
 from .brokers import holds
+from .lists import blanks, padded
 from .session import Area, Row, Session, Transaction, empties, verbs
 
 __all__ = ["Delayed", "SqlSchedule"]
@@ -44,7 +45,7 @@ _MANY = """SELECT id, ids FROM postroom_schedule
 _FEW, _HEADS = 500, 10_000  # rows looked at before batches are read
 _PAGE = 100  # rows of many messages whose ids are looked at together
 _PURGED = 2_000  # rows dropped in one transaction
-_SLICES = (1, 8, 64, 512)  # lengths of lists of ids: few, so that databases see few statements
+_SIZES = (1, 8, 64, 512)  # of lists of ids
 
 
 class Delayed:
@@ -65,9 +66,8 @@ class Delayed:
 
     def write(self, tx: Transaction, counted: set[Home]) -> None:
         """`counted`: homes that have a row for their number."""
-        if self._rows:
-            tx.many(_INSERT, self._rows)
-            _count_more(tx, self._counts, counted)
+        tx.many(_INSERT, self._rows)
+        _count_more(tx, self._counts, counted)
 
 
 @verbs
@@ -143,8 +143,8 @@ class SqlSchedule:
         """Lock these rows, in id order (I1); how many messages each has."""
         sql = _LOCK + self._session.dialect.for_update
         found: dict[int, int] = {}
-        for marks, some in _slices(sorted(ids)):
-            found.update(tx.all(sql.format(marks=marks), *some))
+        for some in padded(sorted(ids), _SIZES):
+            found.update(tx.all(sql.format(marks=blanks(len(some))), *some))
         return found
 
     # ---- for others ----
@@ -238,9 +238,9 @@ def _within(heads: Sequence[Row], messages: int, max_bytes: int) -> list[int]:
 
 def _read(tx: Transaction, ids: Sequence[int]) -> dict[int, DelayedRow]:
     found = {}
-    for marks, some in _slices(ids):
+    for some in padded(ids, _SIZES):
         for row_id, topic_id, partition_id, due_at, records, batch, known in tx.all(
-            _ROWS.format(marks=marks), *some
+            _ROWS.format(marks=blanks(len(some))), *some
         ):
             found[row_id] = DelayedRow(
                 row_id, topic_id, partition_id, due_at, records, bytes(batch), bytes(known or b"")
@@ -254,14 +254,14 @@ def _change(tx: Transaction, row: DelayedRow) -> None:
 
 
 def _delete(tx: Transaction, ids: Collection[int]) -> None:
-    for marks, some in _slices(sorted(ids)):
-        tx.do(f"DELETE FROM postroom_schedule WHERE id IN ({marks})", *some)
+    for some in padded(sorted(ids), _SIZES):
+        tx.do(f"DELETE FROM postroom_schedule WHERE id IN ({blanks(len(some))})", *some)
 
 
 def _counted(tx: Transaction, ids: Collection[int]) -> Counter[Home]:
     found: Counter[Home] = Counter()
-    for marks, some in _slices(sorted(ids)):
-        for topic_id, partition_id, messages in tx.all(_COUNT.format(marks=marks), *some):
+    for some in padded(sorted(ids), _SIZES):
+        for topic_id, partition_id, messages in tx.all(_COUNT.format(marks=blanks(len(some))), *some):
             found[topic_id, partition_id] += int(messages)
     return found
 
@@ -285,7 +285,7 @@ def _count_more(tx: Transaction, counts: Mapping[Home, int], counted: set[Home])
 
 
 def _count_less(tx: Transaction, counts: Mapping[Home, int]) -> None:
-    """Likewise. If the topic is gone there is nothing to count."""
+    """Last in a transaction, and in order, as `_count_more`; nothing is counted of a topic that is gone."""
     for home, messages in sorted(counts.items()):
         tx.do(_COUNT_ON, -messages, *home)
 
@@ -311,11 +311,3 @@ def _others(partition_ids: Collection[int]) -> str:
     """Not of these partitions: they take nothing just now."""
     listed = ", ".join(str(int(partition_id)) for partition_id in sorted(partition_ids))
     return f" AND partition_id NOT IN ({listed})" if listed else ""
-
-
-def _slices(ids: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Marks and values for `IN (…)`. The last value is repeated where a slice is not full."""
-    for at in range(0, len(ids), _SLICES[-1]):
-        some = list(ids[at : at + _SLICES[-1]])
-        size = next(size for size in _SLICES if size >= len(some))
-        yield ", ".join("?" * size), some + some[-1:] * (size - len(some))

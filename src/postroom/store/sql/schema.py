@@ -1,4 +1,4 @@
-"""Tables and migrations. A migration is a number and its statements per lane; none is ever edited.
+"""Tables and migrations. A migration is a number and its statements per area; none is ever edited.
 
 `{blob}`, `{hash}`, `{serial}` and `{offset}` are the dialect's types. Log tables, one per partition, are made
 with their topic.
@@ -380,39 +380,39 @@ def migrate(session: Session) -> None:
 
     Nothing is changed if any of them is newer than this program.
     """
-    places = session.dialect.places
-    behind = [lane for lane in places if version_of(session, lane) < VERSION]
-    for lane in behind:
-        with session.migrating(lane) as tx:
+    places = session.dialect.areas
+    behind = [area for area in places if version_of(session, area) < VERSION]
+    for area in behind:
+        with session.migrating(area) as tx:
             tx.do(_typed(_SCHEMA, session.dialect))
             have = _newest(tx)
             for number in range(have + 1, VERSION + 1):
-                for statement in statements(number, lane, places):
+                for statement in statements(number, area, places):
                     session.dialect.change(tx, _typed(statement, session.dialect))
-                if lane is Area.LOG and number == 1:
+                if area is Area.LOG and number == 1:
                     upsert = session.dialect.upsert("postroom_settings", ("name",), ("value",))
                     tx.many(upsert, [("uuid", str(uuid.uuid4())), ("catalog_version", "0")])
                 tx.do(_NOTE, number, tx.now_ms())
 
 
-def statements(number: int, lane: Area, places: tuple[Area, ...]) -> Statements:
-    """What a migration runs in one place. Where all lanes are one place, those of every lane."""
+def statements(number: int, area: Area, places: tuple[Area, ...]) -> Statements:
+    """Return what a migration runs in an area; where all areas are one database, what it runs in any."""
     parts = MIGRATIONS[number]
     if len(places) > 1:
-        return parts.get(lane, ())
+        return parts.get(area, ())
     return (*parts.get(Area.LOG, ()), *parts.get(Area.PROGRESS, ()))
 
 
 def script(session: Session) -> list[str]:
     """The statements that would bring this database to this version, to be read or run by somebody."""
     found: list[str] = []
-    for lane in session.dialect.places:
-        have = version_of(session, lane)
+    for area in session.dialect.areas:
+        have = version_of(session, area)
         if have < VERSION:
             found.append(_typed(_SCHEMA, session.dialect))
         for number in range(have + 1, VERSION + 1):
-            found += [_typed(s, session.dialect) for s in statements(number, lane, session.dialect.places)]
-            if lane is Area.LOG and number == 1:
+            found += [_typed(s, session.dialect) for s in statements(number, area, session.dialect.areas)]
+            if area is Area.LOG and number == 1:
                 settings = f"('uuid', '{uuid.uuid4()}'), ('catalog_version', '0')"
                 found.append(f"INSERT INTO postroom_settings (name, value) VALUES {settings}")
             found.append(
@@ -423,8 +423,8 @@ def script(session: Session) -> list[str]:
 
 def check_schema(session: Session) -> None:
     """SchemaMismatch if the database is not at this program's version."""
-    for lane in session.dialect.places:
-        version = version_of(session, lane)
+    for area in session.dialect.areas:
+        version = version_of(session, area)
         if version < VERSION:
             have = f"has schema version {version}" if version else "has no Postroom tables"
             raise SchemaMismatch(
@@ -435,14 +435,14 @@ def check_schema(session: Session) -> None:
             )
 
 
-def version_of(session: Session, lane: Area) -> int:
+def version_of(session: Session, area: Area) -> int:
     """The schema's version; 0 for an empty database.
 
     SchemaMismatch if it is newer than this program, or if a queue under the former name is there instead.
     """
-    with session.read(lane) as tx:
+    with session.read(area) as tx:
         if not session.dialect.has_table(tx, "postroom_schema"):
-            refuse_former(session.dialect.tables(tx), session.dialect, lane)
+            refuse_former(session.dialect.tables(tx), session.dialect, area)
             return 0
         version = _newest(tx)
     if version > VERSION:
@@ -458,9 +458,9 @@ def version_of(session: Session, lane: Area) -> int:
 _MADE = re.compile(r"CREATE TABLE postroom_(\w+)")
 
 
-def refuse_former(tables: Collection[str], dialect: Dialect, lane: Area) -> None:
+def refuse_former(tables: Collection[str], dialect: Dialect, area: Area) -> None:
     """SchemaMismatch if these, the tables of one place, are a queue's under the former name."""
-    made = (statements(number, lane, dialect.places) for number in sorted(MIGRATIONS))
+    made = (statements(number, area, dialect.areas) for number in sorted(MIGRATIONS))
     first = next(filter(None, made))  # what the oldest version made in this place
     prefix = former_prefix(tables, _MADE.findall("\n".join(first)))
     if prefix is None:
@@ -512,7 +512,7 @@ def log_table(partition_id: int) -> str:
     return f"postroom_log_{partition_id:d}"
 
 
-def create_log(session: Session, partition_id: int, lane: Area = Area.LOG) -> None:
+def create_log(session: Session, partition_id: int, area: Area = Area.LOG) -> None:
     """The table of a partition: a batch is a row. A step of its own, since DDL commits on MySQL (I19)."""
     statement = f"""CREATE TABLE IF NOT EXISTS {log_table(partition_id)} (
         base_offset {{offset}} PRIMARY KEY,
@@ -524,6 +524,6 @@ def create_log(session: Session, partition_id: int, lane: Area = Area.LOG) -> No
         last_ts BIGINT NOT NULL,
         ids {{blob}},
         batch {{blob}} NOT NULL)"""
-    with session.write(lane) as tx:
+    with session.write(area) as tx:
         text = _typed(statement, session.dialect)
-        session.dialect.create_log(tx, text, log_table(partition_id), volatile=lane is Area.VOLATILE)
+        session.dialect.create_log(tx, text, log_table(partition_id), volatile=area is Area.VOLATILE)

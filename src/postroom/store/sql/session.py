@@ -1,9 +1,9 @@
 """Connections and transactions, the same for every database.
 
-A session has lanes: `LOG` (batches, catalog, schedule; every commit flushed), `PROGRESS` (cursors,
+A session has areas: `LOG` (batches, catalog, schedule; every commit flushed), `PROGRESS` (cursors,
 deliveries; flushed only where I8 asks) and `VOLATILE` (batches of volatile topics; never flushed). They
-never share a transaction. On SQLite each lane is a file of its own, elsewhere all are one database.
-Connections are kept in a pool per lane; a broken one is thrown away. What differs between databases is in
+never share a transaction. On SQLite each area is a file of its own, elsewhere all are one database.
+Connections are kept in a pool per area; a broken one is thrown away. What differs between databases is in
 a `Dialect`.
 
 A transaction that surely was undone for a passing reason (a deadlock, a connection that had gone stale,
@@ -11,7 +11,8 @@ two that insert the same key) is run again by `verbs`, which every class of verb
 of unknown fate never is: that is for whoever knows how to ask (I2).
 
 Who must not wait, since others wait for it, runs a verb `at_once`: where it would have to wait for a lock,
-the disk or much to read, it raises WouldWaitError, and the verb is left to a thread.
+the disk or much to read, it raises WouldWaitError, and the verb is left to a thread. A session keeps
+connections of their own for such verbs.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
+from types import TracebackType
 from typing import Any, Protocol, TypeVar, cast
 
+from ...clock import Clock
 from ...errors import ClosedError, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from ..contract import Watcher
 from ..contract.values import WouldWaitError
@@ -44,9 +47,11 @@ class Area(Enum):
     PROGRESS = "progress"
     VOLATILE = "volatile"
 
+    __hash__ = object.__hash__  # each is there once; it is a key on the way of every message
+
 
 class Dialect(Protocol):
-    """What one kind of database does differently."""
+    """One kind of database: all that it does differently from the others."""
 
     kind: str  # as in an address
     blob: str  # type of a column of bytes
@@ -56,44 +61,44 @@ class Dialect(Protocol):
     table: str  # what follows the closing bracket of CREATE TABLE
     indexes_by_table: bool  # an index is named together with its table
     for_update: str  # suffix that locks the rows a SELECT returns
-    places: tuple[Area, ...]  # lanes that have tables of their own
+    areas: tuple[Area, ...]  # areas that have tables of their own
     pooled: bool  # connections go stale when they are not used
     shows_flushed: bool  # nobody sees a commit that a crash could take back
     quick: bool  # without a server: a verb may be run `at_once`
+    one_connection: bool  # all threads share it: whoever reads has to keep writers out
+    clock: Clock | None  # what time goes by; None: the server's clock
 
-    def connect(self, lane: Area, *, at_once: bool = False) -> Any:
+    def connect(self, area: Area, *, at_once: bool = False) -> Any:
         """`at_once`: one that waits for nobody, and leaves to others what takes its time."""
 
     def cut(self, connection: Any) -> None:
-        """End the conversation with the server, under the hands of whoever has it in another thread."""
+        """End a connection to the server that another thread is using."""
 
     def usable(self, connection: Any) -> bool:
-        """Whether a connection may be used again after an error, or by the next who asks."""
+        """Return whether a connection may be used again after an error, or by the next who asks."""
 
-    def reading(self, lane: Area) -> AbstractContextManager[None]:
-        """Held around statements that only read."""
+    def begin_read(self, area: Area) -> None:
+        """Keep writers out until `end_read`; called only if there is but `one_connection`."""
 
-    def begin(self, connection: Any, lane: Area, *, flush: bool, at_once: bool = False) -> None:
+    def end_read(self, area: Area) -> None: ...
+
+    def begin(self, connection: Any, area: Area, *, flush: bool, at_once: bool = False) -> None:
         """Start a write transaction; durable at commit if `flush`."""
 
-    def end(self, connection: Any, lane: Area, *, commit: bool) -> None: ...
+    def end(self, connection: Any, area: Area, *, commit: bool) -> None: ...
 
     def end_stuck(self) -> None:
         """A lock was not had in time: end transactions that stand still, where no limit does (I15)."""
 
-    def sql(self, text: str) -> str:
-        """`?` parameters in the driver's own style."""
-
-    def execute(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        """A cursor with the result."""
+    # Statements have `?` for their parameters; a dialect knows its driver's own style.
 
     def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        """The same for an answer that is read at once."""
+        """Run a statement and return a cursor that has its answer: the rows, or how many it met."""
 
-    def run(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
-        """How many rows a statement met."""
+    def do(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
+        """Run a statement whose answer nobody needs: some databases send it with the next that is asked."""
 
-    def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None: ...
+    def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> Any: ...
 
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         """Insert a row and return the id it was given."""
@@ -101,25 +106,26 @@ class Dialect(Protocol):
     def locked(
         self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
     ) -> tuple[list[Row | None], int]:
-        """The rows of a SELECT that locks one, run for each, in that order; and the time after (I1, I16)."""
+        """Lock what a SELECT of one row finds, for each in that order; return the rows, and the time after
+        that (I1, I16)."""
 
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         """Insert a row (values in the order key, columns), or change the columns of the one with that key."""
 
-    def newest(self, table: str, key: tuple[str, ...]) -> str:
-        """What follows WHERE in a SELECT of a row that changes all the time, by its key.
+    def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
+        """Complete a SELECT, which ends in WHERE, of a row that changes all the time, by its key.
 
         The last value of the key is given twice. Past versions of the row are not stepped over (I19).
         """
 
-    def at_newest(self, table: str, key: tuple[str, ...]) -> str:
-        """The same in an UPDATE of that row, which is locked already."""
+    def at_newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:
+        """Complete an UPDATE of such a row, which is locked already."""
 
     def now_ms(self, connection: Any) -> int:
-        """The shard's clock."""
+        """Read the server's clock; called only if there is no `clock`."""
 
     def time_ms(self) -> int | None:
-        """The same from memory, within a few milliseconds; None: it has to be read once."""
+        """Return the store's time from memory, within a few milliseconds; None: it has to be read once."""
 
     def admit(self) -> None:
         """StoreFull if nothing is to be appended now, since what room there is is for deletes."""
@@ -143,20 +149,20 @@ class Dialect(Protocol):
 
     def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None: ...
 
-    def announce(self, lane: Area) -> None:
+    def announce(self, area: Area) -> None:
         """Something was committed that others may wait for."""
 
     def watch(self, session: Session) -> Watcher:
         """A way to learn of commits by others."""
 
-    def error(self, error: Exception, lane: Area) -> StoreError | None:
-        """The error of our tree for a driver's error; None if it is not the driver's."""
+    def error(self, error: Exception, area: Area) -> StoreError | None:
+        """Return the error of our tree for a driver's error; None if it is not the driver's."""
 
     def undone(self, error: Exception) -> bool:
-        """Whether the transaction that met this error was undone and would succeed if it were run again."""
+        """Return whether a transaction that met this error was undone, and would succeed if run again."""
 
     def started_ms(self, connection: Any) -> int:
-        """When the server was started, if progress that was not flushed may have been lost then; else 0."""
+        """Return when the server was started, if progress that was not flushed may be lost since; else 0."""
 
     def close(self) -> None: ...
 
@@ -164,94 +170,170 @@ class Dialect(Protocol):
 class Transaction:
     """Statements on one connection. Small on purpose: SQL is written where it is used."""
 
-    __slots__ = ("_connection", "_dialect", "_now", "announced")
+    __slots__ = ("_now", "announced", "connection", "dialect")
 
-    def __init__(self, connection: Any, dialect: Dialect) -> None:
-        self._connection = connection
-        self._dialect = dialect
+    def __init__(self, dialect: Dialect, connection: Any) -> None:
+        self.dialect = dialect
+        self.connection = connection
         self._now: int | None = None
         self.announced: set[Area] = set()
 
-    @property
-    def dialect(self) -> Dialect:
-        return self._dialect
-
     def one(self, sql: str, *args: Any) -> Row | None:
-        row: Row | None = self._ask(sql, args).fetchone()
+        row: Row | None = self.dialect.ask(self.connection, sql, args).fetchone()
         return row
 
     def all(self, sql: str, *args: Any) -> list[Row]:
-        return list(self._ask(sql, args).fetchall())
+        return list(self.dialect.ask(self.connection, sql, args).fetchall())
 
     def locked(self, sql: str, *args: Any) -> Row | None:
         """Lock one row, and read the clock after that: `now_ms` answers with it from then on."""
-        return self.locked_each(sql, [args])[0]
+        rows, self._now = self.dialect.locked(self.connection, sql, (args,))
+        return rows[0]
 
     def locked_each(self, sql: str, each: Sequence[Sequence[Any]]) -> list[Row | None]:
-        """The same for several, one after the other, in one round trip where that can be."""
-        text = self._dialect.sql(sql + self._dialect.for_update)
-        rows, self._now = self._dialect.locked(self._connection, text, each)
+        """Lock several rows one after the other, and read the clock; in one round trip where that can be."""
+        rows, self._now = self.dialect.locked(self.connection, sql, each)
         return rows
 
     def run(self, sql: str, *args: Any) -> int:
-        """Returns how many rows it met."""
-        return self._dialect.run(self._connection, self._dialect.sql(sql), args)
+        """Run a statement and return how many rows it met."""
+        return int(self.dialect.ask(self.connection, sql, args).rowcount)
 
     def do(self, sql: str, *args: Any) -> None:
-        """Like `run` where nobody asks for the count: some databases then need not answer at once."""
-        self._execute(sql, args)
+        """Run a statement where nobody asks for the count: some databases then need not answer at once."""
+        self.dialect.do(self.connection, sql, args)
 
     def many(self, sql: str, rows: Sequence[Row]) -> None:
-        self._dialect.many(self._connection, self._dialect.sql(sql), rows)
+        self.dialect.many(self.connection, sql, rows)
 
     def insert(self, sql: str, *args: Any) -> int:
         """Insert one row and return the id it was given."""
-        return self._dialect.insert(self._connection, self._dialect.sql(sql), args)
+        return self.dialect.insert(self.connection, sql, args)
 
     def now_ms(self) -> int:
-        return self._dialect.now_ms(self._connection) if self._now is None else self._now
+        if self._now is not None:
+            return self._now
+        clock = self.dialect.clock
+        return self.dialect.now_ms(self.connection) if clock is None else clock.now_ms()
 
     def started_ms(self) -> int:
-        return self._dialect.started_ms(self._connection)
+        return self.dialect.started_ms(self.connection)
 
-    def announce(self, lane: Area) -> None:
+    def announce(self, area: Area) -> None:
         """Tell those who wait, once this is committed."""
-        self.announced.add(lane)
+        self.announced.add(area)
 
-    def _ask(self, sql: str, args: Sequence[Any]) -> Any:
-        return self._dialect.ask(self._connection, self._dialect.sql(sql), args)
 
-    def _execute(self, sql: str, args: Sequence[Any]) -> Any:
-        return self._dialect.execute(self._connection, self._dialect.sql(sql), args)
+class _Pooled(Transaction):
+    """A transaction on a connection of its session's pool, from `with` to the end of the block.
+
+    What only reads has no transaction of its own: each statement sees what was committed when it started.
+    What writes is committed at the end, or rolled back if the block raises.
+    """
+
+    __slots__ = ("_area", "_flush", "_pool", "_session")
+
+    def __init__(self, session: Session, area: Area, flush: bool | None) -> None:
+        """`flush`: None if it only reads."""
+        self.dialect = session.dialect
+        self._session, self._area, self._flush = session, area, flush
+        self._now = None
+        self.announced = set()
+
+    def __enter__(self) -> Transaction:
+        session, dialect, area = self._session, self.dialect, self._area
+        at_once = session._mood.at_once
+        pool = self._pool = session._pools[area, at_once]
+        try:
+            with session._guard:
+                connection, since = pool.pop() if pool else _NONE
+            if connection is None or (dialect.pooled and time.monotonic() - since >= _IDLE_S):
+                connection = session._fresh(area, connection, at_once)
+            session._used.add(connection)
+            self.connection = connection
+            try:
+                if self._flush is not None:
+                    dialect.begin(connection, area, flush=self._flush, at_once=at_once)
+                elif dialect.one_connection:
+                    dialect.begin_read(area)
+            except BaseException:
+                session._drop(area, pool, connection)
+                raise
+        except Exception as error:
+            explained = session._explained(error, area)
+            if explained is error:
+                raise
+            raise explained from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, raised: BaseException | None, at: TracebackType | None
+    ) -> None:
+        session, dialect, connection, area = self._session, self.dialect, self.connection, self._area
+        error = raised
+        try:
+            if self._flush is None:
+                if dialect.one_connection:
+                    dialect.end_read(area)
+            elif raised is None:
+                session._commit(connection, area)
+            else:
+                dialect.end(connection, area, commit=False)
+        except BaseException as failed:
+            error = failed
+        if error is None:
+            session._used.discard(connection)
+            session._give(self._pool, connection)
+            for announced in self.announced:
+                dialect.announce(announced)
+            return
+        session._drop(area, self._pool, connection)
+        explained = session._explained(error, area) if isinstance(error, Exception) else error
+        if explained is not error:
+            raise explained from error
+        if error is not raised:
+            raise error
+
+
+_Pool = list[tuple[Any, float]]
+"""Connections that nobody has now, and since when."""
+
+_NONE = (None, 0.0)
+
+
+class _Mood(threading.local):
+    """How the verbs of a thread are run."""
+
+    at_once = False
+    emptying = False
 
 
 class Session:
     def __init__(self, dialect: Dialect) -> None:
         self.dialect = dialect
-        self._idle: dict[tuple[Area, bool], list[tuple[Any, float]]] = {
-            (lane, at_once): [] for lane in Area for at_once in (False, True)
+        self.now_ms = self._server_ms if dialect.clock is None else dialect.clock.now_ms
+        self._pools: dict[tuple[Area, bool], _Pool] = {
+            (area, at_once): [] for area in Area for at_once in (False, True)
         }
-        self._mood = threading.local()
+        self._mood = _Mood()
         self._used: set[Any] = set()  # connections that somebody has now
         self._refusing: StoreUnavailable | None = None  # it hangs: nobody is to wait for it
         self._guard = threading.Lock()
         self._closed = False
-        self.lanes: dict[int, Area] = {}  # of partitions, as far as somebody asked: `lookups.lane_of`
+        # as far as somebody asked: `lookups.area_of`
+        self.partition_areas: dict[int, Area] = {}
         self.counted: set[tuple[int, int]] = set()  # topics and partitions whose delayed messages are counted
 
-    def now_ms(self) -> int:
+    def _server_ms(self) -> int:
         known = self.dialect.time_ms()
         if known is not None:
             return known
         with self.read(Area.LOG) as tx:
             return tx.now_ms()
 
-    def log_lane(self, volatile: bool) -> Area:
-        return Area.VOLATILE if volatile else Area.LOG
-
-    def place_of(self, lane: Area) -> Area:
-        """The lane whose tables know a log's partition: its own where it has a place of its own."""
-        return lane if lane in self.dialect.places else Area.LOG
+    def stored_in(self, area: Area) -> Area:
+        """Return the area whose tables know a log's partitions: the log's own where it has tables."""
+        return area if area in self.dialect.areas else Area.LOG
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -271,161 +353,134 @@ class Session:
         finally:
             self._mood.emptying = False
 
-    @property
-    def _at_once(self) -> bool:
-        return getattr(self._mood, "at_once", False)
-
     def takes_time(self) -> None:
-        """What comes now may take long, and is not for whoever must not wait."""
-        if self._at_once:
+        """Refuse to go on for a caller who must not wait: what comes now may take long."""
+        if self._mood.at_once:
             raise WouldWaitError("it takes its time: leave it to a thread")
 
-    @contextmanager
-    def read(self, lane: Area) -> Iterator[Transaction]:
+    def read(self, area: Area) -> AbstractContextManager[Transaction]:
         """Statements that change nothing; each sees what was committed when it started."""
-        with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.reading(lane):
-            yield Transaction(connection, self.dialect)
+        return _Pooled(self, area, None)
 
-    @contextmanager
-    def write(self, lane: Area, *, flush: bool = True) -> Iterator[Transaction]:
+    def write(self, area: Area, *, flush: bool = True) -> AbstractContextManager[Transaction]:
         """One transaction: committed at the end, rolled back if the block raises."""
         if flush:
             self.takes_time()
-        with self._mapped(lane), self._borrowed(lane) as connection:
-            self.dialect.begin(connection, lane, flush=flush, at_once=self._at_once)
-            tx = Transaction(connection, self.dialect)
+        return _Pooled(self, area, flush)
+
+    @contextmanager
+    def migrating(self, area: Area) -> Iterator[Transaction]:
+        """Make tables: one process at a time, and in one transaction where the database can."""
+        with self.read(area) as tx, self.dialect.migrating(tx.connection):
+            self.dialect.begin(tx.connection, area, flush=True)
             try:
                 yield tx
             except BaseException:
-                self.dialect.end(connection, lane, commit=False)
+                self.dialect.end(tx.connection, area, commit=False)
                 raise
-            self._commit(connection, lane)
-        for announced in tx.announced:
-            self.dialect.announce(announced)
+            self._commit(tx.connection, area)
 
-    @contextmanager
-    def migrating(self, lane: Area) -> Iterator[Transaction]:
-        """Make tables: one process at a time, and in one transaction where the database can."""
-        with self._mapped(lane), self._borrowed(lane) as connection, self.dialect.migrating(connection):
-            self.dialect.begin(connection, lane, flush=True)
-            try:
-                yield Transaction(connection, self.dialect)
-            except BaseException:
-                self.dialect.end(connection, lane, commit=False)
-                raise
-            self._commit(connection, lane)
-
-    def _commit(self, connection: Any, lane: Area) -> None:
+    def _commit(self, connection: Any, area: Area) -> None:
         try:
-            self.dialect.end(connection, lane, commit=True)
+            self.dialect.end(connection, area, commit=True)
         except Exception as error:
             error.in_doubt = True  # type: ignore[attr-defined]
             if not self.dialect.usable(connection):  # lost on its way: it may have been committed
                 error.run_once = True  # type: ignore[attr-defined]
             raise
 
-    @contextmanager
-    def _mapped(self, lane: Area) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:
-            mapped = self.dialect.error(error, lane)
-            if self._at_once and isinstance(mapped or error, StoreBusy):
-                raise WouldWaitError("others are at work there: leave it to a thread") from error
-            if mapped is None:
-                if isinstance(error, StoreError) and "nothing_done" not in vars(error):
-                    error.nothing_done = not hasattr(error, "in_doubt")
-                raise
-            mapped.nothing_done = not hasattr(error, "in_doubt")
-            mapped.undone = self.dialect.undone(error) and not hasattr(error, "run_once")
-            if isinstance(mapped, StoreBusy) and not mapped.undone:
-                self.dialect.end_stuck()
-            if isinstance(mapped, StoreFull) and not self._at_once:
-                emptying = getattr(self._mood, "emptying", False)
-                # also at a commit: no file took its last frame, and what there was is rolled back
-                mapped.undone = self.dialect.make_room(emptying=emptying)
-            if isinstance(mapped, StoreUnavailable) and self.dialect.pooled:
-                self.forget(lane)  # also of a server that has become read-only: the address may name others
-            raise mapped from error
+    def _explained(self, error: Exception, area: Area) -> Exception:
+        """Return the error of our tree for what went wrong in a transaction, or the error itself."""
+        at_once, mapped = self._mood.at_once, self.dialect.error(error, area)
+        if at_once and isinstance(mapped or error, StoreBusy):
+            return WouldWaitError("others are at work there: leave it to a thread")
+        if mapped is None:
+            if isinstance(error, StoreError) and "nothing_done" not in vars(error):
+                error.nothing_done = not hasattr(error, "in_doubt")
+            return error
+        mapped.nothing_done = not hasattr(error, "in_doubt")
+        mapped.undone = self.dialect.undone(error) and not hasattr(error, "run_once")
+        if isinstance(mapped, StoreBusy) and not mapped.undone:
+            self.dialect.end_stuck()
+        if isinstance(mapped, StoreFull) and not at_once:
+            # also at a commit: no file took its last frame, and what there was is rolled back
+            mapped.undone = self.dialect.make_room(emptying=self._mood.emptying)
+        if isinstance(mapped, StoreUnavailable) and self.dialect.pooled:
+            self.forget(area)  # also of a server that has become read-only: the address may name others
+        return mapped
 
-    @contextmanager
-    def _borrowed(self, lane: Area) -> Iterator[Any]:
-        connection = self._take(lane)
-        self._used.add(connection)
-        try:
-            yield connection
-        except BaseException:
-            self._used.discard(connection)
-            if self.dialect.usable(connection):
-                self._give(lane, connection)
-            else:
-                connection.close()
-                self.forget(lane)
-            raise
-        self._used.discard(connection)
-        self._give(lane, connection)
+    # ---- connections ----
 
     def break_off(self, why: StoreUnavailable) -> None:
         """Whoever waits for an answer is told so, and so are all who come, until a `knock` is answered."""
         self._refusing = why
         for connection in tuple(self._used):
             self.dialect.cut(connection)
-        for lane in Area:
-            self.forget(lane)
+        for area in Area:
+            self.forget(area)
 
     def knock(self) -> None:
         """See whether the database takes connections (again)."""
-        with self._mapped(Area.LOG):
-            connection = self._connect(Area.LOG)
-            self._refusing = None
-            self._give(Area.LOG, connection)
-
-    def _take(self, lane: Area) -> Any:
-        while True:
-            with self._guard:
-                if self._closed:
-                    raise ClosedError("this connection is closed; call postroom.connect again")
-                if self._refusing is not None:
-                    raise StoreUnavailable(str(self._refusing), **self._refusing.details)
-                idle = self._idle[lane, self._at_once]
-                found = idle.pop() if idle else None
-            if found is None:
-                return self._connect(lane)
-            connection, since = found
-            if not self.dialect.pooled or time.monotonic() - since < _IDLE_S:
-                return connection
-            connection.close()
-
-    def _connect(self, lane: Area) -> Any:
         try:
-            return self.dialect.connect(lane, at_once=self._at_once)
+            connection = self._connect(Area.LOG, at_once=False)
+        except Exception as error:
+            explained = self._explained(error, Area.LOG)
+            if explained is error:
+                raise
+            raise explained from error
+        self._refusing = None
+        self._give(self._pools[Area.LOG, False], connection)
+
+    def _fresh(self, area: Area, stale: Any, at_once: bool) -> Any:
+        """Connect, instead of a connection that nobody has used for long; those below it are older still."""
+        if stale is not None:
+            stale.close()
+            self.forget(area)
+        if self._closed:
+            raise ClosedError("this connection is closed; call postroom.connect again")
+        if self._refusing is not None:
+            raise StoreUnavailable(str(self._refusing), **self._refusing.details)
+        return self._connect(area, at_once)
+
+    def _connect(self, area: Area, at_once: bool) -> Any:
+        try:
+            return self.dialect.connect(area, at_once=at_once)
         except Exception as error:
             error.run_once = True  # type: ignore[attr-defined]  # each try may take the whole time-out
             raise
 
-    def _give(self, lane: Area, connection: Any) -> None:
+    def _give(self, pool: _Pool, connection: Any) -> None:
+        """Keep a connection for the next. There are none in the pools while it is closed, or hangs."""
         with self._guard:
-            if not self._closed:
-                self._idle[lane, self._at_once].append((connection, time.monotonic()))
+            if not self._closed and self._refusing is None:
+                pool.append((connection, time.monotonic()))
                 return
         connection.close()
 
-    def forget(self, lane: Area) -> None:
-        """Throw away the lane's connections: one was lost, and the others of its time likely too."""
+    def _drop(self, area: Area, pool: _Pool, connection: Any) -> None:
+        """Give back a connection that met an error, unless it is broken."""
+        self._used.discard(connection)
+        if self.dialect.usable(connection):
+            self._give(pool, connection)
+        else:
+            connection.close()
+            self.forget(area)
+
+    def forget(self, area: Area) -> None:
+        """Throw away the area's connections: one was lost, and the others of its time likely too."""
         with self._guard:
-            stale = [*self._idle[lane, False], *self._idle[lane, True]]
-            self._idle[lane, False], self._idle[lane, True] = [], []
-        for connection, _ in stale:
+            pools = self._pools[area, False], self._pools[area, True]
+            stale = [connection for pool in pools for connection, _ in pool]
+            for pool in pools:
+                pool.clear()
+        for connection in stale:
             connection.close()
 
     def close(self) -> None:
         with self._guard:
             self._closed = True
-            idle = [connection for some in self._idle.values() for connection, _ in some]
-            for some in self._idle.values():
-                some.clear()
-        for connection in idle:
-            connection.close()
+        for area in Area:
+            self.forget(area)
         self.dialect.close()
 
 

@@ -104,7 +104,7 @@ class SqlLanes:
 
 
 def _fresh(policy: LanePolicy, since: int, known: _Counts, counts: Sequence[tuple[int, Seen]]) -> _Counts:
-    """What is to be added: within the window, and of no more sources than may be watched."""
+    """Return what is to be added: within the window, and of no more sources than may be watched."""
     watched = {source for _, source in known}
     found: _Counts = {}
     for moment, seen in counts:

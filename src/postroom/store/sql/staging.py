@@ -9,7 +9,7 @@ decided segment are touched by publishers alone.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,6 +30,7 @@ from ...model.moves.staging import (
     Wish,
 )
 from ..contract import Finished, Staged
+from .lists import blanks, padded
 from .session import Area, Row, Session, Transaction, verbs
 
 __all__ = ["SqlStaging"]
@@ -78,10 +79,11 @@ _OLD_QUERIES = """SELECT q.query FROM postroom_queries q
                                   WHERE d.query = q.query AND d.published_at = 0) LIMIT ?"""
 
 _AT_ONCE = 64  # rows that are looked at, or dropped, together
+_SIZES = (1, 8, _AT_ONCE)  # of lists of ids
 
 
 class _Wished(msgspec.Struct, array_like=True):
-    """What of a decision never changes."""
+    """The part of a decision that never changes."""
 
     segments: tuple[Segment, ...]
     rows: int
@@ -416,20 +418,14 @@ def _packed(value: Any) -> bytes:
 
 def _read(tx: Transaction, ids: Sequence[int]) -> dict[int, DelayedRow]:
     found = {}
-    for marks, some in _slices(ids):
-        for row_id, topic_id, partition_id, records, data in tx.all(_ROWS.format(marks=marks), *some):
+    for some in padded(ids, _SIZES):
+        for row_id, topic_id, partition_id, records, data in tx.all(
+            _ROWS.format(marks=blanks(len(some))), *some
+        ):
             found[row_id] = DelayedRow(row_id, topic_id, partition_id, 0, records, bytes(data))
     return found
 
 
 def _delete(tx: Transaction, ids: Sequence[int]) -> None:
-    for marks, some in _slices(ids):
-        tx.do(f"DELETE FROM postroom_staged WHERE id IN ({marks})", *some)
-
-
-def _slices(ids: Sequence[int]) -> Iterator[tuple[str, Sequence[int]]]:
-    """Marks and values for `IN (…)`. The last value is repeated where a slice is not full."""
-    for at in range(0, len(ids), _AT_ONCE):
-        some = list(ids[at : at + _AT_ONCE])
-        size = next(size for size in (1, 8, _AT_ONCE) if size >= len(some))
-        yield ", ".join("?" * size), some + some[-1:] * (size - len(some))
+    for some in padded(ids, _SIZES):
+        tx.do(f"DELETE FROM postroom_staged WHERE id IN ({blanks(len(some))})", *some)

@@ -24,7 +24,8 @@ from ....model.policy.settings import LONGEST_LEASE_MS, GroupSettings, Start, To
 from ....model.topology.names import is_internal, unknown_topic
 from ....model.topology.route import Change, Range, Route, even_ranges
 from ...contract import Group, Origin, Topic
-from ..log.lookups import first_row, lane_of, parts
+from ..lists import blanks, parts
+from ..log.lookups import area_of, first_row
 from ..log.volatile import place_log
 from ..schema import create_log, log_table
 from ..session import Area, Session, Transaction, empties, verbs
@@ -198,7 +199,7 @@ class SqlCatalog:
             tx.run("DELETE FROM postroom_delayed WHERE topic_id = ?", topic.id)
             tx.run("DELETE FROM postroom_topics WHERE id = ?", topic.id)
             tx.do(_FORGET_RATES, f"topic:{name}", len(f"group:{name}/"), f"group:{name}/")
-        if topic.settings.volatile and Area.VOLATILE in self._session.dialect.places:
+        if topic.settings.volatile and Area.VOLATILE in self._session.dialect.areas:
             with self._session.write(Area.VOLATILE) as tx:
                 tx.many("UPDATE postroom_partitions SET state = 'dropped' WHERE id = ?", [(i,) for i in ids])
         return ids
@@ -211,16 +212,16 @@ class SqlCatalog:
         return [row[0] for row in rows if row[0] not in wanted]
 
     def drop_table(self, partition_id: int) -> Area:
-        lane = lane_of(self._session, partition_id)
-        with self._session.write(lane) as tx:
+        area = area_of(self._session, partition_id)
+        with self._session.write(area) as tx:
             tx.do(f"DROP TABLE IF EXISTS {log_table(partition_id)}")
-        return lane
+        return area
 
     def remove_log(self, partition_id: int) -> None:
         """The log of a sealed partition, and all progress in it; its row stays."""
-        lane = lane_of(self._session, partition_id)
-        if lane is not Area.LOG and lane in self._session.dialect.places:
-            with self._session.write(lane) as tx:  # it has a row beside its log
+        area = area_of(self._session, partition_id)
+        if area is not Area.LOG and area in self._session.dialect.areas:
+            with self._session.write(area) as tx:  # it has a row beside its log
                 tx.do("UPDATE postroom_partitions SET state = 'removed' WHERE id = ?", partition_id)
         self.drop_table(partition_id)
         with self._session.write(Area.PROGRESS) as tx:
@@ -231,8 +232,8 @@ class SqlCatalog:
     def drop_log(self, partition_id: int) -> None:
         self._forget_partition(partition_id, self.drop_table(partition_id))
 
-    def _forget_partition(self, partition_id: int, lane: Area = Area.LOG) -> None:
-        for place in dict.fromkeys((lane, Area.LOG)):
+    def _forget_partition(self, partition_id: int, area: Area = Area.LOG) -> None:
+        for place in dict.fromkeys((area, Area.LOG)):
             with self._session.write(place) as tx:
                 for table, column in (
                     ("sequences", "partition_id"),
@@ -339,7 +340,7 @@ class SqlCatalog:
     def starts(self, group_ids: Sequence[int]) -> dict[tuple[int, int], tuple[int, int]]:
         """Where these groups start and since which generation, by group and partition."""
         with self._session.read(Area.LOG) as tx:
-            rows = tx.all(_STARTS.format(marks=", ".join("?" * len(group_ids))), *group_ids)
+            rows = tx.all(_STARTS.format(marks=blanks(len(group_ids))), *group_ids)
         return {(group_id, partition_id): (offset, since) for group_id, partition_id, offset, since in rows}
 
     def groups_at(self, partition_id: int) -> list[tuple[int, str, GroupSettings, int, int]]:
@@ -362,7 +363,7 @@ class SqlCatalog:
 
     def _missed(self, topic: str, partition_id: int) -> None:
         """A partition is on another shard, and its start was not looked for."""
-        lane_of(self._session, partition_id)  # says so
+        area_of(self._session, partition_id)  # says so
 
     def _resolve(
         self,
@@ -404,16 +405,16 @@ class SqlCatalog:
     @contextmanager
     def _logs_of(self, tx: Transaction, partition_id: int) -> Iterator[Transaction]:
         """Where the partition's edges are: in this transaction, unless its place is another."""
-        lane = lane_of(self._session, partition_id)
-        if lane is Area.LOG or lane not in self._session.dialect.places:
+        area = area_of(self._session, partition_id)
+        if area is Area.LOG or area not in self._session.dialect.areas:
             yield tx
         else:
-            with self._session.read(lane) as apart:
+            with self._session.read(area) as apart:
                 yield apart
 
 
 def offset_of(tx: Transaction, partition_id: int, start: Start, named: int | None) -> int:
-    """What a start comes to in a partition whose log is here."""
+    """Return the offset that a start means in a partition whose log is here."""
     row = tx.one(_EDGES, partition_id)
     end, log_start = row or (0, 0)
     if start.kind == "latest":
@@ -449,7 +450,7 @@ def _topics(tx: Transaction, only: Sequence[str] | None = None) -> list[Topic]:
 
 
 class _Past:
-    """Of topics whose route was changed: what is left of earlier routes."""
+    """Return what is left of the earlier routes of topics whose route was changed."""
 
     def __init__(self, tx: Transaction, topic_id: int | None = None) -> None:
         only = () if topic_id is None else (topic_id,)

@@ -147,7 +147,7 @@ class SqlRoutes:
         self._catalog.remove_log(partition_id)
 
     def _close_ranks(self, tx: Transaction, partition_id: int) -> None:
-        """What followed it follows what it followed: those may still be there, and be read again (I10)."""
+        """Link a partition's successors to its predecessors: they may still be there, and be read (I10)."""
         after = tx.all(_FOLLOWERS, partition_id)
         before = tx.all(_FOLLOWED, partition_id)
         tx.do("DELETE FROM postroom_lineage WHERE predecessor_id = ?", partition_id)

@@ -9,25 +9,24 @@ refused batch leaves no trace and does not disturb its neighbours; everything he
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
-from ....config import DEFAULTS
 from ....errors import CorruptBatch, PartitionSealed, PostroomError
 from ....model.messages import sequence
 from ....model.messages.batch import BatchHeader, read_header, with_base_offset
 from ...contract import Append, Appended
+from ..lists import padded
 from ..outbox import Drawing
 from ..schedule import Delayed
 from ..schema import log_table
 from ..session import Area, Session, Transaction
 from .dedup_append import DedupPass, check_ids, kept_of
-from .lookups import GONE, padded, unknown_partition
+from .lookups import GONE, unknown_partition
 from .volatile import LIFE_OFFSETS
 
-__all__ = ["Appending", "seal"]
+__all__ = ["Appending", "PartitionKey", "seal"]
 
 NO_OFFSET = -1  # of a delayed batch: it gets its offsets when it is due; of one with nothing but repeats
 
@@ -41,6 +40,13 @@ _AT_ONCE = (1, 4, 16, 64)  # sequences that are looked up together: few differen
 _INSERT = """INSERT INTO {log}
              (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, ids, batch)
              VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"""
+
+
+PartitionKey = tuple[Area, int]
+"""The area whose table has the partition's row, and the partition."""
+
+_Line = tuple[int, int]
+"""The producer whose sequence it is, and the partition."""
 
 
 @dataclass(slots=True)
@@ -84,32 +90,40 @@ class Appending:
     def __init__(
         self,
         tx: Transaction,
-        lane: Area,
+        area: Area,
         session: Session,
         appends: Sequence[Append],
         ids: DedupPass,
-        given: Mapping[int, int],
+        given: Mapping[PartitionKey, int],
+        remembered: int,
     ) -> None:
-        """`given`: how far each partition was when this process last saw it."""
+        """`given`: how far each partition was when this process last saw it. `remembered`: how many batches
+        of a producer are, in a partition."""
         self._tx = tx
         self._dialect = session.dialect
         self._counted = session.counted
-        self._partitions = self._lock({a.partition_id for a in appends})
-        self._drawing = Drawing(tx, appends)
-        if lane is Area.VOLATILE:
+        self._remembered = remembered
+        self._tables = session.stored_in(area)
+        self._appends = appends
+        self._partitions = self._lock()
+        self._drawing: Drawing | None = None  # of outboxes in this database
+        for append in appends:
+            if append.drawn is not None:
+                self._drawing = Drawing(tx, appends)
+                break
+        if area is Area.VOLATILE:
             self._look_for_a_crash(given)
         self._ids = ids
-        ids.begin(
-            tx, lane, {partition_id: part.next_offset for partition_id, part in self._partitions.items()}
-        )
-        self._sequences = self._known(appends)
-        self._moved: set[tuple[int, int]] = set()
-        self._delayed = Delayed()
+        ids.begin(tx, area, {one: part.next_offset for one, part in self._partitions.items()})
+        self._headers: list[BatchHeader | CorruptBatch] = []
+        self._sequences = self._known()
+        self._moved: set[_Line] = set()
+        self._delayed: Delayed | None = None
         self._now = tx.now_ms()
 
-    def _lock(self, ids: set[int]) -> dict[int, _Partition]:
+    def _lock(self) -> dict[int, _Partition]:
         locked = {}
-        order = sorted(ids)
+        order = sorted({append.partition_id for append in self._appends})
         rows = self._tx.locked_each(_LOCK, [(partition_id,) for partition_id in order])
         for partition_id, row in zip(order, rows, strict=True):
             if row is not None and row[0] != "dropped":
@@ -117,11 +131,11 @@ class Appending:
                 locked[partition_id].removed = row[0] == "removed"
         return locked
 
-    def ends(self, place: Area) -> dict[tuple[Area, int], int]:
-        """Where the partitions end, with what was added so far."""
-        return {(place, partition_id): part.next_offset for partition_id, part in self._partitions.items()}
+    def ends(self) -> dict[PartitionKey, int]:
+        """Return where the partitions end, with what was added so far."""
+        return {(self._tables, one): part.next_offset for one, part in self._partitions.items()}
 
-    def _look_for_a_crash(self, given: Mapping[int, int]) -> None:
+    def _look_for_a_crash(self, given: Mapping[PartitionKey, int]) -> None:
         """A crash of the server empties volatile logs, and may forget the last offsets that were given.
 
         Looked for at the first append since its start.
@@ -130,32 +144,37 @@ class Appending:
         for partition_id, part in self._partitions.items():
             if part.sealed:
                 continue
-            if part.next_offset < given.get(partition_id, 0):
-                part.next_offset = given[partition_id]
+            known = given.get((self._tables, partition_id), 0)
+            if part.next_offset < known:
+                part.next_offset = known
                 part.begin_anew()
                 continue
             unseen = part.next_offset > 0 and part.appended_at < started_ms
             if unseen and self._tx.one(f"SELECT 1 FROM {log_table(partition_id)} LIMIT 1") is None:
                 part.begin_anew()
 
-    def run(self, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+    def run(self) -> list[Appended | PostroomError]:
         results: list[Appended | PostroomError] = []
-        for append in appends:
+        for append, header in zip(self._appends, self._headers, strict=True):
             try:
-                results.append(self._add(append))
+                if isinstance(header, CorruptBatch):
+                    raise header
+                results.append(self._add(append, header))
             except PostroomError as refused:  # this batch only; nothing of it was written
                 results.append(refused)
         self._write()
         return results
 
-    def _add(self, append: Append) -> Appended:
-        header = read_header(append.batch)
-        check_ids(append, header.records)
+    def _add(self, append: Append, header: BatchHeader) -> Appended:
+        if append.ids:
+            check_ids(append, header.records)
         partition = self._partitions.get(append.partition_id)
         if partition is None:
             raise unknown_partition(append.partition_id)
-        self._drawing.check(append.drawn)
-        repeat = self._repeat(append, header)
+        if append.drawn is not None and self._drawing is not None:
+            self._drawing.check(append.drawn)
+        line = _line(append, header)
+        repeat = None if line is None else self._repeat(line, header)
         if repeat is not None:
             dropped = () if partition.removed else self._ids.were_repeats(append, repeat, self._now)
             return Appended(repeat, partition.appended_at, duplicate=True, repeats=dropped)
@@ -163,19 +182,22 @@ class Appending:
             raise PartitionSealed(
                 "the partition takes no more batches; fetch the route again and send to its successors"
             )
-        repeats = self._ids.repeats(append, partition.next_offset, self._now)
-        kept = kept_of(append, repeats)
+        repeats = self._ids.repeats(append, partition.next_offset, self._now) if append.ids else ()
+        kept = kept_of(append, repeats) if repeats else append
         if kept is None:
             stored = Appended(NO_OFFSET, self._now)
         elif append.due_at:
             stored = self._schedule(kept, partition, header.records - len(repeats))
         else:
             stored = self._store(kept, partition, header if kept is append else read_header(kept.batch))
-        self._drawing.stored(append.drawn)
-        self._remember(append, header, stored.base_offset)  # sequences count what was sent
+        if append.drawn is not None and self._drawing is not None:
+            self._drawing.stored(append.drawn)
+        if line is not None:
+            self._remember(line, header, stored.base_offset)  # sequences count what was sent
         return replace(stored, repeats=repeats) if repeats else stored
 
     def _schedule(self, append: Append, partition: _Partition, records: int) -> Appended:
+        self._delayed = self._delayed or Delayed()
         self._delayed.add(append, partition.topic_id, records, self._now)
         self._ids.scheduled(append)
         return Appended(NO_OFFSET, self._now)
@@ -194,36 +216,36 @@ class Appending:
 
     # ---- sequences ----
 
-    def _known(self, appends: Sequence[Append]) -> dict[tuple[int, int], sequence.SequenceState | None]:
-        """What is remembered of all producers, in a few round trips; the partitions are locked."""
-        found: dict[tuple[int, int], sequence.SequenceState | None] = {}
-        for append in appends:
-            with suppress(CorruptBatch):  # it is refused when its turn comes
+    def _known(self) -> dict[_Line, sequence.SequenceState | None]:
+        """Look up the sequences of all producers, in a few round trips; the partitions are locked."""
+        found: dict[_Line, sequence.SequenceState | None] = {}
+        for append in self._appends:
+            try:
                 header = read_header(append.batch)
-                if _counts(header) and append.partition_id in self._partitions:
-                    found[_line(append, header)] = None
+            except CorruptBatch as refused:  # when its turn comes
+                self._headers.append(refused)
+                continue
+            self._headers.append(header)
+            line = _line(append, header)
+            if line is not None and append.partition_id in self._partitions:
+                found[line] = None
         for some in padded(sorted(found), _AT_ONCE):
             where = " OR ".join([_SEQUENCE] * len(some))
             for producer_id, partition_id, state in self._tx.all(_SEQUENCES + where, *chain(*some)):
                 found[producer_id, partition_id] = sequence.unpack(state)
         return found
 
-    def _repeat(self, append: Append, header: BatchHeader) -> int | None:
-        """The first offset of a batch that is stored already; None if it is the next one (I3)."""
-        if not _counts(header):
-            return None
-        known = self._sequences[_line(append, header)]
+    def _repeat(self, line: _Line, header: BatchHeader) -> int | None:
+        """Return the first offset of a batch that is stored already; None if it is the next one (I3)."""
+        known = self._sequences[line]
         return sequence.check(known, header.epoch, header.base_sequence, header.records)
 
-    def _remember(self, append: Append, header: BatchHeader, offset: int) -> None:
-        if not _counts(header):
-            return
-        key = _line(append, header)
-        self._sequences[key] = sequence.remember(
-            self._sequences[key], header.epoch, header.base_sequence, header.records, offset,
-            DEFAULTS.remembered_batches,
+    def _remember(self, line: _Line, header: BatchHeader, offset: int) -> None:
+        self._sequences[line] = sequence.remember(
+            self._sequences[line], header.epoch, header.base_sequence, header.records, offset,
+            self._remembered,
         )  # fmt: skip
-        self._moved.add(key)
+        self._moved.add(line)
 
     # ---- writing ----
 
@@ -235,8 +257,10 @@ class Appending:
             if part.rows and part.log_start is not None:
                 trims = self._dialect.upsert("postroom_trims", ("partition_id",), ("log_start",))
                 self._tx.do(trims, partition_id, part.log_start)
-        self._delayed.write(self._tx, self._counted)
-        self._drawing.write()
+        if self._delayed is not None:
+            self._delayed.write(self._tx, self._counted)
+        if self._drawing is not None:
+            self._drawing.write()
         upsert = self._dialect.upsert(
             "postroom_sequences", ("producer_id", "partition_id"), ("state", "seen_at")
         )
@@ -250,12 +274,9 @@ class Appending:
         self._tx.announce(Area.LOG)
 
 
-def _counts(header: BatchHeader) -> bool:
-    """Whether the batch has a place in its producer's sequence; one-way sends have none."""
-    return header.producer_id >= 0 and header.base_sequence >= 0
-
-
-def _line(append: Append, header: BatchHeader) -> tuple[int, int]:
-    """Whose sequence the batch counts in, and where."""
+def _line(append: Append, header: BatchHeader) -> _Line | None:
+    """Return the sequence in which the batch counts; None for a one-way send, which counts in none."""
+    if header.producer_id < 0 or header.base_sequence < 0:
+        return None
     producer_id = header.producer_id if append.producer_id is None else append.producer_id
     return producer_id, append.partition_id

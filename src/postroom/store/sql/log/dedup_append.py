@@ -31,16 +31,14 @@ _TRIES = 3  # then whatever is missing is read under the lock
 
 
 def check_ids(append: Append, records: int) -> None:
-    if append.ids and len(append.ids) != DIGEST_SIZE * records:
+    if len(append.ids) != DIGEST_SIZE * records:
         raise CorruptBatch(
             f"ids has {len(append.ids)} bytes for {records} messages: send {DIGEST_SIZE} for each, or none"
         )
 
 
 def kept_of(append: Append, repeats: Repeats) -> Append | None:
-    """What is left of a batch without these messages; None: nothing is."""
-    if not repeats:
-        return append
+    """Return what is left of a batch without these messages; None if nothing is."""
     if DIGEST_SIZE * len(repeats) == len(append.ids):
         return None
     dropped = {place for place, _ in repeats}
@@ -100,9 +98,9 @@ class DedupPass:
             self._floors[partition_id] = self._windows.at(partition_id).look_at_groups(partition_id)
         self._tries += 1
 
-    def begin(self, tx: Transaction, lane: Area, ends: Mapping[int, int]) -> None:
+    def begin(self, tx: Transaction, area: Area, ends: Mapping[int, int]) -> None:
         """The partitions are locked, and end there."""
-        self._tx, self._lane = tx, lane
+        self._tx, self._area = tx, area
         self._places = {partition_id: _PartitionPass(end) for partition_id, end in ends.items()}
         self._waiting: dict[int, Sequence[bytes]] = {}  # ids of rows of the schedule, as they are now
 
@@ -150,7 +148,10 @@ class DedupPass:
             self._places[append.partition_id].delayed.update(split(append.ids))
 
     def were_repeats(self, append: Append, offset: int, now: int) -> Repeats:
-        """The same for a batch that was stored earlier: its first offset, -1 if nothing of it was."""
+        """Return which messages of a batch that was stored earlier were left out then.
+
+        `offset`: where the batch begins; -1 if nothing of it was stored.
+        """
         if not append.ids or append.due_at:
             return ()
         sent = split(append.ids)
@@ -167,7 +168,7 @@ class DedupPass:
         if place.kept is None:
             patient = self._tries > _TRIES
             try:
-                kept = self._windows.top_up(self._tx, self._lane, partition_id, place.end, patient=patient)
+                kept = self._windows.top_up(self._tx, self._area, partition_id, place.end, patient=patient)
             except NotPreparedError:
                 self._behind.add(partition_id)
                 raise
@@ -190,7 +191,7 @@ class DedupPass:
         return _NOWHERE if self._came_before(append, kept, digest, now) else None
 
     def _known_before(self, kept: Kept, digests: Sequence[bytes]) -> bool:
-        """Whether a partition that this one follows may have seen one of these ids (I13)."""
+        """Return whether a partition that this one follows may have seen one of these ids (I13)."""
         for one in kept.before:
             windows, old = self._kept(one)
             with windows.lock:
@@ -217,7 +218,7 @@ class DedupPass:
         return windows, kept
 
     def _waits(self, windows: Windows, kept: Kept, digest: bytes) -> bool:
-        """Whether a message with that id is in the schedule; what was cancelled is not, or was moved."""
+        """Return whether a message with that id is in the schedule; what was cancelled or moved is not."""
         with windows.lock:
             row_id = kept.waiting.row_of(digest)
         if row_id < 0:
@@ -225,14 +226,14 @@ class DedupPass:
         if windows is not self._windows:  # on another database
             with windows.session.read(Area.LOG) as tx:
                 return digest in ids_of(tx, row_id)
-        if not windows.sees_schedule(self._lane):
+        if not windows.sees_schedule(self._area):
             return False
         if row_id not in self._waiting:
             self._waiting[row_id] = ids_of(self._tx, row_id)
         return digest in self._waiting[row_id]
 
     def _counts(self, partition_id: int, window_ms: int, kept: Kept, offset: int, now: int) -> bool:
-        """Whether what is stored at that offset is remembered."""
+        """Return whether what is stored at that offset is remembered."""
         floor = self._floors.get(partition_id)
         with self._windows.at(partition_id).lock:
             if kept.window.remembered(offset, now, window_ms, NO_FLOOR if floor is None else floor):

@@ -24,21 +24,13 @@ from ....model.messages.ids import NO_FLOOR, IdTable, Window, split
 from ....model.policy.settings import GroupSettings
 from ....model.topology.names import base_of
 from ..catalog.catalog import SqlCatalog
+from ..lists import blanks
 from ..schema import log_table
 from ..session import Area, Row, Session, Transaction
-from .lookups import first_row, lane_of, reading_log, row_at
+from .lookups import area_of, first_row, reading_log, row_at
 
 __all__ = ["DelayedIds", "Kept", "NotPreparedError", "StoredIds", "Windows", "ids_of"]
 
-
-# ---- waiting ----
-# The ids of delayed messages: one that waits in the schedule is a repeat for whoever sends it again
-# (I13).
-#
-# Kept in memory per partition and topped up under its lock, as the window is. A row of the schedule
-# leaves it when it is moved to a log, or cancelled: so what is found here is looked up in the schedule
-# before it counts, and an id that was cancelled may be sent again. Rows of one partition are made under
-# its lock, so their numbers grow in the order of the commits.
 
 _WAITING_ROWS = """SELECT id, COALESCE(ids, id_hash) FROM postroom_schedule
            WHERE partition_id = ? AND id > ? ORDER BY id LIMIT ?"""
@@ -56,7 +48,14 @@ def ids_of(tx: Transaction, row_id: int) -> Sequence[bytes]:
 
 
 class DelayedIds:
-    """Of one partition. The lock it is given is the windows'."""
+    """The ids of a partition's delayed messages: one that waits in the schedule is a repeat for whoever sends
+    it again (I13).
+
+    Kept in memory and topped up under the partition's lock, as the window is. A row of the schedule leaves it
+    when it is moved to a log, or cancelled: so what is found here is looked up in the schedule before it
+    counts, and an id that was cancelled may be sent again. Rows of one partition are made under its lock, so
+    their numbers grow in the order of the commits. The lock that its verbs are given is that of `Windows`.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -72,7 +71,7 @@ class DelayedIds:
         return self._rows[-1] if self._rows else 0
 
     def known(self, digests: Sequence[bytes]) -> list[bytes]:
-        """Those that may wait."""
+        """Return those of these ids that may wait in the schedule."""
         return self._table.known(digests) if len(self._table) else []
 
     def row_of(self, digest: bytes) -> int:
@@ -123,8 +122,6 @@ class DelayedIds:
             del self._numbers[:gone], self._rows[:gone]
 
 
-# ---- window ----
-
 _ROWS = """SELECT base_offset, records, appended_at, ids FROM {log}
            WHERE base_offset >= ? AND base_offset < ? ORDER BY base_offset"""
 _NEXT = "SELECT MIN(base_offset) FROM {log} WHERE base_offset >= ?"
@@ -156,7 +153,7 @@ class StoredIds(NamedTuple):
 
 @dataclass(slots=True)
 class Kept:
-    """What is in memory for one partition."""
+    """A partition's ids, as far as they are in memory."""
 
     window: Window
     window_ms: int  # the time it covers
@@ -169,7 +166,8 @@ class Kept:
 
 @dataclass(slots=True)
 class Windows:
-    """Of one store. Any thread may use it; `lock` is held for moments, never while a database is asked."""
+    """The id windows of a store. Any thread may use them; `lock` is held for moments, never while a database
+    is asked."""
 
     session: Session
     catalog: SqlCatalog  # of the first shard, where groups are
@@ -204,7 +202,7 @@ class Windows:
         self._forget_idle(now)
 
     def _still_counts(self, partition_id: int, window_ms: int) -> bool:
-        """Whether any id of a sealed partition may still be asked for; it is in memory then."""
+        """Return whether an id of a sealed partition may still be asked for; its ids are in memory then."""
         try:
             self.prepare(partition_id, window_ms)
         except UnknownPartition:
@@ -296,7 +294,7 @@ class Windows:
             return NO_FLOOR
         ids = list(origins)
         with self.session.read(Area.PROGRESS) as tx:
-            rows = tx.all(_LOWEST.format(marks=", ".join("?" * len(ids))), partition_id, *ids)
+            rows = tx.all(_LOWEST.format(marks=blanks(len(ids))), partition_id, *ids)
         lowest = {group_id: start for group_id, (start, _) in origins.items()}
         for group_id, generation, offset in rows:
             if generation >= origins[group_id][1]:
@@ -305,25 +303,23 @@ class Windows:
 
     # ---- under the partition's lock ----
 
-    def top_up(self, tx: Transaction, lane: Area, partition_id: int, end: int, *, patient: bool) -> Kept:
+    def top_up(self, tx: Transaction, area: Area, partition_id: int, end: int, *, patient: bool) -> Kept:
         """The window, up to what is stored now; NotPreparedError if too much is missing, unless `patient`."""
         kept = self._kept.get(partition_id)
         if kept is None:
             raise NotPreparedError
-        if self.sees_schedule(lane):
+        if self.sees_schedule(area):
             while not kept.waiting.top_up(tx, partition_id, self.lock):
                 if not patient:
                     raise NotPreparedError
-        if self._place(lane) is self._place(lane_of(self.session, partition_id)):
+        stored_in = self.session.stored_in
+        if stored_in(area) is stored_in(area_of(self.session, partition_id)):
             self._top_up_log(tx, partition_id, kept, end, patient)
         return kept
 
-    def sees_schedule(self, lane: Area) -> bool:
-        """Whether a transaction in that lane can read the schedule."""
-        return self._place(lane) is Area.LOG
-
-    def _place(self, lane: Area) -> Area:
-        return lane if lane in self.session.dialect.places else Area.LOG
+    def sees_schedule(self, area: Area) -> bool:
+        """Return whether a transaction in that area can read the schedule."""
+        return self.session.stored_in(area) is Area.LOG
 
     def _top_up_log(self, tx: Transaction, partition_id: int, kept: Kept, end: int, patient: bool) -> None:
         if kept.window.end > end:  # the database is an older one than it was: nothing holds any more

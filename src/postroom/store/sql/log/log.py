@@ -1,13 +1,13 @@
 """Batches: append under the partition's lock, read, trim.
 
-A partition's log is in the lane of its topic: `LOG`, or `VOLATILE`. What is remembered of message ids follows
+A partition's log is in the area of its topic: `LOG`, or `VOLATILE`. What is remembered of message ids follows
 the commits; nothing is cached here that could run ahead of one (I2).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -17,19 +17,18 @@ from ....model.messages.batch import mark_of
 from ....model.policy.bounds import make_room
 from ...contract import Append, Appended, Bounds, News, StoredBatch
 from ..catalog.catalog import SqlCatalog
+from ..lists import blanks, each, parts
 from ..schema import log_table
 from ..session import Area, Session, Transaction, empties, verbs
-from .append import Appending, seal
+from .append import Appending, PartitionKey, seal
 from .dedup_append import DedupPass
 from .id_window import NotPreparedError, Windows
 from .lookups import (
     GONE,
-    each,
+    area_of,
     first_kept,
     first_row,
-    lane_of,
     log_of,
-    parts,
     reading_log,
     unknown_partition,
 )
@@ -37,41 +36,39 @@ from .lookups import (
 __all__ = ["Ends", "SqlLog"]
 
 
-# ---- ends ----
-# Where partitions ended when this process last saw them: offsets never go back (R6).
-#
-# A failover to a server that lacks the last commits, or a file restored under a running process, loses
-# messages that were confirmed, and would give their offsets to others. Whoever has seen the higher end
-# notices, and stops: nothing is stored there or handed out until somebody has decided.
-#
-# InnoDB shows a commit to others before it is flushed, and a crash may take that back: nobody was told
-# yet that it is stored. There an end that was only read counts when it is read again a while later.
-
 _MOST = 100_000  # partitions; of one that was not used for long nothing is noticed
 
 FLUSHED_S = 5.0  # a commit that others saw so long ago is on the disk
 
-PartitionKey = tuple[Area, int]
-"""The lane whose table has the partition's row, and the partition."""
-
 
 class Ends:
-    """Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2)."""
+    """Where partitions ended when this process last saw them: offsets never go back (R6).
+
+    A failover to a server that lacks the last commits, or a file restored under a running process, loses
+    messages that were confirmed, and would give their offsets to others. Whoever has seen the higher end
+    notices, and stops: nothing is stored there or handed out until somebody has decided.
+
+    InnoDB shows a commit to others before it is flushed, and a crash may take that back: nobody was told yet
+    that it is stored. There an end that was only read counts when it is read again a while later.
+
+    Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2).
+    """
 
     def __init__(self) -> None:
         self._highest: dict[PartitionKey, int] = {}
         self._read: dict[PartitionKey, tuple[int, float]] = {}  # ends that may not be flushed, and since when
 
-    def expected(self, places: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
-        return {place: self._highest.get(place, 0) for place in places}
+    def expected(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
+        """Return the highest end that was seen of each; 0: none was."""
+        return {key: self._highest.get(key, 0) for key in keys}
 
     def saw(self, ends: Mapping[PartitionKey, int]) -> None:
-        for place, end in ends.items():
-            known = self._highest.get(place, 0)
+        for key, end in ends.items():
+            known = self._highest.get(key, 0)
             if not known:
                 make_room(self._highest, _MOST)
             if end > known:
-                self._highest[place] = end
+                self._highest[key] = end
 
     def read(self, ends: Mapping[PartitionKey, int], *, flushed: bool) -> None:
         """They were read. `flushed`: this database shows nothing that a crash could take back."""
@@ -79,30 +76,28 @@ class Ends:
             self.saw(ends)
             return
         now = time.monotonic()
-        for place, end in ends.items():
-            before, since = self._read.get(place, (0, now))
+        for key, end in ends.items():
+            before, since = self._read.get(key, (0, now))
             if end < before or not before:  # a crash took it back, or it is new here
                 make_room(self._read, _MOST)
-                self._read[place] = (end, now)
+                self._read[key] = (end, now)
             elif now - since >= FLUSHED_S:
-                self.saw({place: before})
-                self._read[place] = (end, now)
+                self.saw({key: before})
+                self._read[key] = (end, now)
 
     @staticmethod
     def check(expected: Mapping[PartitionKey, int], found: Mapping[PartitionKey, int]) -> None:
         """StoreCorrupt if one of them ends before an offset that was given."""
-        for place, end in found.items():
-            if end < expected.get(place, 0):
+        for key, end in found.items():
+            if end < expected.get(key, 0):
                 raise StoreCorrupt(
-                    f"a partition ends at offset {end}, and offsets up to {expected[place] - 1} were given "
+                    f"a partition ends at offset {end}, and offsets up to {expected[key] - 1} were given "
                     "before: the database is older than it was (a failover that lost commits, or a restored "
                     "copy), so confirmed messages are missing. Nothing more is stored or handed out there: "
                     "bring the newer database back; or accept the loss and start every process anew",
-                    partition_id=place[1],
+                    partition_id=key[1],
                 )
 
-
-# ---- log ----
 
 _BOUNDS = """SELECT p.id, COALESCE(t.log_start, 0), p.next_offset, p.state FROM postroom_partitions p
              LEFT JOIN postroom_trims t ON t.partition_id = p.id WHERE p.id IN ({marks})"""
@@ -135,6 +130,7 @@ class SqlLog:
         self._session = session
         self._windows = self.windows = Windows(session, catalog, limits)
         self._ends = Ends()
+        self._remembered = limits.remembered_batches
 
     # ---- append ----
 
@@ -142,43 +138,43 @@ class SqlLog:
         found: dict[int, Appended | PostroomError] = {}
         try:
             self._session.dialect.admit()
-            self._append_each(appends, found)
+            for area, mine in self._by_area(appends).items():  # each in a transaction of its own
+                found.update(zip(mine, self._append(area, list(mine.values())), strict=True))
         except StoreError as error:
             if found and isinstance(error, StoreFull):
                 error.undone = False
-            if error.nothing_done and not found:  # else one lane has been committed
+            if error.nothing_done and not found:  # else one area has been committed
                 error.details["stored"] = False
             raise
         return [found[at] for at in range(len(appends))]
 
-    def _append_each(self, appends: Sequence[Append], found: dict[int, Appended | PostroomError]) -> None:
-        """Lane by lane, each in a transaction of its own."""
-        lanes = [Area.LOG if a.due_at else lane_of(self._session, a.partition_id) for a in appends]
-        for lane in dict.fromkeys(lanes):
-            places = [at for at, its in enumerate(lanes) if its is lane]
-            mine = [appends[at] for at in places]
-            found.update(zip(places, self._append(lane, mine), strict=True))
+    def _by_area(self, appends: Sequence[Append]) -> dict[Area, dict[int, Append]]:
+        """Return the appends by the area they go to, each with its place in the sequence."""
+        areas: dict[Area, dict[int, Append]] = {}
+        for at, append in enumerate(appends):
+            area = Area.LOG if append.due_at else area_of(self._session, append.partition_id)
+            areas.setdefault(area, {})[at] = append
+        return areas
 
-    def _append(self, lane: Area, appends: Sequence[Append]) -> list[Appended | PostroomError]:
-        ids, place = DedupPass(self._windows, appends), self._session.place_of(lane)
+    def _append(self, area: Area, appends: Sequence[Append]) -> list[Appended | PostroomError]:
+        ids, tables = DedupPass(self._windows, appends), self._session.stored_in(area)
         while True:
             ids.prepare()
-            expected = self._ends.expected((place, append.partition_id) for append in appends)
+            expected = self._ends.expected([(tables, append.partition_id) for append in appends])
             try:
-                with self._session.write(lane, flush=lane is Area.LOG) as tx:
-                    given = {partition_id: end for (_, partition_id), end in expected.items()}
-                    appending = Appending(tx, lane, self._session, appends, ids, given)
-                    self._ends.check(expected, appending.ends(place))
-                    results = appending.run(appends)
+                with self._session.write(area, flush=area is Area.LOG) as tx:
+                    appending = Appending(tx, area, self._session, appends, ids, expected, self._remembered)
+                    self._ends.check(expected, appending.ends())
+                    results = appending.run()
             except NotPreparedError:
                 continue
             ids.committed()
-            self._ends.saw(appending.ends(place))
+            self._ends.saw(appending.ends())
             return results
 
     def seal(self, partition_id: int, batch: bytes) -> int:
-        lane = lane_of(self._session, partition_id)
-        with self._session.write(lane, flush=lane is Area.LOG) as tx:
+        area = area_of(self._session, partition_id)
+        with self._session.write(area, flush=area is Area.LOG) as tx:
             return seal(tx, partition_id, batch)
 
     # ---- read ----
@@ -189,28 +185,33 @@ class SqlLog:
         with reading_log(self._session, partition_id) as tx:
             at = tx.one(_AT.format(log=log), offset)
             rows = _batches(tx, log, at, offset, max_messages, max_bytes)
-            if not any(
-                base + records > offset for base, records, _, _ in rows
-            ):  # at the end, or below what is kept
+            if not rows:  # at the end, or below what is kept
                 at = tx.one(_FROM.format(log=log), offset)
                 rows = _batches(tx, log, at, offset, max_messages, max_bytes)
-        return [StoredBatch(*row) for row in rows if row[0] + row[1] > offset]
+        return [StoredBatch(*row) for row in rows]
 
     def bounds(self, partition_ids: Iterable[int]) -> dict[int, Bounds]:
         ids = list(partition_ids)
         found: dict[int, Bounds] = {}
-        for lane in dict.fromkeys(self._place(partition_id) for partition_id in ids):
-            mine = [partition_id for partition_id in ids if self._place(partition_id) is lane]
-            durable = [one for one in mine if lane_of(self._session, one) is not Area.VOLATILE]
-            expected = self._ends.expected((lane, one) for one in durable)  # others a crash may set back (R3)
-            with self._session.read(lane) as tx:
-                rows = tx.all(_BOUNDS.format(marks=", ".join("?" * len(mine))), *mine)
-            ends = {(lane, row[0]): row[2] for row in rows}
-            self._ends.check(expected, ends)
-            self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
+        mine: dict[Area, list[int]] = {}
+        durable: list[PartitionKey] = []  # the ends of others a crash may set back (R3)
+        for one in ids:
+            area = area_of(self._session, one)
+            tables = self._session.stored_in(area)
+            mine.setdefault(tables, []).append(one)
+            if area is not Area.VOLATILE:
+                durable.append((tables, one))
+        expected = self._ends.expected(durable)
+        for tables, some in mine.items():
+            with self._session.read(tables) as tx:
+                rows = tx.all(_BOUNDS.format(marks=blanks(len(some))), *some)
+            ends: dict[PartitionKey, int] = {}
             for partition_id, start, end, state in rows:
+                ends[tables, partition_id] = end
                 if state not in GONE:
                     found[partition_id] = Bounds(start, end, sealed=state == "sealed")
+            self._ends.check(expected, ends)
+            self._ends.read(ends, flushed=self._session.dialect.shows_flushed)
         for partition_id in ids:
             if partition_id not in found:
                 raise unknown_partition(partition_id)
@@ -219,39 +220,33 @@ class SqlLog:
     def marks(self, at: Mapping[int, int]) -> dict[int, str]:
         found: dict[int, str] = {}
         wanted = [partition_id for partition_id, offset in at.items() if offset > 0]
-        for lane, mine in self._by_lane(wanted, lambda one: lane_of(self._session, one)):
+        areas: dict[Area, list[int]] = {}
+        for one in wanted:
+            areas.setdefault(area_of(self._session, one), []).append(one)
+        for area, mine in areas.items():
             for some in parts(mine, _MARKS_AT_ONCE):
-                for one, base, records, crc in self._marks(lane, some, at):
+                for one, base, records, crc in self._marks(area, some, at):
                     if base + records >= at[one]:
                         found[one] = mark_of(base, bytes(crc))
         return found
 
-    def _marks(self, lane: Area, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
+    def _marks(self, area: Area, some: Sequence[int], at: Mapping[int, int]) -> list[tuple[Any, ...]]:
         sql = " UNION ALL ".join(_MARK.format(id=int(one), log=log_table(one)) for one in some)
         with ExitStack() as logs:  # whichever of them is gone is named
             for one in some:
                 logs.enter_context(log_of(self._session, one))
-            with self._session.read(lane) as tx:
+            with self._session.read(area) as tx:
                 return tx.all(sql, *(at[one] - 1 for one in some))
 
     def removed(self, partition_ids: Collection[int]) -> dict[int, int]:
         found: dict[int, int] = {}
-        for lane, mine in self._by_lane(partition_ids, self._place):
-            with self._session.read(lane) as tx:
+        areas: dict[Area, list[int]] = {}
+        for one in partition_ids:
+            areas.setdefault(self._session.stored_in(area_of(self._session, one)), []).append(one)
+        for area, mine in areas.items():
+            with self._session.read(area) as tx:
                 found.update(each(tx, _REMOVED, "id", mine))
         return found
-
-    def _by_lane(
-        self, partition_ids: Iterable[int], lane: Callable[[int], Area]
-    ) -> list[tuple[Area, list[int]]]:
-        lanes: dict[Area, list[int]] = {}
-        for partition_id in partition_ids:
-            lanes.setdefault(lane(partition_id), []).append(partition_id)
-        return list(lanes.items())
-
-    def _place(self, partition_id: int) -> Area:
-        """The lane whose tables tell where a partition ends."""
-        return self._session.place_of(lane_of(self._session, partition_id))
 
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         with reading_log(self._session, partition_id) as tx:
@@ -262,11 +257,11 @@ class SqlLog:
     ) -> dict[int, Bounds]:
         found: dict[int, Bounds] = {}
         sql = _EDGES + (" AND p.state = 'sealed'" if sealed else "")
-        for lane in (Area.LOG, Area.VOLATILE):
-            if lane not in self._session.dialect.places:
+        for area in (Area.LOG, Area.VOLATILE):
+            if area not in self._session.dialect.areas:
                 continue
-            with self._session.read(lane) as tx:
-                rows = each(tx, sql + (_HERE if lane is Area.LOG else ""), "p.id", partition_ids)
+            with self._session.read(area) as tx:
+                rows = each(tx, sql + (_HERE if area is Area.LOG else ""), "p.id", partition_ids)
             found |= {one: Bounds(start, end, state == "sealed") for one, start, end, state in rows}
         return found
 
@@ -274,7 +269,7 @@ class SqlLog:
         with self._session.read(Area.LOG) as tx:
             ends: dict[int, int] = dict(each(tx, _ENDS + _HERE, "id", of))
             version = tx.one(_VERSION_AND_DUE)
-        if Area.VOLATILE in self._session.dialect.places:
+        if Area.VOLATILE in self._session.dialect.areas:
             with self._session.read(Area.VOLATILE) as tx:
                 ends.update(each(tx, _ENDS, "id", of))
         return News(int(version[0]), ends, version[1]) if version else News(0, ends)
@@ -283,7 +278,7 @@ class SqlLog:
 
     @empties
     def trim(self, partition_id: int, below: int) -> int:
-        with self._session.write(lane_of(self._session, partition_id)) as tx:
+        with self._session.write(area_of(self._session, partition_id)) as tx:
             row = tx.locked("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
             part = tx.one("SELECT next_offset FROM postroom_partitions WHERE id = ?", partition_id)
             if part is None:
@@ -294,7 +289,7 @@ class SqlLog:
             return int(start)
 
     def is_volatile(self, partition_id: int) -> bool:
-        return lane_of(self._session, partition_id) is Area.VOLATILE
+        return area_of(self._session, partition_id) is Area.VOLATILE
 
     def skip_lost(self, partition_id: int) -> int:
         with reading_log(self._session, partition_id) as tx:
@@ -309,8 +304,8 @@ class SqlLog:
     @empties
     def sweep(self, partition_id: int, *, rows: int, appended_before: int | None = None) -> int:
         log = log_table(partition_id)
-        lane = lane_of(self._session, partition_id)
-        with log_of(self._session, partition_id), self._session.write(lane) as tx:
+        area = area_of(self._session, partition_id)
+        with log_of(self._session, partition_id), self._session.write(area) as tx:
             start = tx.one("SELECT log_start FROM postroom_trims WHERE partition_id = ?", partition_id)
             if start is None:
                 return 0
@@ -343,9 +338,9 @@ class SqlLog:
         with self._session.read(Area.LOG) as tx:
             moving = {*moving} | {int(row[0]) for row in tx.all(_MOVING)}
         others = f" AND producer_id NOT IN ({', '.join(map(str, sorted(moving)))})" if moving else ""
-        for lane in (Area.LOG, Area.VOLATILE):
-            if lane in self._session.dialect.places:
-                with self._session.write(lane) as tx:
+        for area in (Area.LOG, Area.VOLATILE):
+            if area in self._session.dialect.areas:
+                with self._session.write(area) as tx:
                     count += tx.run(
                         f"DELETE FROM postroom_sequences WHERE seen_at < ?{others}", idle_since_ms
                     )
@@ -355,9 +350,12 @@ class SqlLog:
 def _batches(
     tx: Transaction, log: str, at: Any, offset: int, max_messages: int, max_bytes: int
 ) -> list[tuple[Any, ...]]:
-    """Batches from `at` on until a limit is reached, but at least that one."""
+    """Return the batches from `at` on that reach behind the offset, until a limit is reached."""
     if at is None:
         return []
     base, before = at
     below = max(offset, base) + max_messages
-    return tx.all(_BATCHES.format(log=log), base, max(below, base + 1), base, before + max_bytes)
+    found = tx.all(_BATCHES.format(log=log), base, max(below, base + 1), base, before + max_bytes)
+    while found and found[0][0] + found[0][1] <= offset:
+        del found[0]
+    return found

@@ -5,9 +5,9 @@ Reads see what is committed when each statement starts: rows may be swept betwee
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 from ....errors import InvalidSetting, StoreError, UnknownPartition
 from ....model.policy.bounds import make_room
@@ -16,18 +16,14 @@ from ..session import Area, Session, Transaction
 
 __all__ = [
     "GONE",
-    "each",
+    "area_of",
     "first_kept",
     "first_row",
-    "lane_of",
     "log_of",
-    "parts",
     "reading_log",
     "row_at",
     "unknown_partition",
 ]
-
-T = TypeVar("T")
 
 _MOST = 100_000  # partitions of which is known where they are
 
@@ -38,10 +34,10 @@ _KNOWN = "SELECT 1 FROM postroom_partitions WHERE id = ? AND state IN ('new', 'o
 _STORAGE = "SELECT volatile, shard FROM postroom_partitions WHERE id = ?"
 
 
-def lane_of(session: Session, partition_id: int) -> Area:
+def area_of(session: Session, partition_id: int) -> Area:
     """Where a partition's log is. It never changes, so it is asked once. InvalidSetting: on another shard."""
-    lane = session.lanes.get(partition_id)
-    if lane is None:
+    area = session.partition_areas.get(partition_id)
+    if area is None:
         with session.read(Area.LOG) as tx:
             row = tx.one(_STORAGE, partition_id)
         if row is None:
@@ -54,9 +50,9 @@ def lane_of(session: Session, partition_id: int) -> Area:
                 _served=f"a partition of this topic is on shard {row[1]!r}, which this broker was not given; "
                 "ask the operator of the brokers",
             )
-        make_room(session.lanes, _MOST)
-        lane = session.lanes[partition_id] = session.log_lane(bool(row[0]))
-    return lane
+        make_room(session.partition_areas, _MOST)
+        area = session.partition_areas[partition_id] = Area.VOLATILE if row[0] else Area.LOG
+    return area
 
 
 @contextmanager
@@ -73,7 +69,7 @@ def log_of(session: Session, partition_id: int) -> Iterator[None]:
 
 @contextmanager
 def reading_log(session: Session, partition_id: int) -> Iterator[Transaction]:
-    with log_of(session, partition_id), session.read(lane_of(session, partition_id)) as tx:
+    with log_of(session, partition_id), session.read(area_of(session, partition_id)) as tx:
         yield tx
 
 
@@ -118,25 +114,3 @@ def first_row(tx: Transaction, partition_id: int, column: str, least: int) -> in
         else:
             low = found[0] + found[1]
     return int(high)
-
-
-def padded(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """In parts of a few sizes, so that databases see few statements; the last one stands in for the rest."""
-    for at in range(0, len(items), sizes[-1]):
-        part = items[at : at + sizes[-1]]
-        size = next(size for size in sizes if size >= len(part))
-        yield [*part, *[part[-1]] * (size - len(part))]
-
-
-def parts(items: Sequence[T], size: int = 500) -> Iterator[Sequence[T]]:
-    """In parts of as many as one statement names."""
-    for at in range(0, len(items), size):
-        yield items[at : at + size]
-
-
-def each(tx: Transaction, sql: str, column: str, ids: Collection[int] | None) -> list[tuple[Any, ...]]:
-    """The rows of these ids, or all of them; the statement ends in conditions."""
-    if ids is None:
-        return tx.all(sql)
-    listed = ((some, ", ".join("?" * len(some))) for some in parts(sorted(ids)))
-    return [row for some, marks in listed for row in tx.all(f"{sql} AND {column} IN ({marks})", *some)]

@@ -30,7 +30,7 @@ _PLACED = """INSERT INTO postroom_partitions
 
 def check_volatile(session: Session) -> None:
     """Make what the catalog knows and the place does not: after its loss, that is everything."""
-    if Area.VOLATILE not in session.dialect.places:
+    if Area.VOLATILE not in session.dialect.areas:
         return
     _empty_old(session)
     life = _life(session)
@@ -72,7 +72,7 @@ def _empty_old(session: Session) -> None:
 def place_log(session: Session, partition_id: int, life: int | None = None) -> None:
     """The table of a volatile partition, and its row beside it where the place is apart."""
     create_log(session, partition_id, Area.VOLATILE)
-    if Area.VOLATILE not in session.dialect.places:
+    if Area.VOLATILE not in session.dialect.areas:
         return
     start = LIFE_OFFSETS * (_life(session) if life is None else life)
     with session.write(Area.VOLATILE) as tx:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 from ....errors import GenerationChanged
@@ -22,7 +23,7 @@ from ....model.delivery import settlement
 from ....model.delivery.delivery import NOBODY, Change, Delivery, Holder, Line, Span, Stamp, renewed
 from ....model.delivery.ordered import FAR
 from ...contract import Granted, Group, Origin
-from ..log.lookups import padded
+from ..lists import blanks, padded
 from ..session import Area, Transaction
 
 __all__ = [
@@ -38,18 +39,9 @@ __all__ = [
     "lines_of",
     "lock",
     "reset_meanwhile",
-    "save",
     "stopped_below",
 ]
 
-
-# ---- row ----
-# The progress row of a group and a partition: its columns, and what is counted in them.
-#
-# It is the lock of every progress verb (I1). Besides the cursor it keeps what reads would have to look
-# for: where the deliveries begin, when the first of them is due, who holds the partition (I5, I19), and
-# where the parked lines begin (I27). The column `lowest` is what others read: the lowest offset that is
-# unsettled, be it in a delivery or in a line.
 
 _SAMPLE_MS = 10_000  # rates are measured over one to two of these
 
@@ -61,25 +53,29 @@ _COLUMNS = (
 _ROW_KEY = "group_id = ? AND partition_id = ?"
 ROW = f"SELECT {', '.join(_COLUMNS)} FROM postroom_progress WHERE {_ROW_KEY}"
 MAKE = f"""INSERT INTO postroom_progress (group_id, partition_id, {", ".join(_COLUMNS)})
-            VALUES (?, ?, {", ".join("?" * len(_COLUMNS))})"""
+            VALUES (?, ?, {blanks(len(_COLUMNS))})"""
 _SAVE = f"UPDATE postroom_progress SET {', '.join(f'{c} = ?' for c in _COLUMNS)} WHERE "
 _LOCK = f"SELECT {', '.join(_COLUMNS)} FROM postroom_progress WHERE "
 _TABLE, _KEY_COLUMNS = "postroom_progress", ("group_id", "partition_id")
 
 
 def lock(tx: Transaction, key: tuple[int, int]) -> Sequence[Any] | None:
-    """The row's columns; it is changed by every poll and ack, and its past versions may pile up (I19)."""
-    return tx.locked(_LOCK + tx.dialect.newest(_TABLE, _KEY_COLUMNS), *key, key[-1])
+    """Lock the row and return its columns, or None if there is no such row.
 
-
-def save(tx: Transaction, row: ProgressRow, key: tuple[int, int]) -> None:
-    """Of a row that is locked."""
-    tx.do(_SAVE + tx.dialect.at_newest(_TABLE, _KEY_COLUMNS), *row.columns, *key, key[-1])
+    It is changed by every poll and ack, and its past versions may pile up (I19).
+    """
+    return tx.locked(tx.dialect.newest(_LOCK, _TABLE, _KEY_COLUMNS), *key, key[-1])
 
 
 @dataclass(slots=True)
 class ProgressRow:
-    """A progress row."""
+    """The progress row of a group and a partition: its columns, and what is counted in them.
+
+    It is the lock of every progress verb (I1). Besides the cursor it keeps what reads would have to look for:
+    where the deliveries begin, when the first of them is due, who holds the partition (I5, I19), and where
+    the parked lines begin (I27). The column `lowest` is what others read: the lowest offset that is
+    unsettled, be it in a delivery or in a line.
+    """
 
     generation: int
     cursor: int
@@ -131,8 +127,6 @@ class ProgressRow:
         return 1000 * (self.settled - self.earlier) / passed if self.earlier_at and passed > 0 else 0.0
 
 
-# ---- locked ----
-
 _NEAR = 1000  # spans no further apart than this are read at once
 _LOOKED_AT = 10_000  # deliveries of others, to say who lost what
 _CLUSTERS = 64  # spans far apart from each other that are read one by one
@@ -175,6 +169,8 @@ _DROP_LINE = f"DELETE FROM postroom_parked WHERE {_KEY} AND line = ?"
 _DROP_LINES = f"DELETE FROM postroom_parked WHERE {_KEY}"
 _FIRST_LINE = f"SELECT MIN(first_offset) FROM postroom_parked WHERE {_KEY}"
 
+_FIRST, _VISIBLE_AT = attrgetter("first"), attrgetter("visible_at")
+
 _NO_LIMIT = 2**31 - 1
 _SIZES = (1, 4, 16, 64)  # of deletes: few different statements, and few round trips
 
@@ -188,7 +184,7 @@ class NeedsStartError(Exception):
 
 
 class NeedsFlushError(Exception):
-    """What was decided must be durable: do it again in a flushed transaction."""
+    """The decision must be durable: it is made again in a flushed transaction."""
 
 
 class Locked:
@@ -256,8 +252,9 @@ class Locked:
     def _read(self, sql: str, *args: Any) -> list[Delivery]:
         if self.row.lowest == self.row.cursor:  # everything is settled
             return []
-        found = [_delivery(raw) for raw in self._tx.all(sql, *args)]
-        self._seen.update((d.first, d) for d in found)
+        found = list(map(_delivery, self._tx.all(sql, *args)))
+        for one in found:
+            self._seen[one.first] = one
         return found
 
     def where(self, condition: str, *args: Any, limit: int = _NO_LIMIT) -> list[Delivery]:
@@ -266,7 +263,7 @@ class Locked:
         return self._read(sql, *self._key, self.row.lowest, *args, limit)
 
     def held(self, token: int) -> list[Delivery]:
-        return sorted(self._read(_HELD, token, *self._key), key=lambda d: d.first)
+        return sorted(self._read(_HELD, token, *self._key), key=_FIRST)
 
     def reaching(
         self, low: int, high: int, condition: str = "1 = 1", *, limit: int = _NO_LIMIT
@@ -291,7 +288,7 @@ class Locked:
 
     @property
     def looks(self) -> bool:
-        """Whether something may be due."""
+        """Return whether something may be due."""
         return self.row.next_due is not None and self.row.next_due <= self.now
 
     def safe(self, due: list[Delivery], lease_ms: int) -> list[Delivery]:
@@ -360,13 +357,14 @@ class Locked:
     def apply(self, change: Change) -> None:
         """Write a change of deliveries that were read here."""
         for some in padded(change.drop, _SIZES):
-            self._tx.do(_DELETE.format(marks=", ".join("?" * len(some))), *self._key, *some)
+            self._tx.do(_DELETE.format(marks=blanks(len(some))), *self._key, *some)
         if change.put:
             self._tx.many(_INSERT, [(*self._key, *_columns(d)) for d in change.put])
         self._follow(change)
         for first in change.drop:
             self._seen.pop(first, None)
-        self._seen.update((d.first, d) for d in change.put)
+        for one in change.put:
+            self._seen[one.first] = one
         self.row.cursor = change.cursor
         self.row.settled += change.settled
         self._changed = True
@@ -375,24 +373,26 @@ class Locked:
         """Keep `lowest` and `next_due`. They are looked up only where the lowest or the earliest is gone."""
         row = self.row
         row.deliveries += len(change.put) - len(change.drop)
-        first = min((d.first for d in change.put), default=change.cursor)
+        first = min(map(_FIRST, change.put), default=change.cursor)
         if row.lowest == row.cursor:  # there was nothing: all there is now was put
             row.lowest = first
             row.next_due = self._earliest(change.put)
             return
         if first < row.lowest:  # out of a parked line
             row.lowest = first
-        elif row.lowest in change.drop and all(d.first != row.lowest for d in change.put):
+        elif row.lowest in change.drop and first != row.lowest:
             lowest = self._minimum(_LOWEST)
             row.lowest = change.cursor if lowest is None else lowest
-        added = self._earliest(change.put)
-        gone = min((self._seen[first].visible_at for first in change.drop), default=None)
         if row.lowest == change.cursor:
             row.next_due = None
-        elif added is not None and (row.next_due is None or added <= row.next_due):
+            return
+        added = self._earliest(change.put)
+        if added is not None and (row.next_due is None or added <= row.next_due):
             row.next_due = added
-        elif not self._ordered and gone == row.next_due and row.deliveries <= _FEW:
-            row.next_due = self._minimum(_EARLIEST)
+        elif not self._ordered and row.deliveries <= _FEW:
+            gone = min((self._seen[first].visible_at for first in change.drop), default=None)
+            if gone == row.next_due:
+                row.next_due = self._minimum(_EARLIEST)
 
     def look_up_due(self) -> None:
         """Find when the first delivery is due, after everything that is due has been looked at."""
@@ -413,8 +413,8 @@ class Locked:
 
     def _earliest(self, deliveries: Sequence[Delivery]) -> int | None:
         """In an ordered group only a stamped delivery is due by itself."""
-        due = (d.visible_at for d in deliveries if not self._ordered or d.stamp is not None)
-        return min(due, default=None)
+        due = [one for one in deliveries if one.stamp is not None] if self._ordered else deliveries
+        return min(map(_VISIBLE_AT, due), default=None)
 
     # ---- parked lines (I27) ----
 
@@ -454,7 +454,8 @@ class Locked:
     def save(self) -> None:
         if self._changed:
             self.row.sample(self.now)
-            save(self._tx, self.row, self._key)
+            sql = self._tx.dialect.at_newest(_SAVE, _TABLE, _KEY_COLUMNS)
+            self._tx.do(sql, *self.row.columns, *self._key, self._key[-1])
 
 
 def _clusters(spans: Sequence[Span]) -> list[Span]:
@@ -468,9 +469,9 @@ def _clusters(spans: Sequence[Span]) -> list[Span]:
 
 
 def held_under(tx: Transaction, group_id: int, partition_id: int, token: int) -> list[Delivery]:
-    """What has this token, lowest offset first; without a lock."""
+    """Return what has this token, lowest offset first; without a lock."""
     rows = tx.all(_HELD, token, group_id, partition_id)
-    return sorted(map(_delivery, rows), key=lambda d: d.first)
+    return sorted(map(_delivery, rows), key=_FIRST)
 
 
 def line_of(raw: tuple[Any, ...]) -> Line:

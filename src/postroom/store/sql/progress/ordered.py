@@ -87,7 +87,7 @@ def poll(locked: Locked, group: Group, ask: OrderedAsk, waited_ms: int | None) -
 
 
 def _claimed(locked: Locked, group: Group, ask: OrderedAsk) -> bool:
-    """Whether the asker holds the partition now; if it does so anew, what others had of it is free."""
+    """Return whether the asker holds the partition now; if it does so anew, what others had of it is free."""
     holder, now = locked.row.holder, locked.now
     claim = ordered.claim(holder, ask, now, locked.row.cursor)
     if claim is Claim.TAKES_OVER:  # when the server was started costs a look
@@ -108,7 +108,7 @@ def _claimed(locked: Locked, group: Group, ask: OrderedAsk) -> bool:
 
 
 def _unreceived(locked: Locked, ask: OrderedAsk, looks: bool) -> tuple[list[Delivery], bool]:
-    """What the asker has not received, lowest first, and whether that is all of it."""
+    """Return what the asker has not received, lowest first, and whether that is all of it."""
     limit = max(1, ask.messages) + _MORE_ROWS
     row = locked.row
     expects = row.lowest if ask.expects is None else ask.expects
@@ -122,7 +122,7 @@ def _unreceived(locked: Locked, ask: OrderedAsk, looks: bool) -> tuple[list[Deli
 
 
 def settle(locked: Locked, group: Group, token: int, settlements: Sequence[Settlement]) -> Settled:
-    """What the token has: all that the holder has received, or what a mover was told to move."""
+    """Return what the token has: all that the holder has received, or what a mover was told to move."""
     parks = [s for s in settlements if s.kind is Kind.PARK]
     if parks:
         if locked.row.holder.token != token:

@@ -1,4 +1,4 @@
-"""Progress: cursors, deliveries and members, in a lane of its own.
+"""Progress: cursors, deliveries and members, in an area of its own.
 
 Each verb locks the progress row of its group and partition first (I1), loads the few deliveries the
 decision needs, lets `model.delivery` (or `model.ordered`) decide, and writes the change. What must be
@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
-from ....config import DEFAULTS
+from ....config import DEFAULTS, Limits
 from ....errors import GateClosed
 from ....model.delivery import delivery, settlement
 from ....model.delivery.delivery import (
@@ -30,7 +31,8 @@ from ....model.delivery.delivery import (
 )
 from ....model.delivery.ordered import FAR
 from ...contract import Backlog, Catalog, Granted, Group, Member, Origin, Peek, Settled
-from ..log.lookups import GONE, lane_of, padded, parts, reading_log
+from ..lists import blanks, padded, parts
+from ..log.lookups import GONE, area_of, reading_log
 from ..session import Area, Session, Transaction, empties, verbs
 from . import ordered
 from .locked import (
@@ -50,10 +52,9 @@ from .locked import (
 from .usage import log_start_of, measure
 from .user_transaction import Guest, Joining
 
-__all__ = ["CUT_MEMBERS", "FAR_MEMBERS", "SqlProgress", "cut", "member_ms", "stray_places"]
+__all__ = ["SqlProgress"]
 
 
-# ---- strays ----
 # Leases that end later than any that is given now: of a clock that was set back since (I26).
 #
 # Whoever holds them may be gone, and nobody would get their messages before the clock has caught up. So
@@ -64,8 +65,8 @@ _SLACK_MS = 1_000  # clocks of two readings of one moment
 _PLACES = f"""SELECT partition_id FROM postroom_deliveries
               WHERE group_id = ? AND token <> {NOBODY} AND visible_at > ? AND visible_at < {FAR}
               UNION SELECT partition_id FROM postroom_progress WHERE group_id = ? AND holder_until > ?"""
-FAR_MEMBERS = "SELECT 1 FROM postroom_members WHERE group_id = ? AND until_ms > ?"
-CUT_MEMBERS = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND until_ms > ?"
+_FAR_MEMBERS = "SELECT 1 FROM postroom_members WHERE group_id = ? AND until_ms > ?"
+_CUT_MEMBERS = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND until_ms > ?"
 
 
 def _longest(group: Group) -> int:
@@ -73,12 +74,12 @@ def _longest(group: Group) -> int:
     return max(group.settings.lease_ms, group.terms.mover_ms) + _SLACK_MS
 
 
-def stray_places(tx: Transaction, group: Group) -> set[int]:
+def _strays(tx: Transaction, group: Group) -> set[int]:
     later = tx.now_ms() + _longest(group)
     return {int(place) for (place,) in tx.all(_PLACES, group.id, later, group.id, later)}
 
 
-def cut(locked: Locked, group: Group) -> int:
+def _cut(locked: Locked, group: Group) -> int:
     """Returns how many leases of a partition were cut."""
     until, later = locked.now + group.settings.lease_ms, locked.now + _longest(group)
     holder, found = locked.row.holder, 0
@@ -97,15 +98,15 @@ def cut(locked: Locked, group: Group) -> int:
     return found + len(held)
 
 
-def member_ms(group: Group) -> int:
-    """How long a member is live that was heard now."""
-    return DEFAULTS.member_ttl_factor * group.settings.lease_ms + _SLACK_MS
+def _member_ms(group: Group, limits: Limits) -> int:
+    """Return for how long a member is live that was heard now."""
+    return limits.member_ttl_factor * group.settings.lease_ms + _SLACK_MS
 
-
-# ---- progress ----
 
 T = TypeVar("T")
 
+_SPENT = attrgetter("spent")
+_SOON = (Kind.RETRY, Kind.RELEASE)  # what others may be handed afterwards
 _DUE_ROWS = 64  # deliveries looked at in one poll
 _ENTER = """INSERT INTO postroom_members (group_id, name, client, joined_at, until_ms)
             VALUES (?, ?, ?, ?, ?)"""
@@ -135,10 +136,11 @@ _Unsettled = tuple[int | None, int, int, int, Sequence[tuple[Any, ...]]]
 
 @verbs
 class SqlProgress:
-    def __init__(self, session: Session, catalog: Catalog) -> None:
+    def __init__(self, session: Session, catalog: Catalog, limits: Limits = DEFAULTS) -> None:
         self._session = session
+        self._limits = limits
         self._catalog = catalog
-        self._joining = Joining(session)
+        self._joining = Joining(session, limits)
         self.is_drained: Callable[[Group, int], bool] = self.drain  # of predecessors, wherever they are
         self.fence_all: Callable[[Group, Sequence[int]], None] = self.fence  # successors, wherever they are
 
@@ -158,8 +160,8 @@ class SqlProgress:
         found: dict[int, int] = {}
         with self._session.read(Area.PROGRESS) as tx:
             for some in [None] if of is None else parts(sorted(of)):
-                marks = "" if some is None else f" AND group_id IN ({', '.join('?' * len(some))})"
-                found.update(tx.all(_DUES.format(more=marks), *(some or ())))
+                more = "" if some is None else f" AND group_id IN ({blanks(len(some))})"
+                found.update(tx.all(_DUES.format(more=more), *(some or ())))
         return found
 
     def started_ms(self) -> int:
@@ -182,7 +184,7 @@ class SqlProgress:
             due = locked.where("visible_at <= ?", locked.now, limit=_DUE_ROWS) if looks else []
             before, safe = locked.row.cursor, locked.safe(due, group.settings.lease_ms)
             change = delivery.poll(before, safe, locked.now, ask, group.terms)
-            if any(d.spent for d in change.granted) or change.leaving:
+            if change.leaving or any(map(_SPENT, change.granted)):
                 locked.must_flush()
             if waited_ms is not None and change.cursor > before:
                 locked.row.first_wait_ms = waited_ms
@@ -353,7 +355,7 @@ class SqlProgress:
         self.fence_all(group, [p.partition_id for p in reversed(route.partitions) if p.partition_id in after])
 
     def drain(self, group: Group, partition_id: int) -> bool:
-        with self._session.read(self._session.place_of(lane_of(self._session, partition_id))) as tx:
+        with self._session.read(self._session.stored_in(area_of(self._session, partition_id))) as tx:
             row = tx.one(_EDGES, partition_id)
         if row is None or row[0] in GONE:
             return True
@@ -460,14 +462,14 @@ class SqlProgress:
 
     def cut_leases(self, group: Group, partition_ids: Sequence[int]) -> int:
         with self._session.read(Area.PROGRESS) as tx:
-            stray = stray_places(tx, group)
-            far = tx.one(FAR_MEMBERS, group.id, tx.now_ms() + member_ms(group))
+            stray = _strays(tx, group)
+            far = tx.one(_FAR_MEMBERS, group.id, tx.now_ms() + _member_ms(group, self._limits))
         if far is not None:
             with self._session.write(Area.PROGRESS, flush=False) as tx:
-                until = tx.now_ms() + member_ms(group)
-                tx.do(CUT_MEMBERS, until, group.id, until)
+                until = tx.now_ms() + _member_ms(group, self._limits)
+                tx.do(_CUT_MEMBERS, until, group.id, until)
         return sum(
-            self._locked(group, place, lambda locked: cut(locked, group))
+            self._locked(group, place, lambda locked: _cut(locked, group))
             for place in partition_ids
             if place in stray
         )
@@ -493,7 +495,7 @@ class SqlProgress:
         with self._session.write(Area.PROGRESS, flush=False) as tx:
             there: set[tuple[int, str]] = set()
             for some in padded(sorted({group_id for group_id, _, _ in asked}), _GROUPS):
-                there.update(tx.all(_THERE.format(marks=", ".join("?" * len(some))), *some))
+                there.update(tx.all(_THERE.format(marks=blanks(len(some))), *some))
             now = tx.now_ms()
             tx.many(_RENEW, [(now + ttl, *who) for *who, ttl in asked if tuple(who) in there])
         return [(group_id, name) for group_id, name, _ in asked if (group_id, name) not in there]
@@ -511,7 +513,7 @@ class SqlProgress:
         found: dict[int, list[Member]] = {}
         with self._session.read(Area.PROGRESS) as tx:
             for some in parts(sorted(group_ids)):
-                sql = _MEMBERS_OF.format(marks=", ".join("?" * len(some)))
+                sql = _MEMBERS_OF.format(marks=blanks(len(some)))
                 for row in tx.all(sql, tx.now_ms(), *some):
                     found.setdefault(row[0], []).append(Member(*row))
         return found
@@ -532,8 +534,10 @@ def _settle(locked: Locked, group: Group, token: int, settlements: Sequence[Sett
     lost = locked.in_other_hands(change.missing, token)
     if change.drop:
         locked.apply(change)
-    if any(s.kind in (Kind.RETRY, Kind.RELEASE) for s in settlements):
-        locked.announce()
+    for one in settlements:
+        if one.kind in _SOON:
+            locked.announce()
+            break
     return Settled(lost, change.leaving, change.unplaced)
 
 

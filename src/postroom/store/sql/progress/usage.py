@@ -14,7 +14,8 @@ from contextlib import ExitStack
 from ....model.delivery.delivery import Span
 from ...contract import Backlog, Group
 from ..catalog.catalog import SqlCatalog
-from ..log.lookups import each, first_kept, first_row, lane_of, log_of, row_at, unknown_partition
+from ..lists import blanks, each
+from ..log.lookups import area_of, first_kept, first_row, log_of, row_at, unknown_partition
 from ..schema import log_table
 from ..session import Area, Row, Session, Transaction, verbs
 from .locked import ProgressRow
@@ -87,7 +88,7 @@ class SqlUsage:
         if not groups:
             return {}
         ids = [group.id for group in groups]
-        marks = ", ".join("?" * len(ids))
+        marks = blanks(len(ids))
         with self._session.read(Area.PROGRESS) as tx:  # before the starts, which only a reset moves
             rows = tx.all(_LOWEST.format(marks=marks), *ids)
         starts = self._catalog.starts(ids)
@@ -102,20 +103,20 @@ class SqlUsage:
     def bytes_from(self, positions: Sequence[Mapping[int, int]]) -> list[int]:
         places: dict[Area, set[_At]] = {}
         for partition_id, offset in {place for position in positions for place in position.items()}:
-            places.setdefault(lane_of(self._session, partition_id), set()).add((partition_id, offset))
+            places.setdefault(area_of(self._session, partition_id), set()).add((partition_id, offset))
         left: dict[_At, int] = {}
-        for lane, wanted in places.items():
-            left |= self._bytes_left(lane, sorted(wanted))
+        for area, wanted in places.items():
+            left |= self._bytes_left(area, sorted(wanted))
         return [sum(left[place] for place in position.items()) for position in positions]
 
-    def _bytes_left(self, lane: Area, places: list[_At]) -> dict[_At, int]:
+    def _bytes_left(self, area: Area, places: list[_At]) -> dict[_At, int]:
         ids = sorted({partition_id for partition_id, _ in places})
         found: dict[_At, int] = {}
         with ExitStack() as stack:
             for partition_id in ids:
                 stack.enter_context(log_of(self._session, partition_id))
-            tx = stack.enter_context(self._session.read(lane))
-            totals: dict[int, int] = dict(tx.all(_TOTALS.format(marks=", ".join("?" * len(ids))), *ids))
+            tx = stack.enter_context(self._session.read(area))
+            totals: dict[int, int] = dict(tx.all(_TOTALS.format(marks=blanks(len(ids))), *ids))
             rows = _batches_at(tx, places)
             for place in places:
                 if place[0] not in totals:
@@ -145,7 +146,6 @@ def _left(offset: int, total: int, at: Row) -> int:
     return max(0, int(total - before - length * done // records))
 
 
-# ---- measures ----
 # How far behind a group is, from a few look-ups by primary key: no scan (R43).
 
 _ARRIVAL_MS = 60_000

@@ -16,15 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from ....config import DEFAULTS
+from ....config import Limits
 from ....errors import GenerationChanged, UsageError
 from ....model.delivery import ordered, settlement
 from ....model.delivery.delivery import Kind, Settlement
 from ...contract.values import Group
 from ..identity import uuid_of
-from ..session import Dialect, Row, Session, Transaction
+from ..session import Row, Session, Transaction
 from .locked import Locked, NeedsStartError
 
 __all__ = ["Guest", "Joining", "Joins"]
@@ -37,7 +37,6 @@ _LIMITED = _UUID.replace(
     f"value, {_UNLESS_SET.format('lock_timeout')}, "
     f"{_UNLESS_SET.format('idle_in_transaction_session_timeout')}",
 )
-_LIMITS = (str(DEFAULTS.lock_timeout_ms), str(DEFAULTS.idle_timeout_ms))
 _KINDS = {"postgresql": "postgres", "mysql": "mysql"}
 
 
@@ -64,8 +63,9 @@ class Joins(Protocol):
 
 
 class Joining:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, limits: Limits) -> None:
         self._session = session
+        self._timeouts = (str(limits.lock_timeout_ms), str(limits.idle_timeout_ms))
 
     @cached_property
     def _uuid(self) -> str:
@@ -73,7 +73,7 @@ class Joining:
 
     def ack(self, guest: Guest, group: Group, partition_id: int, token: int, offset: int) -> bool:
         self._check_same(guest)
-        tx = Transaction(guest, cast(Dialect, _Joined(self._session.dialect)))
+        tx = _GuestTransaction(self._session.dialect, guest)
         try:
             locked = Locked(tx, group, partition_id, None, False)
         except (NeedsStartError, GenerationChanged):  # the group was reset: it is nobody's any more
@@ -94,67 +94,52 @@ class Joining:
                 "ack(connection=) needs a queue on PostgreSQL, MySQL or MariaDB: on SQLite progress is in a "
                 "file of its own, which your transaction cannot reach; use postroom.guards.once instead"
             )
-        if guest.kind != _KINDS[kind] or _uuid_there(guest) != self._uuid:
+        if guest.kind != _KINDS[kind] or self._uuid_there(guest) != self._uuid:
             raise UsageError(
                 "this connection is not to the database that the queue is in (same server, database and "
                 "schema), so the ack cannot join its transaction: connect to that one, or use "
                 "postroom.guards.once instead"
             )
 
-
-def _uuid_there(guest: Guest) -> str:
-    try:
-        if guest.kind == "postgres":  # with limits for what is locked from now on (I15)
-            return str(guest.rows(_LIMITED, _LIMITS)[0][0])
-        return str(guest.rows(_UUID)[0][0])
-    except Exception as error:
-        if "exist" not in str(error):
-            raise
-        return ""  # no such table: it is another database, or another schema
-
-
-class _Joined:
-    """The store's dialect, spoken on the user's connection, which knows its driver's parameters itself."""
-
-    def __init__(self, dialect: Dialect) -> None:
-        self._dialect = dialect
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._dialect, name)
-
-    def sql(self, text: str) -> str:
-        return text
-
-    def ask(self, guest: Guest, sql: str, args: Sequence[Any]) -> _Answer:
-        locks = self._dialect.kind == "mysql" and "FOR UPDATE" not in sql
-        return _Answer(guest.rows(f"{sql} FOR UPDATE" if locks else sql, args))
-
-    def execute(self, guest: Guest, sql: str, args: Sequence[Any]) -> None:
-        guest.run(sql, args)
-
-    def run(self, guest: Guest, sql: str, args: Sequence[Any]) -> int:
-        return guest.run(sql, args)
-
-    def many(self, guest: Guest, sql: str, rows: Sequence[Row]) -> None:
-        guest.many(sql, rows)
-
-    def locked(self, guest: Guest, sql: str, each: Sequence[Sequence[Any]]) -> tuple[list[Row | None], int]:
-        found = [self.ask(guest, sql, args).fetchone() for args in each]
-        now = self._dialect.time_ms()
-        assert now is not None, "the store was opened, and read its clock"
-        return found, now
+    def _uuid_there(self, guest: Guest) -> str:
+        try:
+            if guest.kind == "postgres":  # with limits for what is locked from now on (I15)
+                return str(guest.rows(_LIMITED, self._timeouts)[0][0])
+            return str(guest.rows(_UUID)[0][0])
+        except Exception as error:
+            if "exist" not in str(error):
+                raise
+            return ""  # no such table: it is another database, or another schema
 
 
-class _Answer:
-    """Like a cursor that has been read."""
+class _GuestTransaction(Transaction):
+    """The store's statements on the user's connection, which knows its driver's parameters itself."""
 
-    __slots__ = ("_rows",)
+    __slots__ = ()
 
-    def __init__(self, rows: list[tuple[Any, ...]]) -> None:
-        self._rows = rows
+    connection: Guest
 
-    def fetchone(self) -> Row | None:
-        return self._rows[0] if self._rows else None
+    def all(self, sql: str, *args: Any) -> list[Row]:
+        locks = self.dialect.kind == "mysql" and "FOR UPDATE" not in sql
+        return self.connection.rows(f"{sql} FOR UPDATE" if locks else sql, args)
 
-    def fetchall(self) -> list[Row]:
-        return self._rows
+    def one(self, sql: str, *args: Any) -> Row | None:
+        return next(iter(self.all(sql, *args)), None)
+
+    def locked_each(self, sql: str, each: Sequence[Sequence[Any]]) -> list[Row | None]:
+        found = [self.one(f"{sql}{self.dialect.for_update}", *args) for args in each]
+        self._now = self.dialect.time_ms()
+        assert self._now is not None, "the store was opened, and read its clock"
+        return found
+
+    def locked(self, sql: str, *args: Any) -> Row | None:
+        return self.locked_each(sql, [args])[0]
+
+    def run(self, sql: str, *args: Any) -> int:
+        return self.connection.run(sql, args)
+
+    def do(self, sql: str, *args: Any) -> None:
+        self.connection.run(sql, args)
+
+    def many(self, sql: str, rows: Sequence[Row]) -> None:
+        self.connection.many(sql, rows)
