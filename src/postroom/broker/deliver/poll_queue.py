@@ -36,9 +36,8 @@ class Pacing:
     are taken two or three at a time.
 
     Each such poll counts as if it had lasted `EACH_S`. Those that come faster rest once they are ahead by
-    `BURST_S`, and for no longer than `EACH_S`: whoever sends now and then does not wait. At 300 messages a
-    second in memory that saves a tenth of the time of a core (1.30 ms a message, 1.45 without), at 1,000 a
-    third of the polls.
+    `BURST_S`, and for no longer than `EACH_S`: whoever sends now and then does not wait. In memory it saved a
+    tenth of the CPU at 300 messages a second; on files no difference stood out from the noise.
     """
 
     EACH_S = 0.003

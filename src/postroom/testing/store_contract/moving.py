@@ -306,10 +306,12 @@ class MoveContract(StoreHarness):
                     pass
 
         def send() -> None:
+            due = 0
             try:
                 for number in range(150):
+                    due = max(due, clock.ms)  # two threads move the clock, which may step back a little
                     for place in places:
-                        delay(store, place, clock.ms, f"{place}.{number}")
+                        delay(store, place, due, f"{place}.{number}")
                         sent[place].append(f"{place}.{number}")
             finally:
                 stop.set()
