@@ -224,7 +224,7 @@ async def test_receipts_are_the_same_when_an_answer_was_lost(mq: Connection) -> 
     old = await mq.send_many("orders", named("a", "b", key="k"))
     producer = mq.producer("orders")
     lossy = Lossy(mq._endpoint, 2)
-    producer._endpoint = lossy
+    producer._router._endpoint = lossy
     async with producer:
         receipts = await producer.send_many(named("x", "a", "y", "x", "b", "z", key="k"))
         again = await producer.send_many(named("z", "a", key="k"))
