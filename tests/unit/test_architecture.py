@@ -33,6 +33,7 @@ SHORT = frozenset(
         "postroom.__main__",  # python -m postroom
         "postroom.spark.jar.__main__",
         "postroom.backoff",  # every room takes its pauses from it
+        "postroom.model.frozen",  # a decorator
         "postroom.tracing",  # public
         "postroom.integrations.django.apps",  # Django finds these by their names
         "postroom.integrations.django.management.commands.postroom_worker",

@@ -19,13 +19,12 @@ from postroom.errors import (
 )
 from postroom.model.messages.sequence import (
     MODULUS,
-    Remembered,
     SequenceState,
     check,
+    expected,
     next_sequence,
-    pack,
+    recent,
     remember,
-    unpack,
 )
 
 KEEP = 2
@@ -82,7 +81,7 @@ def test_every_walk_agrees_with_the_naive_model(start: int) -> None:
             naive.start = start - 1
             naive.batches.append((start - 1, 1, 0))
             naive.end = 1
-            state = SequenceState(0, (Remembered(start - 1, start - 1, 0),))
+            state = remember(None, 0, start - 1, 1, 0, KEEP)
         for stored in steps:
             for first, count, epoch in itertools.product(range(start - 2, start + 14), counts, (0, 1)):
                 if first >= 0 and not (
@@ -101,17 +100,18 @@ def test_random_producers_agree_with_the_naive_model(tries: list[tuple[int, int,
     for newer, distance, count in tries:
         epoch = naive.epoch + newer - 1
         first = max(0, (0 if newer == 2 else naive.next) + distance)
-        expected = naive.expects(epoch, first, count)
-        assert outcome(state, epoch, first, count) == expected
-        if expected is None:
+        wanted = naive.expects(epoch, first, count)
+        assert outcome(state, epoch, first, count) == wanted
+        if wanted is None:
             state = remember(state, epoch, first, count, naive.end, KEEP)
             naive.store(epoch, first, count)
-            assert unpack(pack(state)) == state
+            assert len(recent(state)) == min(KEEP, len(naive.batches))
+            assert expected(state) == naive.next
 
 
 def test_a_repeat_across_the_wrap_returns_its_first_offset() -> None:
     state = remember(None, 0, MODULUS - 2, 5, 700, keep=8)
-    assert state.recent == (Remembered(MODULUS - 2, 2, 700),)
+    assert recent(state) == [(MODULUS - 2, 2, 700)]
     assert check(state, 0, MODULUS - 2, 5) == 700
     assert check(state, 0, 3, 1) is None
     assert outcome(state, 0, 4, 1) is SequenceGap
@@ -143,7 +143,7 @@ def test_a_new_epoch_starts_at_zero_and_fences_the_old() -> None:
     assert outcome(state, 4, 4, 1) is UnknownProducer
     assert check(state, 4, 0, 4) is None  # not the repeat of epoch 3
     state = remember(state, 4, 0, 4, 200, keep=8)
-    assert state.recent == (Remembered(0, 3, 200),)
+    assert recent(state) == [(0, 3, 200)]
     assert outcome(state, 3, 0, 4) is ProducerFenced
 
 
@@ -151,7 +151,7 @@ def test_next_sequence_wraps() -> None:
     assert next_sequence(MODULUS - 1, 1) == 0
     assert next_sequence(MODULUS - 3, 10) == 7
     assert next_sequence(0, 5) == 5
-    assert remember(None, 0, MODULUS - 1, 1, 0, keep=8).expected == 0
+    assert expected(remember(None, 0, MODULUS - 1, 1, 0, keep=8)) == 0
 
 
 @pytest.mark.parametrize(("first", "count"), [(-1, 1), (MODULUS, 1), (0, 0), (0, -1), (0, MODULUS)])
@@ -165,30 +165,28 @@ def test_something_must_be_remembered() -> None:
         remember(None, 0, 0, 1, 0, keep=0)
 
 
-@given(
-    st.integers(0, 2**15 - 1),
-    st.lists(
-        st.builds(
-            Remembered,
-            st.integers(0, MODULUS - 1),
-            st.integers(0, MODULUS - 1),
-            st.integers(0, 2**63 - 1),
-        ),
-        max_size=8,
-    ),
-)
-def test_packed_states_come_back(epoch: int, recent: list[Remembered]) -> None:
-    state = SequenceState(epoch, tuple(recent))
-    assert unpack(pack(state)) == state
-    assert len(pack(state)) == 3 + 16 * len(recent)
+@given(st.integers(0, 2**15 - 1), st.lists(st.integers(1, 1000), min_size=1, max_size=12), st.integers(1, 8))
+def test_the_newest_batches_are_remembered(epoch: int, counts: list[int], keep: int) -> None:
+    state, first, stored = None, 0, []
+    for number, count in enumerate(counts):
+        state = remember(state, epoch, first, count, number, keep)
+        stored.append((first, first + count - 1, number))
+        first += count
+    assert state is not None
+    assert recent(state) == stored[-keep:]
+    assert len(state) == 3 + 16 * len(stored[-keep:])
 
 
 def test_the_packed_form_is_fixed() -> None:
-    packed = pack(SequenceState(2, (Remembered(5, 9, 77),)))
+    packed = remember(None, 2, 5, 5, 77, keep=8)
     assert packed.hex() == "0100020000000500000009000000000000004d"
 
 
 @pytest.mark.parametrize("packed", [b"", b"\x01\x00", b"\x02\x00\x00", b"\x01\x00\x00" + bytes(15)])
 def test_damaged_states_are_refused(packed: bytes) -> None:
     with pytest.raises(StoreCorrupt):
-        unpack(packed)
+        recent(packed)
+    with pytest.raises(StoreCorrupt):
+        check(packed, 0, 0, 1)
+    with pytest.raises(StoreCorrupt):
+        remember(packed, 0, 0, 1, 0, keep=8)

@@ -408,7 +408,7 @@ class Broker(StagingVerbs):
             ids = b""
         try:
             writer = self._work.writer_of(partition_id) or await self._work.find_writer(partition_id)
-            stored = Append(partition_id, batch, due_at, ids, window_ms, drawn, producer_id)
+            stored = Append(partition_id, batch, due_at, ids, window_ms, drawn, producer_id, header)
             return await writer.append(stored, (known.id, producer_id))
         except PostroomError as error:
             self._quotas.put_back(passed)

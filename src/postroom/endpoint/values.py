@@ -8,12 +8,12 @@ Decides nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from msgspec import Meta
 
 from ..model.delivery.delivery import Line, Span
+from ..model.frozen import dataclass
 from ..model.moves.staging import Segment
 from ..model.policy.bounds import (
     MOST_PARTS,

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 
 from ...config import DEFAULTS
@@ -23,6 +22,7 @@ from ...endpoint.values import Grant, PollRequest
 from ...errors import GateClosed, StoreError, StoreUnavailable, UnknownGroup, UnknownTopic
 from ...model.delivery.delivery import NOBODY, OrderedAsk
 from ...model.delivery.ordered import Plan, plan
+from ...model.frozen import dataclass
 from ...model.topology.route import Range
 from ...store.contract import Bounds, Granted, Group, Member, Peek, Store, Topic
 from ..topology.catalog_cache import CatalogCache, Source

@@ -6,10 +6,10 @@ import threading
 from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from operator import attrgetter
 
 from ...model.delivery.delivery import Delivery
+from ...model.frozen import dataclass
 from ...model.policy.bounds import make_room
 from ...model.topology.route import Range, Route
 from ...store.contract import Bounds, Group, Peek, Progress, StoredBatch

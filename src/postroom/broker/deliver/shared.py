@@ -12,7 +12,7 @@ import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache, partial
 from typing import Protocol, TypeVar
 
@@ -27,6 +27,7 @@ from ...errors import (
     UsageError,
 )
 from ...model.delivery.delivery import Ask, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp, as_reason
+from ...model.frozen import dataclass
 from ...model.policy.slow_lane import LaneView
 from ...model.topology.names import slow_topic
 from ...model.topology.route import Range

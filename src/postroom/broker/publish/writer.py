@@ -191,7 +191,8 @@ class Writer:
                 self.scheduled(waiting.append.due_at)
             elif isinstance(result, Appended) and not result.duplicate and result.base_offset >= 0:
                 batch, partition_id = waiting.append.batch, waiting.append.partition_id
-                records = read_header(batch).records - len(result.repeats)
+                header = waiting.append.header or read_header(batch)
+                records = header.records - len(result.repeats)
                 if not result.repeats:  # else what is stored is another batch
                     data = with_base_offset(batch, result.base_offset)
                     stored = StoredBatch(result.base_offset, records, result.appended_at, data)

@@ -14,13 +14,13 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ...config import DEFAULTS
 from ...endpoint.values import Beat, Held, Lease, Settle
 from ...errors import UsageError
 from ...model.delivery.delivery import Span
+from ...model.frozen import dataclass
 from ..message import Kind, Received
 
 if TYPE_CHECKING:

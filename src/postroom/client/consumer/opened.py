@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import Generic, Protocol, TypeVar
 
@@ -26,6 +26,7 @@ from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import Grant, Lease, Settle, Verdict
 from ...errors import CorruptBatch, PostroomError, UsageError
 from ...model.delivery.delivery import Span
+from ...model.frozen import dataclass
 from ...model.messages.batch import Record, stored_records
 from ...model.messages.batch import opened as open_batch
 from ...store.contract import StoredBatch

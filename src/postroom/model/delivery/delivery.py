@@ -17,10 +17,11 @@ Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
 from ...config import DEFAULTS
+from ..frozen import dataclass
 from ..policy.bounds import Key, Offset, Whole
 
 __all__ = [

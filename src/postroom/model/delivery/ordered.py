@@ -17,9 +17,10 @@ no randomness, no database. Rules kept here:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 
+from ..frozen import dataclass
 from . import settlement
 from .delivery import (
     NOBODY,

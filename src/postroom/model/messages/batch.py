@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
@@ -27,6 +26,7 @@ from aiokafka.record.util import calc_crc32c
 
 from ...config import DEFAULTS
 from ...errors import CorruptBatch, InvalidSetting
+from ..frozen import dataclass
 from .compression import COMPRESSIONS, MAX_UNPACKED_BYTES, compress, decompress
 
 __all__ = [

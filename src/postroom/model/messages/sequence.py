@@ -6,39 +6,51 @@ told is an error of unknown fate, never success. Must never be asked about one-w
 sequence), and its answer holds only under the partition's lock.
 
 Sequences count messages from 0 and wrap at 2**31: after 2147483647 comes 0.
+
+What is remembered stays as the bytes that the store keeps, since every append reads and writes it: a version,
+the epoch, and 16 bytes for each of the newest batches, oldest first and without gaps.
 """
 
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import TypeAlias
 
 from ...errors import ProducerFenced, SequenceGap, StoreCorrupt, UnknownFate, UnknownProducer
 
-__all__ = ["MODULUS", "Remembered", "SequenceState", "check", "next_sequence", "pack", "remember", "unpack"]
+__all__ = ["MODULUS", "SequenceState", "check", "expected", "next_sequence", "recent", "remember"]
 
 MODULUS = 2**31
 
+SequenceState: TypeAlias = bytes
+"""What is remembered of one producer in one partition."""
+
 _VERSION = 1
 _HEAD = struct.Struct(">Bh")  # version, epoch
-_ENTRY = struct.Struct(">iiq")  # first, last, offset
+_ENTRY = struct.Struct(">iiq")
+_HEAD_SIZE, _ENTRY_SIZE = _HEAD.size, _ENTRY.size
 
 
-@dataclass(frozen=True, slots=True)
-class Remembered:
-    first: int  # sequence of its first message
-    last: int  # sequence of its last message; below `first` where the sequence wrapped
-    offset: int  # offset of its first message
+def recent(state: SequenceState) -> list[tuple[int, int, int]]:
+    """Return the remembered batches, oldest first: sequence of the first and of the last message (which is
+    below the first where the sequence wrapped), and offset of the first."""
+    _epoch_of(state)
+    return list(_ENTRY.iter_unpack(state[_HEAD_SIZE:]))
 
 
-@dataclass(frozen=True, slots=True)
-class SequenceState:
-    epoch: int
-    recent: tuple[Remembered, ...]  # oldest first, without gaps; at least as many as may be in flight
+def expected(state: SequenceState) -> int:
+    """Return the sequence with which the next batch begins."""
+    if len(state) == _HEAD_SIZE:
+        return 0
+    last: int = _ENTRY.unpack_from(state, len(state) - _ENTRY_SIZE)[1]
+    return (last + 1) % MODULUS
 
-    @property
-    def expected(self) -> int:
-        return (self.recent[-1].last + 1) % MODULUS if self.recent else 0
+
+def _epoch_of(state: SequenceState) -> int:
+    if len(state) < _HEAD_SIZE or state[0] != _VERSION or (len(state) - _HEAD_SIZE) % _ENTRY_SIZE:
+        raise StoreCorrupt(f"a producer's stored sequence is damaged ({len(state)} bytes): run doctor")
+    epoch: int = _HEAD.unpack_from(state)[1]
+    return epoch
 
 
 def next_sequence(first: int, count: int) -> int:
@@ -50,20 +62,27 @@ def check(state: SequenceState | None, epoch: int, first: int, count: int) -> in
     """Return None if the batch is the exact next; a number is the first offset of the one it repeats."""
     if not (0 <= first < MODULUS and 0 < count < MODULUS):
         raise ValueError(f"no batch has {count} messages from sequence {first}")
-    if state is not None and epoch < state.epoch:
-        raise ProducerFenced(
-            f"epoch {epoch} of this producer was replaced by {state.epoch}: close it, a newer one is in use",
-            epoch=epoch,
-            current=state.epoch,
-        )
-    if state is None or epoch > state.epoch:
+    if state is None:
         _check_start(first)
         return None
+    current = _epoch_of(state)
+    if epoch < current:
+        raise ProducerFenced(
+            f"epoch {epoch} of this producer was replaced by {current}: close it, a newer one is in use",
+            epoch=epoch,
+            current=current,
+        )
+    if epoch > current:
+        _check_start(first)
+        return None
+    wanted = expected(state)
+    if first == wanted:
+        return None
     last = next_sequence(first, count - 1)
-    for batch in reversed(state.recent):
-        if batch.first == first and batch.last == last:
-            return batch.offset
-    _check_next(state.expected, first)
+    for known_first, known_last, offset in reversed(recent(state)):
+        if known_first == first and known_last == last:
+            return offset
+    _check_next(wanted, first)
     return None
 
 
@@ -99,20 +118,8 @@ def remember(
     """The state once a batch that `check` let through is stored at `offset`; a new epoch forgets the old."""
     if keep < 1:
         raise ValueError("at least one batch must be remembered")
-    earlier = state.recent if state is not None and state.epoch == epoch else ()
-    batch = Remembered(first, next_sequence(first, count - 1), offset)
-    return SequenceState(epoch, (*earlier, batch)[-keep:])
-
-
-def pack(state: SequenceState) -> bytes:
-    """Return the state for a column of the store: 3 bytes, and 16 for each remembered batch."""
-    entries = (_ENTRY.pack(batch.first, batch.last, batch.offset) for batch in state.recent)
-    return _HEAD.pack(_VERSION, state.epoch) + b"".join(entries)
-
-
-def unpack(packed: bytes) -> SequenceState:
-    if len(packed) < _HEAD.size or packed[0] != _VERSION or (len(packed) - _HEAD.size) % _ENTRY.size:
-        raise StoreCorrupt(f"a producer's stored sequence is damaged ({len(packed)} bytes): run doctor")
-    _, epoch = _HEAD.unpack_from(packed)
-    entries = _ENTRY.iter_unpack(packed[_HEAD.size :])
-    return SequenceState(epoch, tuple(Remembered(*entry) for entry in entries))
+    batch = _ENTRY.pack(first, (first + count - 1) % MODULUS, offset)
+    if state is None or _epoch_of(state) != epoch:
+        return _HEAD.pack(_VERSION, epoch) + batch
+    oldest = max(_HEAD_SIZE, len(state) - _ENTRY_SIZE * (keep - 1))
+    return state[:_HEAD_SIZE] + state[oldest:] + batch

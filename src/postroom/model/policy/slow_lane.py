@@ -12,11 +12,12 @@ not watched, and goes the normal way.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from hashlib import blake2b
 
 from ...errors import InvalidSetting
 from ...units import Duration, duration_ms
+from ..frozen import dataclass
 from .bounds import HeaderName, Label, Long, Millis, Whole
 
 __all__ = [

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ...errors import StoreError
 from ...model.delivery.delivery import Delivery, Holder, Line, Span, Terms
+from ...model.frozen import dataclass
+from ...model.messages.batch import BatchHeader
 from ...model.moves.schedule import DelayedRow, Home, Planned
 from ...model.policy.settings import GroupSettings, TopicSettings
 from ...model.topology.route import Route
@@ -99,6 +101,7 @@ class Append:
     dedup_ms: int = 0  # the topic's window: repeats by id are left out; 0: ids are not looked at
     drawn: Drawn | None = None  # where its messages come from; only for stores that have `outboxes`
     producer_id: int | None = None  # whose sequence it counts in (I23); None: that of the batch's header
+    header: BatchHeader | None = None  # of the batch, if somebody has read it; None: it is read there
 
 
 @dataclass(frozen=True, slots=True)

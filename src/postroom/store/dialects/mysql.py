@@ -170,13 +170,19 @@ class MysqlDialect(ServerDialect):
         return int(self.ask(connection, sql, args).lastrowid)
 
     def locked(
-        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
-    ) -> tuple[list[Row | None], int]:
-        """One round trip: begin, lock, and the clock, which is read when the locks are ours."""
+        self,
+        connection: Any,
+        sql: str,
+        each: Sequence[Sequence[Any]],
+        then: Sequence[tuple[str, Sequence[Any]]],
+    ) -> tuple[list[Row | None], list[Row], int]:
+        """One round trip: begin, lock, ask behind the locks, and read the clock once they are ours."""
         cursor = connection.cursor()
         first = "START TRANSACTION; " if connection.postroom_begin else ""
+        queries = "".join([f"{self.sql(query)}; " for query, _ in then])
+        values = [*chain(*each), *chain(*[args for _, args in then])]
         began = self._time.begin()
-        cursor.execute(f"{first}{f'{self._locking(sql)}; ' * len(each)}{self.now}", [*chain(*each)])
+        cursor.execute(f"{first}{f'{self._locking(sql)}; ' * len(each)}{queries}{self.now}", values)
         connection.postroom_begin = False
         if first:
             cursor.nextset()
@@ -184,12 +190,16 @@ class MysqlDialect(ServerDialect):
         for _ in each:
             rows.append(cursor.fetchone())
             cursor.nextset()
+        found: list[Row] = []
+        for _ in then:
+            found += cursor.fetchall()
+            cursor.nextset()
         now = int(cursor.fetchone()[0])
         cursor.close()
         if self.clock is not None:
-            return rows, self.clock.now_ms()
+            return rows, found, self.clock.now_ms()
         self._time.told(now, began)
-        return rows, now
+        return rows, found, now
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:

@@ -354,20 +354,26 @@ class PostgresDialect(ServerDialect):
         return int(self.ask(connection, sql + " RETURNING id", args).fetchone()[0])
 
     def locked(
-        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
-    ) -> tuple[list[Row | None], int]:
+        self,
+        connection: Any,
+        sql: str,
+        each: Sequence[Sequence[Any]],
+        then: Sequence[tuple[str, Sequence[Any]]],
+    ) -> tuple[list[Row | None], list[Row], int]:
+        """One round trip: each statement runs once those before it are done, so behind the locks."""
         text = self._locking(sql)
-        found = [connection.execute(text, args, binary=True) for args in each]
-        if self.clock is not None:
-            self._await_answers(connection)
-            return [cursor.fetchone() for cursor in found], self.clock.now_ms()
+        locking = [connection.execute(text, args, binary=True) for args in each]
+        asked = [connection.execute(self.sql(query), args, binary=True) for query, args in then]
         began = self._time.begin()
         clock = connection.execute(self.now, binary=True)  # by itself: it runs once the locks are ours
         self._await_answers(connection)
-        rows = [cursor.fetchone() for cursor in found]
+        rows = [cursor.fetchone() for cursor in locking]
+        found = [row for cursor in asked for row in cursor]
+        if self.clock is not None:
+            return rows, found, self.clock.now_ms()
         now = int(clock.fetchone()[0])
         self._time.told(now, began)
-        return rows, now
+        return rows, found, now
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:

@@ -79,12 +79,15 @@ class FileLock:
         return True
 
     def _wait_for_processes(self, descriptor: int) -> None:
-        deadline = time.monotonic() + self._limits.side_lock_ms / 1000
+        deadline: float | None = None
         while True:
             try:
                 return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if time.monotonic() > deadline:
+                now = time.monotonic()
+                if deadline is None:
+                    deadline = now + self._limits.side_lock_ms / 1000
+                elif now > deadline:
                     return None
                 time.sleep(_PAUSE_S)
 
@@ -285,11 +288,18 @@ class SqliteDialect:
         return row_id
 
     def locked(
-        self, connection: _Connection, sql: str, each: Sequence[Sequence[Any]]
-    ) -> tuple[list[Row | None], int]:
+        self,
+        connection: _Connection,
+        sql: str,
+        each: Sequence[Sequence[Any]],
+        then: Sequence[tuple[str, Sequence[Any]]],
+    ) -> tuple[list[Row | None], list[Row], int]:
         execute = connection.execute
         rows = [execute(sql, args).fetchone() for args in each]
-        return rows, self.time_ms()
+        found: list[Row] = []
+        for query, args in then:
+            found += execute(query, args)
+        return rows, found, self.time_ms()
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:

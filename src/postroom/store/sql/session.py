@@ -104,10 +104,15 @@ class Dialect(Protocol):
         """Insert a row and return the id it was given."""
 
     def locked(
-        self, connection: Any, sql: str, each: Sequence[Sequence[Any]]
-    ) -> tuple[list[Row | None], int]:
-        """Lock what a SELECT of one row finds, for each in that order; return the rows, and the time after
-        that (I1, I16)."""
+        self,
+        connection: Any,
+        sql: str,
+        each: Sequence[Sequence[Any]],
+        then: Sequence[tuple[str, Sequence[Any]]],
+    ) -> tuple[list[Row | None], list[Row], int]:
+        """Lock what a SELECT of one row finds, for each in that order, then run the queries behind the locks.
+
+        Return the locked rows, those of the queries, and the time after that (I1, I16)."""
 
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         """Insert a row (values in the order key, columns), or change the columns of the one with that key."""
@@ -187,13 +192,16 @@ class Transaction:
 
     def locked(self, sql: str, *args: Any) -> Row | None:
         """Lock one row, and read the clock after that: `now_ms` answers with it from then on."""
-        rows, self._now = self.dialect.locked(self.connection, sql, (args,))
+        rows, _, self._now = self.dialect.locked(self.connection, sql, (args,), ())
         return rows[0]
 
-    def locked_each(self, sql: str, each: Sequence[Sequence[Any]]) -> list[Row | None]:
-        """Lock several rows one after the other, and read the clock; in one round trip where that can be."""
-        rows, self._now = self.dialect.locked(self.connection, sql, each)
-        return rows
+    def locked_each(
+        self, sql: str, each: Sequence[Sequence[Any]], then: Sequence[tuple[str, Sequence[Any]]]
+    ) -> tuple[list[Row | None], list[Row]]:
+        """Lock several rows one after the other, run the queries behind the locks, and read the clock: in one
+        round trip where that can be. Return the locked rows, and those that the queries found."""
+        rows, found, self._now = self.dialect.locked(self.connection, sql, each, then)
+        return rows, found
 
     def run(self, sql: str, *args: Any) -> int:
         """Run a statement and return how many rows it met."""

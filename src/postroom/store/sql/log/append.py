@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -22,7 +23,7 @@ from ..outbox import Drawing
 from ..schedule import Delayed
 from ..schema import log_table
 from ..session import Area, Session, Transaction
-from .dedup_append import DedupPass, check_ids, kept_of
+from .dedup_append import DedupPass, Repeats, check_ids, kept_of
 from .lookups import GONE, unknown_partition
 from .volatile import LIFE_OFFSETS
 
@@ -36,6 +37,7 @@ _SEAL = """UPDATE postroom_partitions SET state = 'sealed', next_offset = ?, nex
            WHERE id = ?"""
 _SEQUENCES = "SELECT producer_id, partition_id, state FROM postroom_sequences WHERE "
 _SEQUENCE = "(producer_id = ? AND partition_id = ?)"
+_SEQUENCE_COLUMNS = ("producer_id", "partition_id"), ("state", "seen_at")
 _AT_ONCE = (1, 4, 16, 64)  # sequences that are looked up together: few different statements
 _INSERT = """INSERT INTO {log}
              (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, ids, batch)
@@ -77,7 +79,7 @@ def seal(tx: Transaction, partition_id: int, batch: bytes) -> int:
         return int(offset)
     header, appended_at = read_header(batch), max(appended_at, tx.now_ms())
     tx.do(
-        _INSERT.format(log=log_table(partition_id)),
+        _insert(partition_id),
         offset, header.records, header.size, size, appended_at, header.first_ts, header.last_ts, None,
         with_base_offset(batch, offset),
     )  # fmt: skip
@@ -87,49 +89,59 @@ def seal(tx: Transaction, partition_id: int, batch: bytes) -> int:
 
 
 class Appending:
-    def __init__(
-        self,
-        tx: Transaction,
-        area: Area,
-        session: Session,
-        appends: Sequence[Append],
-        ids: DedupPass,
-        given: Mapping[PartitionKey, int],
-        remembered: int,
-    ) -> None:
-        """`given`: how far each partition was when this process last saw it. `remembered`: how many batches
-        of a producer are, in a partition."""
-        self._tx = tx
-        self._dialect = session.dialect
-        self._counted = session.counted
-        self._remembered = remembered
+    """The appends of one transaction; `begin` and `run` once for each try of it."""
+
+    __slots__ = (
+        "_appends", "_area", "_delayed", "_drawing", "_headers", "_ids", "_lines", "_moved", "_now",
+        "_partitions", "_remembered", "_sequences", "_session", "_tables", "_tx",
+    )  # fmt: skip
+
+    def __init__(self, area: Area, session: Session, appends: Sequence[Append], remembered: int) -> None:
+        """`remembered`: how many batches of a producer are, in a partition."""
+        self._area, self._session = area, session
         self._tables = session.stored_in(area)
+        self._remembered = remembered
         self._appends = appends
-        self._partitions = self._lock()
+        self._headers: list[BatchHeader | CorruptBatch] = []
+        self._lines: list[_Line | None] = []  # the sequence in which each batch counts
+        for append in appends:
+            header = append.header or _header_of(append)
+            self._headers.append(header)
+            self._lines.append(None if isinstance(header, CorruptBatch) else _line(append, header))
+
+    def begin(self, tx: Transaction, ids: DedupPass | None, given: Mapping[PartitionKey, int]) -> None:
+        """Lock the partitions, in the order of their ids, and look up the sequences of all producers.
+
+        `ids` is None if no id is looked at. `given`: how far each partition was when last seen here.
+        """
+        self._tx, self._ids = tx, ids
+        appends = self._appends
+        order = [appends[0].partition_id]
+        if len(appends) > 1:
+            order = sorted({append.partition_id for append in appends})
+        lines = sorted({line for line in self._lines if line is not None})
+        rows, states = tx.locked_each(_LOCK, [(one,) for one in order], _looked_up(lines))
+        self._partitions: dict[int, _Partition] = {}
+        for partition_id, row in zip(order, rows, strict=True):
+            if row is not None and row[0] != "dropped":
+                part = _Partition(row[0] != "new" and row[0] != "open", *row[1:])
+                part.removed = row[0] == "removed"
+                self._partitions[partition_id] = part
+        self._sequences: dict[_Line, sequence.SequenceState | None] = dict.fromkeys(lines)
+        for producer_id, partition_id, state in states:
+            self._sequences[producer_id, partition_id] = state
         self._drawing: Drawing | None = None  # of outboxes in this database
         for append in appends:
             if append.drawn is not None:
                 self._drawing = Drawing(tx, appends)
                 break
-        if area is Area.VOLATILE:
+        if self._area is Area.VOLATILE:
             self._look_for_a_crash(given)
-        self._ids = ids
-        ids.begin(tx, area, {one: part.next_offset for one, part in self._partitions.items()})
-        self._headers: list[BatchHeader | CorruptBatch] = []
-        self._sequences = self._known()
+        if ids is not None:
+            ids.begin(tx, self._area, {one: part.next_offset for one, part in self._partitions.items()})
         self._moved: set[_Line] = set()
         self._delayed: Delayed | None = None
         self._now = tx.now_ms()
-
-    def _lock(self) -> dict[int, _Partition]:
-        locked = {}
-        order = sorted({append.partition_id for append in self._appends})
-        rows = self._tx.locked_each(_LOCK, [(partition_id,) for partition_id in order])
-        for partition_id, row in zip(order, rows, strict=True):
-            if row is not None and row[0] != "dropped":
-                locked[partition_id] = _Partition(row[0] in ("sealed", "removed"), *row[1:])
-                locked[partition_id].removed = row[0] == "removed"
-        return locked
 
     def ends(self) -> dict[PartitionKey, int]:
         """Return where the partitions end, with what was added so far."""
@@ -155,17 +167,17 @@ class Appending:
 
     def run(self) -> list[Appended | PostroomError]:
         results: list[Appended | PostroomError] = []
-        for append, header in zip(self._appends, self._headers, strict=True):
+        for append, header, line in zip(self._appends, self._headers, self._lines, strict=True):
             try:
                 if isinstance(header, CorruptBatch):
                     raise header
-                results.append(self._add(append, header))
+                results.append(self._add(append, header, line))
             except PostroomError as refused:  # this batch only; nothing of it was written
                 results.append(refused)
         self._write()
         return results
 
-    def _add(self, append: Append, header: BatchHeader) -> Appended:
+    def _add(self, append: Append, header: BatchHeader, line: _Line | None) -> Appended:
         if append.ids:
             check_ids(append, header.records)
         partition = self._partitions.get(append.partition_id)
@@ -173,105 +185,90 @@ class Appending:
             raise unknown_partition(append.partition_id)
         if append.drawn is not None and self._drawing is not None:
             self._drawing.check(append.drawn)
-        line = _line(append, header)
-        repeat = None if line is None else self._repeat(line, header)
-        if repeat is not None:
-            dropped = () if partition.removed else self._ids.were_repeats(append, repeat, self._now)
-            return Appended(repeat, partition.appended_at, duplicate=True, repeats=dropped)
+        if line is not None:  # a repeat has the first offset of the batch that is stored already (I3)
+            epoch, first, count = header.epoch, header.base_sequence, header.records
+            repeat = sequence.check(self._sequences[line], epoch, first, count)
+            if repeat is not None:
+                return self._repeated(append, partition, repeat)
         if partition.sealed:
             raise PartitionSealed(
                 "the partition takes no more batches; fetch the route again and send to its successors"
             )
-        repeats = self._ids.repeats(append, partition.next_offset, self._now) if append.ids else ()
-        kept = kept_of(append, repeats) if repeats else append
-        if kept is None:
-            stored = Appended(NO_OFFSET, self._now)
-        elif append.due_at:
-            stored = self._schedule(kept, partition, header.records - len(repeats))
-        else:
-            stored = self._store(kept, partition, header if kept is append else read_header(kept.batch))
+        stored = self._taken(append, partition, header)
         if append.drawn is not None and self._drawing is not None:
             self._drawing.stored(append.drawn)
-        if line is not None:
-            self._remember(line, header, stored.base_offset)  # sequences count what was sent
-        return replace(stored, repeats=repeats) if repeats else stored
+        if line is not None:  # sequences count what was sent
+            self._sequences[line] = sequence.remember(
+                self._sequences[line], epoch, first, count, stored.base_offset, self._remembered
+            )
+            self._moved.add(line)
+        return stored
 
-    def _schedule(self, append: Append, partition: _Partition, records: int) -> Appended:
-        self._delayed = self._delayed or Delayed()
-        self._delayed.add(append, partition.topic_id, records, self._now)
-        self._ids.scheduled(append)
-        return Appended(NO_OFFSET, self._now)
+    def _repeated(self, append: Append, partition: _Partition, offset: int) -> Appended:
+        dropped: Repeats = ()
+        if append.ids and self._ids is not None and not partition.removed:
+            dropped = self._ids.were_repeats(append, offset, self._now)
+        return Appended(offset, partition.appended_at, duplicate=True, repeats=dropped)
 
-    def _store(self, append: Append, partition: _Partition, header: BatchHeader) -> Appended:
-        offset = partition.next_offset
-        partition.appended_at = max(partition.appended_at, self._now)
-        ids = self._ids.stored(append, offset, header.records, partition.appended_at)
+    def _taken(self, append: Append, partition: _Partition, header: BatchHeader) -> Appended:
+        """Take what of a batch is new, into the log or the schedule."""
+        if append.ids and self._ids is not None:
+            repeats = self._ids.repeats(append, partition.next_offset, self._now)
+            if repeats:
+                kept = kept_of(append, repeats)
+                if kept is None:
+                    return Appended(NO_OFFSET, self._now, repeats=repeats)
+                stored = self._stored(kept, partition, read_header(kept.batch))
+                return replace(stored, repeats=repeats)
+        return self._stored(append, partition, header)
+
+    def _stored(self, append: Append, partition: _Partition, header: BatchHeader) -> Appended:
+        if append.due_at:
+            self._delayed = self._delayed or Delayed()
+            self._delayed.add(append, partition.topic_id, header.records, self._now)
+            if self._ids is not None:
+                self._ids.scheduled(append)
+            return Appended(NO_OFFSET, self._now)
+        offset, records = partition.next_offset, header.records
+        partition.appended_at = appended_at = max(partition.appended_at, self._now)
+        if self._ids is not None:
+            self._ids.stored(append, offset, records, appended_at)
         partition.rows.append(
-            (offset, header.records, header.size, partition.next_bytes, partition.appended_at,
-             header.first_ts, header.last_ts, ids, with_base_offset(append.batch, offset))
+            (offset, records, header.size, partition.next_bytes, appended_at,
+             header.first_ts, header.last_ts, append.ids or None, with_base_offset(append.batch, offset))
         )  # fmt: skip
-        partition.next_offset += header.records
+        partition.next_offset = offset + records
         partition.next_bytes += header.size
-        return Appended(offset, partition.appended_at)
-
-    # ---- sequences ----
-
-    def _known(self) -> dict[_Line, sequence.SequenceState | None]:
-        """Look up the sequences of all producers, in a few round trips; the partitions are locked."""
-        found: dict[_Line, sequence.SequenceState | None] = {}
-        for append in self._appends:
-            try:
-                header = read_header(append.batch)
-            except CorruptBatch as refused:  # when its turn comes
-                self._headers.append(refused)
-                continue
-            self._headers.append(header)
-            line = _line(append, header)
-            if line is not None and append.partition_id in self._partitions:
-                found[line] = None
-        for some in padded(sorted(found), _AT_ONCE):
-            where = " OR ".join([_SEQUENCE] * len(some))
-            for producer_id, partition_id, state in self._tx.all(_SEQUENCES + where, *chain(*some)):
-                found[producer_id, partition_id] = sequence.unpack(state)
-        return found
-
-    def _repeat(self, line: _Line, header: BatchHeader) -> int | None:
-        """Return the first offset of a batch that is stored already; None if it is the next one (I3)."""
-        known = self._sequences[line]
-        return sequence.check(known, header.epoch, header.base_sequence, header.records)
-
-    def _remember(self, line: _Line, header: BatchHeader, offset: int) -> None:
-        self._sequences[line] = sequence.remember(
-            self._sequences[line], header.epoch, header.base_sequence, header.records, offset,
-            self._remembered,
-        )  # fmt: skip
-        self._moved.add(line)
+        return Appended(offset, appended_at)
 
     # ---- writing ----
 
     def _write(self) -> None:
+        tx, dialect = self._tx, self._tx.dialect
         for partition_id, part in self._partitions.items():
-            if part.rows:
-                self._tx.many(_INSERT.format(log=log_table(partition_id)), part.rows)
-                self._tx.do(_ADVANCE, part.next_offset, part.next_bytes, part.appended_at, partition_id)
-            if part.rows and part.log_start is not None:
-                trims = self._dialect.upsert("postroom_trims", ("partition_id",), ("log_start",))
-                self._tx.do(trims, partition_id, part.log_start)
+            if not part.rows:
+                continue
+            tx.many(_insert(partition_id), part.rows)
+            tx.do(_ADVANCE, part.next_offset, part.next_bytes, part.appended_at, partition_id)
+            if part.log_start is not None:
+                trims = dialect.upsert("postroom_trims", ("partition_id",), ("log_start",))
+                tx.do(trims, partition_id, part.log_start)
         if self._delayed is not None:
-            self._delayed.write(self._tx, self._counted)
+            self._delayed.write(tx, self._session.counted)
         if self._drawing is not None:
             self._drawing.write()
-        upsert = self._dialect.upsert(
-            "postroom_sequences", ("producer_id", "partition_id"), ("state", "seen_at")
-        )
-        rows = []
-        for key in sorted(self._moved):
-            state = self._sequences[key]
-            assert state is not None, "a remembered batch has a state"
-            rows.append((*key, sequence.pack(state), self._now))
-        if rows:
-            self._tx.many(upsert, rows)
-        self._tx.announce(Area.LOG)
+        if self._moved:
+            rows = [(*line, self._sequences[line], self._now) for line in sorted(self._moved)]
+            tx.many(dialect.upsert("postroom_sequences", *_SEQUENCE_COLUMNS), rows)
+        tx.announce(Area.LOG)
+
+
+def _header_of(append: Append) -> BatchHeader | CorruptBatch:
+    """Read the header of a batch; one that is not sound is refused when its turn comes."""
+    try:
+        return read_header(append.batch)
+    except CorruptBatch as refused:
+        return refused
 
 
 def _line(append: Append, header: BatchHeader) -> _Line | None:
@@ -280,3 +277,16 @@ def _line(append: Append, header: BatchHeader) -> _Line | None:
         return None
     producer_id = header.producer_id if append.producer_id is None else append.producer_id
     return producer_id, append.partition_id
+
+
+def _looked_up(lines: Sequence[_Line]) -> list[tuple[str, Sequence[int]]]:
+    """Return the few statements that look up the sequences, each with its values."""
+    return [
+        (_SEQUENCES + " OR ".join([_SEQUENCE] * len(some)), [*chain(*some)])
+        for some in padded(lines, _AT_ONCE)
+    ]
+
+
+@lru_cache(maxsize=10_000)
+def _insert(partition_id: int) -> str:
+    return _INSERT.format(log=log_table(partition_id))

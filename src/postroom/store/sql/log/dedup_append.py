@@ -20,7 +20,7 @@ from ..schema import log_table
 from ..session import Area, Transaction
 from .id_window import Kept, NotPreparedError, StoredIds, Windows, ids_of
 
-__all__ = ["DedupPass", "check_ids", "kept_of"]
+__all__ = ["DedupPass", "Repeats", "check_ids", "kept_of"]
 
 Repeats = tuple[tuple[int, int], ...]
 """(place in the batch, offset of the message that has the id): messages that are not stored."""
@@ -43,7 +43,7 @@ def kept_of(append: Append, repeats: Repeats) -> Append | None:
         return None
     dropped = {place for place, _ in repeats}
     ids = b"".join([one for place, one in enumerate(split(append.ids)) if place not in dropped])
-    return replace(append, batch=without(append.batch, dropped), ids=ids)
+    return replace(append, batch=without(append.batch, dropped), ids=ids, header=None)
 
 
 @dataclass(slots=True)
@@ -108,7 +108,7 @@ class DedupPass:
 
     def repeats(self, append: Append, base: int, now: int) -> Repeats:
         """Which messages of a batch are not to be stored; the others would be from `base` on."""
-        if not append.ids or not append.dedup_ms:
+        if not append.dedup_ms:
             return ()
         place, kept = self._look(append.partition_id)
         digests = split(append.ids)
@@ -132,15 +132,14 @@ class DedupPass:
                 mine[one] = _NOWHERE if append.due_at else base + number - len(found)
         return tuple(found)
 
-    def stored(self, append: Append, base: int, records: int, appended_at: int) -> bytes | None:
-        """A batch goes into the log; returns the ids that go with it."""
+    def stored(self, append: Append, base: int, records: int, appended_at: int) -> None:
+        """A batch goes into the log, with its ids."""
         ids = append.ids or None
         place = self._places[append.partition_id]
         digests = place.cut[1] if ids is place.cut[0] else None
         place.rows.append(StoredIds(base, records, appended_at, ids, digests))
         if ids and not append.dedup_ms:  # not looked at (it was when it was scheduled), but there now
             place.seen.update(split(ids))
-        return ids
 
     def scheduled(self, append: Append) -> None:
         """A batch goes into the schedule."""
@@ -152,7 +151,7 @@ class DedupPass:
 
         `offset`: where the batch begins; -1 if nothing of it was stored.
         """
-        if not append.ids or append.due_at:
+        if append.due_at:
             return ()
         sent = split(append.ids)
         dropped: Sequence[int] = range(len(sent))

@@ -138,8 +138,11 @@ class SqlLog:
         found: dict[int, Appended | PostroomError] = {}
         try:
             self._session.dialect.admit()
-            for area, mine in self._by_area(appends).items():  # each in a transaction of its own
-                found.update(zip(mine, self._append(area, list(mine.values())), strict=True))
+            areas = self._by_area(appends)
+            if len(areas) == 1:
+                return self._append(next(iter(areas)), appends)
+            for area, mine in areas.items():  # each in a transaction of its own
+                found.update(zip(mine, self._append(area, [appends[at] for at in mine]), strict=True))
         except StoreError as error:
             if found and isinstance(error, StoreFull):
                 error.undone = False
@@ -148,27 +151,35 @@ class SqlLog:
             raise
         return [found[at] for at in range(len(appends))]
 
-    def _by_area(self, appends: Sequence[Append]) -> dict[Area, dict[int, Append]]:
-        """Return the appends by the area they go to, each with its place in the sequence."""
-        areas: dict[Area, dict[int, Append]] = {}
+    def _by_area(self, appends: Sequence[Append]) -> dict[Area, list[int]]:
+        """Return the areas that the appends go to, and which of them go there."""
+        areas: dict[Area, list[int]] = {}
         for at, append in enumerate(appends):
             area = Area.LOG if append.due_at else area_of(self._session, append.partition_id)
-            areas.setdefault(area, {})[at] = append
+            areas.setdefault(area, []).append(at)
         return areas
 
     def _append(self, area: Area, appends: Sequence[Append]) -> list[Appended | PostroomError]:
-        ids, tables = DedupPass(self._windows, appends), self._session.stored_in(area)
+        tables, windows = self._session.stored_in(area), self._windows
+        appending = Appending(area, self._session, appends, self._remembered)
+        ids = None  # of rows without ids a window need not be told: it reads what it has not seen
+        for append in appends:
+            if append.ids or windows.kept(append.partition_id) is not None:
+                ids = DedupPass(windows, appends)
+                break
         while True:
-            ids.prepare()
+            if ids is not None:
+                ids.prepare()
             expected = self._ends.expected([(tables, append.partition_id) for append in appends])
             try:
                 with self._session.write(area, flush=area is Area.LOG) as tx:
-                    appending = Appending(tx, area, self._session, appends, ids, expected, self._remembered)
+                    appending.begin(tx, ids, expected)
                     self._ends.check(expected, appending.ends())
                     results = appending.run()
             except NotPreparedError:
                 continue
-            ids.committed()
+            if ids is not None:
+                ids.committed()
             self._ends.saw(appending.ends())
             return results
 

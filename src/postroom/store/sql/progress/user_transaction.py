@@ -126,14 +126,11 @@ class _GuestTransaction(Transaction):
     def one(self, sql: str, *args: Any) -> Row | None:
         return next(iter(self.all(sql, *args)), None)
 
-    def locked_each(self, sql: str, each: Sequence[Sequence[Any]]) -> list[Row | None]:
-        found = [self.one(f"{sql}{self.dialect.for_update}", *args) for args in each]
+    def locked(self, sql: str, *args: Any) -> Row | None:
+        found = self.one(f"{sql}{self.dialect.for_update}", *args)
         self._now = self.dialect.time_ms()
         assert self._now is not None, "the store was opened, and read its clock"
         return found
-
-    def locked(self, sql: str, *args: Any) -> Row | None:
-        return self.locked_each(sql, [args])[0]
 
     def run(self, sql: str, *args: Any) -> int:
         return self.connection.run(sql, args)
