@@ -276,7 +276,7 @@ async def test_a_store_that_is_away_over_a_tick(opened: Open, clock: ManualClock
 
         async with app:
             await until_marked(mq)
-            endpoint.append = away
+            endpoint.append, endpoint.append_soon = away, lambda *args: False
             clock.advance(3600)
             await asyncio.wait_for(refused.wait(), LONG)
             endpoint.append = append
@@ -297,7 +297,7 @@ async def test_stopping_does_not_wait_for_a_store_that_is_away(opened: Open, clo
 
         await app.start()
         await until_marked(mq)
-        endpoint.append = hangs
+        endpoint.append, endpoint.append_soon = hangs, lambda *args: False
         clock.advance(3600)
         await asyncio.wait_for(asked.wait(), LONG)
         stopping = asyncio.create_task(app.stop())

@@ -210,6 +210,9 @@ class Lossy:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._endpoint, name)
 
+    def append_soon(self, *args: Any) -> bool:
+        return False  # all of them go the way on which answers get lost
+
     async def append(self, *args: Any, **named: Any) -> Appended:
         appended: Appended = await self._endpoint.append(*args, **named)
         if self.losses:

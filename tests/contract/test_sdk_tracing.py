@@ -258,6 +258,7 @@ async def test_posts_that_fail_are_recorded(
         raise PermissionDenied("you may not send to orders")
 
     monkeypatch.setattr(mq._endpoint, "append", refuse)
+    monkeypatch.setattr(mq._endpoint, "append_soon", lambda *args: False)
     async with mq.producer("orders", confirm=confirm) as producer:
         future = await producer.post(b"1")
         if confirm:

@@ -206,7 +206,7 @@ def _break_appends(mq: sync.Connection) -> None:
     async def broken(*args: Any, **more: Any) -> Any:
         raise StoreError("broken")
 
-    mq._target._endpoint.append = broken
+    mq._target._endpoint.append, mq._target._endpoint.append_soon = broken, lambda *args: False
 
 
 def test_errors_are_the_same(mq: sync.Connection) -> None:

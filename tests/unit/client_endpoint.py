@@ -10,8 +10,10 @@ import asyncio
 from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from postroom.clock import ManualClock
+from postroom.endpoint.endpoint import Told
 from postroom.endpoint.values import (
     Beat,
     DeadLetters,
@@ -28,7 +30,7 @@ from postroom.endpoint.values import (
     SettleReply,
     TopicInfo,
 )
-from postroom.errors import PartitionSealed, UnknownPartition, UnknownTopic
+from postroom.errors import PartitionSealed, PostroomError, UnknownPartition, UnknownTopic
 from postroom.model.delivery import delivery, settlement
 from postroom.model.delivery.delivery import Ask, Delivery, Kind, Settlement, Span, Terms
 from postroom.model.messages.batch import (
@@ -91,6 +93,8 @@ class FakeEndpoint:
         self.on: dict[str, deque[Fault]] = defaultdict(deque)
         self.after: dict[str, deque[Fault]] = defaultdict(deque)
         self.calls: list[tuple[str, object]] = []
+        self.short_way = False  # batches are queued, and the producer is told (`append_soon`)
+        self.queued: set[asyncio.Task[Appended]] = set()
         self.settled: list[list[Settle]] = []
         self.delayed: list[tuple[int, int, bytes, bytes]] = []  # partition id, due moment, batch, ids
         self.beats: list[Beat] = []
@@ -140,6 +144,22 @@ class FakeEndpoint:
         if topic not in self.routes:
             raise UnknownTopic(f"no topic {topic}")
         return self.routes[topic]
+
+    def append_soon(self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
+        if self.short_way:
+            self.calls.append(("queue", batch))
+            task = asyncio.ensure_future(self.append(topic, partition_id, batch, producer=producer))
+            self.queued.add(task)
+            task.add_done_callback(partial(self._tell, told))
+        return self.short_way
+
+    def _tell(self, told: Told, task: asyncio.Task[Appended]) -> None:
+        self.queued.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if isinstance(error, PostroomError):
+            told(error)
+        elif not task.cancelled() and error is None:
+            told(task.result())
 
     async def append(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -26,6 +26,7 @@ from postroom import (
 )
 from postroom.backoff import Pauses
 from postroom.client.connection import Connection
+from postroom.client.producer.accumulator import Accumulator
 from postroom.model.messages.slot import slot_of
 from postroom.model.topology.route import Range, Route
 from tests.unit.client_endpoint import FakeEndpoint, Partition, failing, waiting
@@ -33,9 +34,11 @@ from tests.unit.client_endpoint import FakeEndpoint, Partition, failing, waiting
 BUSY, AWAY, FULL = StoreBusy("busy"), StoreUnavailable("away"), StoreFull("full")
 
 
-@pytest.fixture
-async def endpoint() -> FakeEndpoint:
-    return FakeEndpoint(partitions=1)
+@pytest.fixture(params=[False, True], ids=["long way", "short way"])
+async def endpoint(request: pytest.FixtureRequest) -> FakeEndpoint:
+    found = FakeEndpoint(partitions=1)
+    found.short_way = request.param
+    return found
 
 
 @pytest.fixture
@@ -276,7 +279,8 @@ async def test_batches_behind_a_failed_one_are_stored(mq: Connection, endpoint: 
         with pytest.raises(StoreFull):
             await futures[0]
     assert endpoint.values() == [b"%d" % i for i in range(1, 6)]
-    assert [(h.epoch, h.base_sequence) for h in endpoint.headers()] == [(0, i) for i in range(5)]
+    epoch = int(endpoint.short_way)  # the next one had left before it was told
+    assert [(h.epoch, h.base_sequence) for h in endpoint.headers()] == [(epoch, i) for i in range(5)]
 
 
 async def test_giving_up_begins_a_new_epoch(mq: Connection, endpoint: FakeEndpoint) -> None:
@@ -327,6 +331,7 @@ async def test_an_unknown_fate_fails_that_batch_alone(mq: Connection, endpoint: 
 
 
 async def test_a_foreign_error_leaves_nobody_waiting(mq: Connection, endpoint: FakeEndpoint) -> None:
+    endpoint.short_way = False  # there the store itself says what it was
     endpoint.on["append"].append(failing(RuntimeError("bug")))
     with pytest.raises(UnknownFate, match="bug"):
         await mq.send("orders", b"a")
@@ -545,3 +550,65 @@ async def test_the_connection_flushes_what_is_open(endpoint: FakeEndpoint) -> No
 async def test_wrong_settings(mq: Connection, wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidSetting, match=next(iter(wrong))):
         mq.producer("orders", **wrong)
+
+
+# ---- the short way: an endpoint that queues batches, and tells ----
+
+
+async def test_what_is_not_answered_in_time_goes_on_by_the_long_way(
+    mq: Connection, endpoint: FakeEndpoint
+) -> None:
+    endpoint.short_way, gate = True, asyncio.Event()
+    endpoint.on["append"].append(waiting(gate))
+    with patch("postroom.client.producer.accumulator.SILENT_S", 0.01):
+        sending = asyncio.ensure_future(mq.send("orders", b"a", timeout="20s"))
+        (accumulator,) = await _accumulators(mq)
+        await eventually(lambda: accumulator._tasks == 1)
+    assert endpoint.count("append") == 1  # it waits for the very same try
+    gate.set()
+    assert (await sending).offset == 0
+    assert (accumulator._tasks, accumulator.busy) == (0, False)
+
+
+async def test_a_batch_does_not_overtake_one_on_the_long_way(mq: Connection, endpoint: FakeEndpoint) -> None:
+    endpoint.short_way, gate = False, asyncio.Event()
+    endpoint.on["append"].append(waiting(gate))
+    async with mq.producer("orders", batch_messages=1) as producer:
+        await producer.post(b"a")
+        await turns()
+        endpoint.short_way = True
+        await producer.post(b"b")
+        await turns()
+        assert endpoint.count("queue") == 0
+        gate.set()
+        await producer.flush()
+        await producer.post(b"c")
+    assert endpoint.count("queue") == 2  # what was refused behind the first leaves again; and the last
+    assert endpoint.values() == [b"a", b"b", b"c"]
+
+
+async def test_an_answer_that_comes_after_the_end_is_nobodys(mq: Connection, endpoint: FakeEndpoint) -> None:
+    endpoint.short_way, gate = True, asyncio.Event()
+    endpoint.on["append"].append(waiting(gate))
+    sending = asyncio.ensure_future(mq.send("orders", b"a"))
+    (accumulator,) = await _accumulators(mq)
+    assert accumulator.stop() == []
+    with pytest.raises(UnknownFate, match="closed before the receipt"):
+        await sending
+    gate.set()
+    await turns()
+    assert endpoint.values() == [b"a"]
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not holds():  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0.001)
+
+
+async def _accumulators(mq: Connection) -> list[Accumulator]:
+    """Those of the shared producer, once something is in flight."""
+    await eventually(lambda: "orders" in mq._shared)
+    router = mq._shared["orders"]._router
+    await eventually(lambda: any(one._in_flight for one in router.accumulators))
+    return router.accumulators

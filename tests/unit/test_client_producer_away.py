@@ -17,9 +17,11 @@ from tests.unit.client_endpoint import failing, waiting
 BUSY = StoreBusy("busy")
 
 
-@pytest.fixture
-async def endpoint() -> Changing:
-    return Changing()
+@pytest.fixture(params=[False, True], ids=["long way", "short way"])
+async def endpoint(request: pytest.FixtureRequest) -> Changing:
+    found = Changing()
+    found.short_way = request.param
+    return found
 
 
 @pytest.fixture

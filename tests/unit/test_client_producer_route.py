@@ -20,9 +20,11 @@ from tests.unit.client_endpoint import Fault, failing, waiting
 BUSY = StoreBusy("busy")
 
 
-@pytest.fixture
-async def endpoint() -> Changing:
-    return Changing()
+@pytest.fixture(params=[False, True], ids=["long way", "short way"])
+async def endpoint(request: pytest.FixtureRequest) -> Changing:
+    found = Changing()
+    found.short_way = request.param
+    return found
 
 
 @pytest.fixture

@@ -19,7 +19,11 @@ from postroom.model.access import ANONYMOUS, Principal
 from postroom.wire import messages as m
 from postroom.wire.client.remote import RemoteEndpoint
 
-LOCAL = {"now_ms", "close"}  # answered without asking the queue
+LOCAL = {
+    "now_ms",
+    "close",
+    "append_soon",
+}  # no operations: answered without asking, or only in the same process
 METHODS = {
     name: method for name, method in vars(Endpoint).items() if not name.startswith("_") and name not in LOCAL
 }

@@ -24,6 +24,8 @@ class Guard:
 
     def check(self) -> None:
         """Raise unless this process and this loop may use the connection now."""
+        if asyncio._get_running_loop() is self.loop and not self.closed and os.getpid() == self.pid:
+            return
         if os.getpid() != self.pid:
             raise ForkError(
                 "this connection was opened before a fork and belongs to the parent process: "

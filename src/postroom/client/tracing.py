@@ -52,6 +52,8 @@ def _load() -> ModuleType | None:
 
 def sending(topic: str, packed: Packed) -> Any:
     """A span of one call, whose context the messages take along; None: there is nothing to record."""
+    if _spans is None and "opentelemetry.trace" not in sys.modules:
+        return None
     spans = _tracing()
     return None if spans is None else spans.sending(topic, packed)
 
@@ -65,6 +67,8 @@ def posting(packed: Packed) -> None:
 
 def of_batch(topic: str, where: Range, parcels: Sequence[Parcel]) -> Any:
     """A span of a batch with posted messages in it; None: it has none."""
+    if _spans is None and "opentelemetry.trace" not in sys.modules:
+        return None
     spans = _tracing()
     return None if spans is None else spans.of_batch(topic, where, parcels)
 

@@ -9,16 +9,15 @@ Partitions are addressed by `partition_id`, unique in the store; `partition` is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
+from ..errors import PostroomError
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import TopicBounds
 from ..model.messages.requests import ReplyTopic
 from ..model.moves.staging import Wish
-from ..model.policy.bounds import (
-    Positions,
-)
+from ..model.policy.bounds import Positions
 from ..model.policy.rate import Rate
 from ..model.policy.settings import GroupWish, Start, TopicSettings
 from ..model.policy.slow_lane import LaneInfo, LaneView, Seen
@@ -45,7 +44,10 @@ from .values import (
     UnparkRequest,
 )
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "Told"]
+
+Told: TypeAlias = Callable[[Appended | PostroomError], None]
+"""Is told what became of a batch."""
 
 
 class Endpoint(Protocol):
@@ -103,6 +105,14 @@ class Endpoint(Protocol):
 
         Waits for as long as a limit on the topic or the `producer` wants it (R40).
         """
+
+    def append_soon(self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
+        """Queue a batch that this process has made, if nothing has to be waited for before.
+
+        `told` is called with what became of it, in the event loop. False: nothing was done, and nobody will
+        be told; `append` waits for what there is to wait for.
+        """
+        return False
 
     async def cancel(self, topic: str, id: str) -> bool:
         """Take back a delayed message; False if it is not waiting any more."""

@@ -20,9 +20,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from queue import SimpleQueue
 
 from ...config import Limits
+from ...endpoint.endpoint import Told
 from ...errors import ClosedError, PostroomError, StoreBusy, StoreError, StoreUnavailable
 from ...model.messages.batch import read_header, with_base_offset
 from ...model.policy.fair_queue import TURN_BYTES, FairQueue
@@ -52,7 +54,8 @@ class _ProducerLine:
 class _PendingAppend:
     append: Append
     line: _ProducerLine
-    done: asyncio.Future[Appended]
+    told: Told
+    gone: Callable[[], bool] | None = None  # whether its caller has gone; None: none is pending
 
 
 class Writer:
@@ -87,19 +90,26 @@ class Writer:
     def append(self, append: Append, line: LineKey | None = None) -> asyncio.Future[Appended]:
         """Is done once the batch is stored. `line`: whose turns it counts against; without one, those of its
         partition."""
+        done: asyncio.Future[Appended] = self._loop.create_future()
+        self.queue(append, line or (-append.partition_id, 0), partial(_resolve, done), done.done)
+        return done
+
+    def queue(
+        self, append: Append, line: LineKey, told: Told, gone: Callable[[], bool] | None = None
+    ) -> None:
+        """Store a batch; `told` is called in the event loop with what became of it, unless its caller has
+        `gone` by then. What waits for room is dropped if its caller has."""
         if self._closed:
             raise _closed()
-        key = line or (-append.partition_id, 0)
-        mine = self._lines.get(key)
+        mine = self._lines.get(line)
         if mine is None:
-            mine = self._lines[key] = _ProducerLine(key)
-        waiting = _PendingAppend(append, mine, self._loop.create_future())
+            mine = self._lines[line] = _ProducerLine(line)
+        pending = _PendingAppend(append, mine, told, gone)
         if mine.callers or (mine.bytes and self._is_full(mine)):
-            mine.callers.append(waiting)
-            self._crowded[key] = mine
+            mine.callers.append(pending)
+            self._crowded[line] = mine
         else:
-            self._let_in(waiting)
-        return waiting.done
+            self._let_in(pending)
 
     @property
     def queued_bytes(self) -> int:
@@ -109,20 +119,19 @@ class Writer:
         limits = self._limits
         return line.bytes > limits.writer_line_bytes or self._pending_bytes > limits.writer_queue_bytes
 
-    def _let_in(self, waiting: _PendingAppend) -> None:
-        size = len(waiting.append.batch)
-        waiting.line.bytes += size
+    def _let_in(self, pending: _PendingAppend) -> None:
+        size = len(pending.append.batch)
+        pending.line.bytes += size
         self._pending_bytes += size
-        self._queue.put(waiting)
+        self._queue.put(pending)
 
     async def close(self) -> None:
         """Store what waits in the queue, then end."""
         if not self._closed:
             self._closed = True
             for line in self._crowded.values():
-                for waiting in line.callers:
-                    if not waiting.done.done():
-                        waiting.done.set_exception(_closed())
+                for pending in line.callers:
+                    self._tell(pending, _closed())
             self._queue.put(None)
         await asyncio.to_thread(self._thread.join)
 
@@ -145,17 +154,17 @@ class Writer:
         arrived: list[_PendingAppend] = []
         size, limits = 0, self._limits
         while not self._ended and not (self._queue.empty() and (arrived or self._turns)):
-            waiting = self._queue.get()
-            if waiting is None:
+            pending = self._queue.get()
+            if pending is None:
                 self._ended = True
             else:
-                arrived.append(waiting)
-                size += len(waiting.append.batch)
+                arrived.append(pending)
+                size += len(pending.append.batch)
         if not self._turns and size <= limits.commit_bytes and len(arrived) <= limits.commit_batches:
             return arrived
-        for waiting in arrived:
-            self._turns.add(waiting.line.key, len(waiting.append.batch), waiting)
-            if waiting.line.bytes <= TURN_BYTES:
+        for pending in arrived:
+            self._turns.add(pending.line.key, len(pending.append.batch), pending)
+            if pending.line.bytes <= TURN_BYTES:
                 self._small_until = time.monotonic() + _CONSIDERATE_S
         size = limits.commit_bytes // (_SMALLER if time.monotonic() < self._small_until else 1)
         return self._turns.take(size=size, count=limits.commit_batches)
@@ -186,12 +195,12 @@ class Writer:
         self, group: list[_PendingAppend], results: list[Appended | PostroomError]
     ) -> dict[int, int]:
         ends: dict[int, int] = {}
-        for waiting, result in zip(group, results, strict=True):
-            if isinstance(result, Appended) and waiting.append.due_at:
-                self.scheduled(waiting.append.due_at)
+        for pending, result in zip(group, results, strict=True):
+            if isinstance(result, Appended) and pending.append.due_at:
+                self.scheduled(pending.append.due_at)
             elif isinstance(result, Appended) and not result.duplicate and result.base_offset >= 0:
-                batch, partition_id = waiting.append.batch, waiting.append.partition_id
-                header = waiting.append.header or read_header(batch)
+                batch, partition_id = pending.append.batch, pending.append.partition_id
+                header = pending.append.header or read_header(batch)
                 records = header.records - len(result.repeats)
                 if not result.repeats:  # else what is stored is another batch
                     data = with_base_offset(batch, result.base_offset)
@@ -205,34 +214,44 @@ class Writer:
     def _answer(
         self, group: list[_PendingAppend], results: list[Appended | PostroomError], stored: dict[int, int]
     ) -> None:
-        for waiting, result in zip(group, results, strict=True):
-            size, line = len(waiting.append.batch), waiting.line
+        for pending, result in zip(group, results, strict=True):
+            size, line = len(pending.append.batch), pending.line
             self._pending_bytes -= size
             line.bytes -= size
             if not line.bytes and not line.callers:
                 del self._lines[line.key]
-            if waiting.done.done():
-                continue
-            if isinstance(result, Appended):
-                waiting.done.set_result(result)
-            else:
-                waiting.done.set_exception(result)
+            self._tell(pending, result)
         if self._crowded and not self._closed:
             self._make_room()
         if stored:
             self._appended(stored)
 
+    def _tell(self, pending: _PendingAppend, result: Appended | PostroomError) -> None:
+        try:
+            pending.told(result)
+        except Exception as error:  # a fault of whoever is told: the others are told all the same
+            self._loop.call_exception_handler({"message": "the answer to an append", "exception": error})
+
     def _make_room(self) -> None:
         """Let in whom there is room for now, each line in its order."""
         for line in tuple(self._crowded.values()):
             while line.callers and not (line.bytes and self._is_full(line)):
-                waiting = line.callers.popleft()
-                if not waiting.done.done():  # else its caller was cancelled
-                    self._let_in(waiting)
+                pending = line.callers.popleft()
+                if pending.gone is None or not pending.gone():
+                    self._let_in(pending)
             if not line.callers:
                 del self._crowded[line.key]
                 if not line.bytes:
                     del self._lines[line.key]
+
+
+def _resolve(done: asyncio.Future[Appended], result: Appended | PostroomError) -> None:
+    if done.done():  # its caller was cancelled
+        return
+    if isinstance(result, Appended):
+        done.set_result(result)
+    else:
+        done.set_exception(result)
 
 
 def _closed() -> ClosedError:

@@ -21,15 +21,16 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count as count_from
 from itertools import islice, repeat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
-from ...errors import ClosedError, PostroomError, SendTimeout, UnknownFate
+from ...errors import ClosedError, PartitionSealed, PostroomError, SendTimeout, UnknownFate
 from ...model.messages.batch import BatchBuilder
 from ...model.messages.sequence import next_sequence
 from ...model.topology.route import Range
@@ -37,6 +38,7 @@ from ...store.contract import Appended
 from ..tracing import of_batch
 from .appending import (
     MOVED,
+    SILENT_S,
     Failed,
     InFlight,
     Refused,
@@ -92,7 +94,9 @@ class Accumulator:
         self._wake: asyncio.Handle | None = None  # the next look at what may leave
         self._awake = False  # it comes in this turn of the loop
         self._flushing = False
-        self._in_flight: dict[InFlight, asyncio.Task[None]] = {}  # oldest first
+        self._in_flight: dict[InFlight, asyncio.Task[None] | None] = {}  # oldest first; None: the short way
+        self._tasks = 0  # of those
+        self._watch: asyncio.TimerHandle | None = None  # the next look at those without one
         self._left = 0  # batches so far
         self._refused: list[InFlight] = []
         self._broken: InFlight | None = None  # the first batch that failed
@@ -130,7 +134,12 @@ class Accumulator:
             self._wake.cancel()
         while self._pending:
             self._pop().failed(ClosedError("the producer was closed before the message left"))
-        return list(self._in_flight.values())
+        if self._watch is not None:
+            self._watch.cancel()
+        for batch, task in tuple(self._in_flight.items()):
+            if task is None:
+                self._resolve(batch, _closed_before(batch))
+        return [task for task in self._in_flight.values() if task is not None]
 
     @property
     def busy(self) -> bool:
@@ -194,15 +203,65 @@ class Accumulator:
             data = builder.build(self._producer_id, self._epoch, self._sequence)
             batch = self._under_way(parcels, data, self._sequence)
             self._sequence = next_sequence(self._sequence, builder.count)
-            task = self._loop.create_task(self._deliver(batch))
         else:
             batch = self._under_way(parcels, builder.build(), -1)
-            task = self._loop.create_task(self._fire(batch))
         for parcel in parcels:
             parcel.call.left += len(parcel.entries)
-        self._in_flight[batch] = task
+        self._in_flight[batch] = None
         self._left += 1
         self._router.batch_left(self.where)
+        if not self._batching.confirm:
+            self._begin(batch, self._fire(batch))
+        elif not self._queued(batch):
+            self._begin(batch, self._deliver(batch))
+
+    def _begin(self, batch: InFlight, delivery: Coroutine[Any, Any, None]) -> None:
+        """The long way: a task that waits, and repeats."""
+        self._in_flight[batch] = self._loop.create_task(delivery)
+        self._tasks += 1
+
+    def _queued(self, batch: InFlight) -> bool:
+        """The short way: the endpoint queues the batch, and tells what became of it. False: it cannot now.
+
+        None overtakes one that goes the long way. Whatever is not stored, or not answered for some time, goes
+        on by that one.
+        """
+        now = self._loop.time()
+        if self._tasks or batch.due_at or batch.ids or batch.deadline < now + 2 * SILENT_S:
+            return False
+        told, where = partial(self._told, batch), self.where.partition_id
+        if not self._endpoint.append_soon(self._topic, where, batch.data, batch.client, told):
+            return False
+        batch.begin_try(now)
+        if self._watch is None:
+            self._watch = self._loop.call_later(SILENT_S, self._take_over_silent)
+        return True
+
+    def _told(self, batch: InFlight, result: Appended | PostroomError) -> None:
+        if batch not in self._in_flight:
+            return  # it was given up
+        if self._in_flight[batch] is not None:  # it was not answered for some time, and is waited for
+            if batch.answer is not None and not batch.answer.done():
+                _answer(batch.answer, result)
+        elif isinstance(result, Appended):
+            self._resolve(batch, result)
+        else:
+            if not isinstance(result, PartitionSealed):  # the long way asks for its successors
+                batch.answer = self._loop.create_future()
+                _answer(batch.answer, result)
+            self._begin(batch, self._deliver(batch))
+
+    def _take_over_silent(self) -> None:
+        """Those that were not answered for some time wait by the long way, which knows what to do then."""
+        self._watch, now = None, self._loop.time()
+        for batch, task in self._in_flight.items():
+            if task is not None:
+                continue
+            if batch.began + SILENT_S <= now:
+                batch.answer = self._loop.create_future()
+                self._begin(batch, self._deliver(batch))
+            elif self._watch is None:
+                self._watch = self._loop.call_at(batch.began + SILENT_S, self._take_over_silent)
 
     def _under_way(self, parcels: list[Parcel], data: bytes, sequence: int) -> InFlight:
         by_id, client = self._router.by_id, self._batching.client
@@ -245,13 +304,13 @@ class Accumulator:
             self._messages += len(parcel.entries)
             self._bytes += parcel.size
 
-    def _unresolved(self, batch: InFlight) -> asyncio.Task[None] | None:
+    def _unresolved(self, batch: InFlight) -> InFlight | None:
         """The batch right before this one, if it is still under way."""
         before = None
-        for other, task in self._in_flight.items():
+        for other in self._in_flight:
             if other is batch:
                 return before
-            before = task
+            before = other
         return None
 
     # ---- resolving ----
@@ -267,13 +326,14 @@ class Accumulator:
                 away=lambda error: self._found_away(batch, error),
             )
         except asyncio.CancelledError:
-            batch.uncertain = True
-            outcome = Failed(
-                UnknownFate("the producer was closed before the receipt came: look whether it is there")
-            )
+            outcome = _closed_before(batch)
+        self._resolve(batch, outcome)
+
+    def _resolve(self, batch: InFlight, outcome: Appended | Failed | Refused) -> None:
+        """The fate of a batch is known, or nobody waits for it any more."""
         if batch.span is not None:
             batch.span.over(getattr(outcome, "error", None))
-        del self._in_flight[batch]
+        self._over(batch)
         if self._away and not any(other.away for other in self._in_flight):
             self._away = False
             self._router.quiet(self)
@@ -285,6 +345,12 @@ class Accumulator:
         if self._broken is not None and not self._in_flight:
             self._mend()
         self._pump()
+
+    def _over(self, batch: InFlight) -> None:
+        if self._in_flight.pop(batch) is not None:
+            self._tasks -= 1
+        if batch.resolved is not None and not batch.resolved.done():
+            batch.resolved.set_result(None)
 
     def _found_away(self, batch: InFlight, error: PostroomError | None) -> bool:
         """Whether something of the batch can go elsewhere; if nothing can, it is repeated as it is."""
@@ -375,12 +441,24 @@ class Accumulator:
         finally:
             if batch.span is not None:
                 batch.span.over(failure)
-            del self._in_flight[batch]
+            self._over(batch)
             for parcel in () if moved else lost:
                 parcel.call.forgotten(parcel)
         if moved:
             self._router.moved_away(self, [*batch.parcels, *self.take_back()])
         self._pump()
+
+
+def _answer(first: asyncio.Future[Appended], result: Appended | PostroomError) -> None:
+    if isinstance(result, Appended):
+        first.set_result(result)
+    else:
+        first.set_exception(result)
+
+
+def _closed_before(batch: InFlight) -> Failed:
+    batch.uncertain = True
+    return Failed(UnknownFate("the producer was closed before the receipt came: look whether it is there"))
 
 
 def _outcomes(batch: InFlight, appended: Appended, again: bool) -> list[tuple[int, bool]]:

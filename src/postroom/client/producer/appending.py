@@ -38,6 +38,7 @@ from .parcel import Parcel, ids_of
 
 __all__ = [
     "MOVED",
+    "SILENT_S",
     "Failed",
     "InFlight",
     "Refused",
@@ -50,7 +51,7 @@ __all__ = [
 
 MOVED = (PartitionSealed, UnknownPartition, UnknownTopic)  # surely not stored: the route says where else
 
-_SILENT_S = 1.0  # a try that is not answered for so long: what has no key is not sent there meanwhile
+SILENT_S = 1.0  # a try that is not answered for so long: what has no key is not sent there meanwhile
 _LAST_TRY_S = 0.05  # with less time left nothing is tried again: its fate would not be known
 
 _SAID = {
@@ -78,8 +79,11 @@ class InFlight:
     """A batch under way."""
 
     __slots__ = (
+        "alone",
+        "answer",
         "away",
         "before",
+        "began",
         "client",
         "data",
         "deadline",
@@ -90,6 +94,7 @@ class InFlight:
         "moved",
         "number",
         "parcels",
+        "resolved",
         "sequence",
         "span",
         "tries",
@@ -105,7 +110,7 @@ class InFlight:
         parcels: list[Parcel],
         data: bytes,
         sequence: int,
-        before: Callable[[InFlight], asyncio.Task[None] | None],
+        before: Callable[[InFlight], InFlight | None],
         by_id: bool = False,
         client: str = "",
     ) -> None:
@@ -114,8 +119,11 @@ class InFlight:
         self.due_at = parcels[0].due_at
         self.ids = ids_of(parcels) if self.due_at or by_id else b""  # the topic looks at them
         self.number = number  # in the order they left this partition's accumulator
-        self.deadline = max([parcel.call.deadline for parcel in parcels])
-        self.before = before  # the unresolved batch right before it, as a task
+        self.deadline = parcels[0].call.deadline
+        if len(parcels) > 1:
+            self.deadline = max([parcel.call.deadline for parcel in parcels])
+        self.before = before  # the unresolved batch right before it
+        self.resolved: asyncio.Future[None] | None = None  # is done then, if somebody waits for it
         self.tries = 0
         self.uncertain = False  # a try may have been stored, or may yet be
         self.moved = False  # its partition takes no more
@@ -124,6 +132,13 @@ class InFlight:
         self.error: PostroomError | None = None  # of the last try
         self.unanswered = False  # a try ended with an error that leaves open whether it was stored
         self.span: Any = None  # of posted messages, if somebody traces
+        self.alone = False  # nothing that it could have overtaken was under way when this try began
+        self.began = 0.0  # this try, by the loop's clock
+        self.answer: asyncio.Future[Appended] | None = None  # to the first try, if that was by the short way
+
+    def begin_try(self, now: float) -> None:
+        self.tries += 1
+        self.began, self.alone = now, self.before(self) is None
 
     def failed(self, error: PostroomError) -> None:
         """A try of it failed: whoever stops waiting is told why."""
@@ -147,18 +162,22 @@ async def append_until(
     """`broken`: a batch before this one was given up, so a gap before it will not close. `away` is told when
     the store is away, or does not answer (None); it says whether messages may go elsewhere.
 
+    The first try of a batch may have begun already, by the short way (`Endpoint.append_soon`).
+
     Nor will one before a batch that is the first under way: the store has forgotten batches that it had
     confirmed (a volatile topic, and a crash).
     """
     while True:
-        batch.tries += 1
-        first = batch.before(batch) is None  # nothing that it could have overtaken is under way
-        began, silent = loop.time(), loop.call_later(_SILENT_S, away, None)
+        answer = batch.answer
+        if answer is None:
+            batch.begin_try(loop.time())
+        first = batch.alone
+        silent = loop.call_later(SILENT_S if answer is None else 0, away, None)
         try:
             async with asyncio.timeout_at(batch.deadline):
-                return await append(endpoint, topic, batch)
+                return await (append(endpoint, topic, batch) if answer is None else answer)
         except TimeoutError as error:
-            return _cut_off(batch, loop.time() - began, waited_only=_never_stored(error))
+            return _cut_off(batch, loop.time() - batch.began, waited_only=_never_stored(error))
         except SequenceGap as error:
             batch.failed(error)
             if batch.before(batch) is None and (first or broken()):
@@ -183,6 +202,7 @@ async def append_until(
             return _surprised(batch, error)
         finally:
             silent.cancel()
+            batch.answer = None
         if not await _may_repeat(batch, loop):
             return _given_up(batch)
 
@@ -232,7 +252,9 @@ async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop) -> bool:
         return False
     before = batch.before(batch)
     if before is not None:
-        await asyncio.wait((before,), timeout=left)
+        if before.resolved is None:
+            before.resolved = loop.create_future()
+        await asyncio.wait((before.resolved,), timeout=left)
     else:
         await asyncio.sleep(min(pause(batch.tries), left))
     return batch.deadline - loop.time() > (0 if batch.uncertain else _LAST_TRY_S)

@@ -79,16 +79,13 @@ class Call:
         count = len(parcel.entries)
         self._missing -= count
         if not self._missing and not self.future.done():
-            self._finish()
+            if self._error is None:
+                self.future.set_result(self._receipts[0] if self._single else self._receipts)
+            else:
+                if self._stored:
+                    self._error.add_note(f"{self._stored} messages of this call were stored nevertheless")
+                self.future.set_exception(self._error)
         self._resolved(count, parcel.size)
-
-    def _finish(self) -> None:
-        if self._error is not None:
-            if self._stored:
-                self._error.add_note(f"{self._stored} messages of this call were stored nevertheless")
-            self.future.set_exception(self._error)
-        else:
-            self.future.set_result(self._receipts[0] if self._single else self._receipts)
 
 
 class OneWay(Call):
@@ -227,7 +224,7 @@ class Room:
         self._waiters: deque[tuple[int, asyncio.Future[None]]] = deque()
 
     def try_take(self, size: int) -> bool:
-        if self._waiters or not self._fits(size):
+        if self._waiters or (self.taken and self.taken + size > self._limit):
             return False
         self.taken += size
         return True

@@ -35,6 +35,7 @@ __all__ = ["Producer", "check_slot"]
 
 log = logging.getLogger("postroom.producer")
 
+_USUAL_S = 3600.0  # a time-out that needs no second look
 _ANSWER_S = 0.1  # the time of its batches ends with that of the call, and they know more
 _NO_SPOOL = "this producer has no spool: make one that has with mq.producer(…, spool='orders.spool')"
 _MANY = 10_000  # failed posts that are kept before those somebody has seen are sorted out
@@ -152,18 +153,31 @@ class Producer:
     async def _sent(self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool) -> Any:
         span = sending(self.topic, packed)
         if span is None:
-            return await self._result(await self._submit(packed, slot, timeout, single=single))
+            return await self._receipts(packed, slot, timeout, single)
         with span:
-            found = await self._result(await self._submit(packed, slot, timeout, single=single))
+            found = await self._receipts(packed, slot, timeout, single)
             if single:
                 span.stored(found)
             return found
 
+    async def _receipts(
+        self, packed: Packed, slot: int | None, timeout: Duration | None, single: bool
+    ) -> Any:
+        call = await self._submit(packed, slot, timeout, single=single)
+        late = self._guard.loop.call_at(call.deadline + _ANSWER_S, self._give_up, call)
+        try:
+            return await call.future
+        finally:
+            late.cancel()
+
     async def _submit(
         self, packed: Packed, slot: int | None, timeout: Duration | None, *, single: bool
     ) -> Call:
-        self._check()
-        slot = check_slot(slot)
+        self._guard.check()
+        if self._closed:
+            self._check()
+        if slot is not None:
+            check_slot(slot)
         deadline = self._deadline(timeout)
         if not self._router.ready:
             await self._in_time(self._router.load(), deadline)
@@ -216,25 +230,24 @@ class Producer:
             for due, id in zip(packed.dues, packed.ids, strict=True)
         ]
 
-    async def _result(self, call: Call) -> Any:
+    def _give_up(self, call: Call) -> None:
+        """The time of a call is over, and that of its batches: they would have said more."""
         if call.future.done():
-            return call.future.result()
-        try:
-            async with asyncio.timeout_at(call.deadline + _ANSWER_S):
-                return await call.future
-        except TimeoutError:
-            if call.future.done() and not call.future.cancelled():
-                return call.future.result()
-            if not call.left:
-                late = self._router.too_late(call.trouble)
-                raise late from late.__cause__
-            why = "" if call.trouble is None else f"; {last_error(call.trouble)}"
-            raise SendTimeout(
-                "no receipt within the time: it is not known whether the message was stored; look before "
-                f"sending it again, or let the handler drop an id it has seen{why}"
-            ) from call.trouble
+            return
+        if not call.left:
+            call.future.set_exception(self._router.too_late(call.trouble))
+            return
+        why = "" if call.trouble is None else f"; {last_error(call.trouble)}"
+        late = SendTimeout(
+            "no receipt within the time: it is not known whether the message was stored; look before "
+            f"sending it again, or let the handler drop an id it has seen{why}"
+        )
+        late.__cause__ = call.trouble
+        call.future.set_exception(late)
 
     def _deadline(self, timeout: Duration | None) -> float:
+        if type(timeout) is float and 1 <= timeout <= _USUAL_S:
+            return self._guard.loop.time() + timeout
         ms = self._timeout_ms if timeout is None else duration_ms(timeout, name="timeout")
         return self._guard.loop.time() + ms / 1000
 

@@ -265,7 +265,10 @@ class Router:
         elif len(parcel.entries) == 1:
             key = parcel.entries[0][0] if parcel.ids is None else self._keys(parcel)[0]
             if key is not None:
-                self._place_at(slot_of(key), parcel)
+                if self._gone or self._behind or parcel.due_at:
+                    self._place_at(slot_of(key), parcel)
+                else:
+                    self._by_slot[slot_of(key)].add(parcel)
             else:
                 self._add(self._pick(), parcel)
                 if parcel.due_at:  # seldom due together with the next: it is a batch by itself

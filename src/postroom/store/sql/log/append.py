@@ -120,7 +120,7 @@ class Appending:
         if len(appends) > 1:
             order = sorted({append.partition_id for append in appends})
         lines = sorted({line for line in self._lines if line is not None})
-        rows, states = tx.locked_each(_LOCK, [(one,) for one in order], _looked_up(lines))
+        rows, states = tx.locked_each(_LOCK, [(one,) for one in order], _sequence_queries(lines))
         self._partitions: dict[int, _Partition] = {}
         for partition_id, row in zip(order, rows, strict=True):
             if row is not None and row[0] != "dropped":
@@ -279,7 +279,7 @@ def _line(append: Append, header: BatchHeader) -> _Line | None:
     return producer_id, append.partition_id
 
 
-def _looked_up(lines: Sequence[_Line]) -> list[tuple[str, Sequence[int]]]:
+def _sequence_queries(lines: Sequence[_Line]) -> list[tuple[str, Sequence[int]]]:
     """Return the few statements that look up the sequences, each with its values."""
     return [
         (_SEQUENCES + " OR ".join([_SEQUENCE] * len(some)), [*chain(*some)])
