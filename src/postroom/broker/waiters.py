@@ -17,7 +17,7 @@ from typing import Protocol
 
 from ..config import Limits
 from ..errors import PostroomError
-from ..store.contract import News, Store
+from ..store.contract import News, Store, Watcher
 
 __all__ = ["LULL_S", "Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
 
@@ -131,7 +131,7 @@ class WatcherThread:
     none: it pauses for an eighth of the time since the last news, `watch_cap_ms` at most. So what another
     process sends is late by an eighth of the silence before it, and a consumer that has nothing to do costs a
     tenth. News in this process does not come this way, and a store that waits for news itself (PostgreSQL,
-    MariaDB) is asked again at once.
+    SQLite on Linux) is asked again at once.
     """
 
     def __init__(
@@ -152,6 +152,7 @@ class WatcherThread:
         self._guard = threading.Lock()
         self._wanted_by: set[str] = set()
         self._stopping = threading.Event()
+        self._watcher: Watcher | None = None  # what this thread asks
         self._thread = threading.Thread(target=self._run, name="postroom-watcher", daemon=True)
         self._thread.start()
 
@@ -169,6 +170,9 @@ class WatcherThread:
     async def close(self) -> None:
         self._stopping.set()
         self._wanted.set()
+        with self._guard:
+            if self._watcher is not None:
+                self._watcher.wake()
         await asyncio.to_thread(self._thread.join)
 
     def _run(self) -> None:
@@ -182,7 +186,7 @@ class WatcherThread:
         """Until nobody has wanted it for a while: what nobody reads would pile up somewhere."""
         self._unsure = True
         try:
-            watcher = self._store.watch()
+            watcher = self._watcher = self._store.watch()
         except PostroomError as error:
             return self._failed(error)
         asked_at = news_at = time.monotonic()
@@ -200,6 +204,8 @@ class WatcherThread:
                 if self._look(watcher.changed):
                     news_at = time.monotonic()
         finally:
+            with self._guard:  # it must not be woken once it is closed
+                self._watcher = None
             watcher.close()
 
     def _failed(self, error: PostroomError) -> None:

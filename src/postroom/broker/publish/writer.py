@@ -55,7 +55,7 @@ class _PendingAppend:
     append: Append
     line: _ProducerLine
     told: Told
-    gone: Callable[[], bool] | None = None  # whether its caller has gone; None: none is pending
+    gone: Callable[[], bool] | None = None  # whether its caller has gone; None: it does not wait
 
 
 class Writer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 from ...errors import PostroomError
@@ -187,14 +188,15 @@ class Parcel:
         if len(places) == 1:
             return [self]
         parts = [self._pick(chosen) for chosen in places]
-        parts[-1].size += self.size - sum(part.size for part in parts)  # headers are not counted one by one
+        parts[-1].size += self.size - sum([part.size for part in parts])
         return parts
 
     def _pick(self, places: Sequence[int]) -> Parcel:
-        entries = [self.entries[at] for at in places]
+        pick = itemgetter(*places)
+        entries = list(pick(self.entries)) if len(places) > 1 else [pick(self.entries)]
         packed = Packed(
             entries,
-            sum([len(value) + (len(key) if key else 0) for key, value, _ in entries]),
+            self.size * len(places) // len(self.entries),  # about: a batch counts its bytes itself
             None if self.ids is None else [self.ids[at] for at in places],
             None if self.timestamps is None else [self.timestamps[at] for at in places],
             self.keyed and any(key is not None for key, _, _ in entries),

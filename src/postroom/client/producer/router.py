@@ -298,11 +298,15 @@ class Router:
         if self._gone or self._behind or None in keys:
             self._place_apart(parcel, keys)
             return
-        places: defaultdict[Accumulator, list[int]] = defaultdict(list)
-        by_slot = self._by_slot
+        targets, take = [], list[Callable[[int], None]]()  # what takes a message of each slot
+        for piece in self._ranges:
+            chosen: list[int] = []
+            targets.append((self._by_slot[piece.first_slot], chosen))
+            take += [chosen.append] * (piece.last_slot - piece.first_slot + 1)
         for at, slot in enumerate(slots_of(cast("list[bytes]", keys))):
-            places[by_slot[slot]].append(at)
-        for target, part in zip(places, parcel.divide(list(places.values())), strict=True):
+            take[slot](at)
+        there = [target for target in targets if target[1]]
+        for (target, _), part in zip(there, parcel.divide([chosen for _, chosen in there]), strict=True):
             self._add(target, part)
 
     def _place_apart(self, parcel: Parcel, keys: list[bytes | None]) -> None:

@@ -533,7 +533,13 @@ class Watcher(Protocol):
     """
 
     def changed(self) -> tuple[bool, bool]:
-        """Since the last call: (log, catalog or duties; progress). The first call says yes to both."""
+        """Since the last call: (log, catalog or duties; progress). The first call says yes to both.
+
+        It may wait for a commit, for a second at most.
+        """
+
+    def wake(self) -> None:
+        """End a wait in `changed`, as far as it can be ended; may be called by any thread, until `close`."""
 
     def close(self) -> None: ...
 

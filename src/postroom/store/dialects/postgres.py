@@ -154,6 +154,9 @@ class Listener:
             self._yes_at = time.monotonic()
         return log, progress
 
+    def wake(self) -> None:
+        pass  # it waits for moments only
+
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -260,5 +260,8 @@ class LookingWatcher:
         )
         return log, progress
 
+    def wake(self) -> None:
+        pass
+
     def close(self) -> None:
         pass

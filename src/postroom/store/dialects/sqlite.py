@@ -26,6 +26,7 @@ from ...files import make_private, open_private
 from ..contract import Watcher
 from ..sql.session import Area, Row, Session, Transaction, by_key
 from .ballast import Ballast
+from .file_events import open_events
 
 __all__ = ["FileLock", "SqliteDialect"]
 
@@ -109,6 +110,9 @@ _LOG_PAGE_BYTES = 8192
 _CHECKPOINT_PAGES = 1000
 _JOURNAL_BYTES = 64 * 1024 * 1024
 _RETRY_S = 0.005
+_QUIET_S = 0.04  # after a commit others may follow: for so long is looked, and not waited
+_COMMIT_S = 0.001  # a commit takes about so long from its first write
+_PATIENCE_S = 1.0  # a look waits for so long at most
 _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
 
 
@@ -440,14 +444,41 @@ _CURES = {
 
 
 class _FileWatcher:
-    """`PRAGMA data_version` on a connection of its own per file: it moves when any other one commits."""
+    """`PRAGMA data_version` on a connection of its own per file: it moves when any other one commits.
+
+    Every commit writes to a file's write-ahead log, and Linux tells of that: where nothing was committed for
+    a while, it is waited for.
+    """
 
     def __init__(self, dialect: SqliteDialect) -> None:
         self._dialect = dialect
         self._connections = {area: dialect.connect(area) for area in Area}
         self._seen: dict[Area, int] = {}
+        self._quiet_at = 0.0  # when nothing will have been committed for a while
+        self._events = open_events(f"{dialect.file(area)}-wal" for area in Area)
 
     def changed(self) -> tuple[bool, bool]:
+        found = self._moved()
+        if any(found):
+            self._quiet_at = time.monotonic() + _QUIET_S
+            return found
+        if self._events is None or time.monotonic() < self._quiet_at:
+            return found
+        told = self._events.wait(_PATIENCE_S)
+        if told:  # the log is written before the commit is done
+            self._quiet_at = time.monotonic() + _QUIET_S
+            time.sleep(_COMMIT_S)
+        found = self._moved()
+        if any(found) and not told:  # this file system does not tell
+            self._events.close()
+            self._events = None
+        return found
+
+    def wake(self) -> None:
+        if self._events is not None:
+            self._events.wake()
+
+    def _moved(self) -> tuple[bool, bool]:
         log = progress = False
         for area, connection in self._connections.items():
             try:
@@ -465,6 +496,9 @@ class _FileWatcher:
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
+        if self._events is not None:
+            self._events.close()
+            self._events = None
 
 
 class _MemoryWatcher:
@@ -476,6 +510,9 @@ class _MemoryWatcher:
         before, self._seen = self._seen, dict(self._commits)
         moved = {area: self._seen[area] != before.get(area) for area in Area}
         return moved[Area.LOG] or moved[Area.VOLATILE], moved[Area.PROGRESS]
+
+    def wake(self) -> None:
+        pass
 
     def close(self) -> None:
         pass

@@ -397,6 +397,9 @@ class _Watching:
         found: tuple[bool, bool] = self._shard._run(self._watcher.changed)
         return found
 
+    def wake(self) -> None:
+        self._watcher.wake()
+
     def close(self) -> None:
         self._watcher.close()
 

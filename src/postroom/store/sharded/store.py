@@ -242,6 +242,10 @@ class _Watchers:
         found = [watcher.changed() for watcher in self._watchers]
         return any(log for log, _ in found), any(progress for _, progress in found)
 
+    def wake(self) -> None:
+        for watcher in self._watchers:
+            watcher.wake()
+
     def close(self) -> None:
         for watcher in self._watchers:
             watcher.close()
