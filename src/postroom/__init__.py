@@ -75,8 +75,8 @@ if TYPE_CHECKING:
     from .client import guards
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
-    from .client.app.health import AppHealth, HandlerHealth
     from .client.app.subscription import Batch
+    from .client.app.supervisor import AppHealth, HandlerHealth
     from .client.connection import Connection, connect
     from .client.consumer.consumer import Consumer
     from .client.forward.outbox.outbox import Outbox
@@ -210,7 +210,7 @@ _HOMES = {
     ),
     "client.app.app": ("App",),
     "client.app.handler": ("Dead", "RetryLater"),
-    "client.app.health": ("AppHealth", "HandlerHealth"),
+    "client.app.supervisor": ("AppHealth", "HandlerHealth"),
     "client.app.subscription": ("Batch",),
     "client.connection": ("Connection", "connect"),
     "client.consumer.consumer": ("Consumer",),

@@ -17,7 +17,7 @@ from bench.requests import app_on, measure
 from postroom import App, Connection, NoReply, PermissionDenied
 from postroom.broker.access import new_token
 from postroom.broker.topology.replies import ForgetReplies
-from postroom.client.requests.reply import Answers
+from postroom.client.requests import Answers
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.model.access import Principal, hash_of, parse_permissions

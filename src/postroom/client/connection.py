@@ -47,7 +47,7 @@ from .producer.accumulator import Batching
 from .producer.producer import Producer
 from .producer.staging import Staging
 from .producer.staging import make as make_staging
-from .requests.request import Requesting
+from .requests import Requesting
 
 __all__ = ["Connecting", "Connection", "connect"]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..client.app.app import App
-from ..client.app.health import AppHealth
+from ..client.app.supervisor import AppHealth
 from ..errors import UsageError
 from ..sync import Connection
 from .process import PerProcess

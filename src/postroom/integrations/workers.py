@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 
 from ..client.app.app import App
-from ..client.app.health import AppHealth, HandlerHealth, State
 from ..client.app.subscription import Subscription
+from ..client.app.supervisor import AppHealth, HandlerHealth, State
 from ..errors import PostroomError, UnknownTopic
 from ..model.topology.names import member_group
 from ..sync import Connection

@@ -8,7 +8,7 @@ from django.conf import settings
 from django.http import HttpRequest, JsonResponse
 
 from ...client.app.app import App, load_app
-from ...client.app.health import AppHealth
+from ...client.app.supervisor import AppHealth
 from ...errors import UsageError
 from ...sync import Connection
 from ..process import PerProcess
