@@ -43,7 +43,6 @@ SHORT = frozenset(
 SAME_STEM = frozenset(
     {
         ("client", "fetch"),  # of a consumer, and of one whose group is ordered
-        ("client", "producer"),  # to the queue, and to a spool
         ("spark", "options"),  # of the data source, and of its formats
         ("store", "catalog"),  # of one database, and of several
     }

@@ -39,7 +39,7 @@ from .consumer.heartbeat import Heartbeat
 from .consumer.in_flight import Window
 from .consumer.reading import Position, Reading, as_start
 from .credentials import Reaching, reaching
-from .forward.spool.producer import Spools
+from .forward.spool_producer import Spools
 from .hosting import Served
 from .message import Message, Receipt, Received, Value
 from .owner_check import Guard

@@ -50,8 +50,8 @@ from .supervisor import AppHealth, Keeper
 from .worker import ErrorHook, Worker
 
 if TYPE_CHECKING:
-    from ..forward.outbox.outbox import Outbox
-    from ..forward.outbox.relay import Relay
+    from ..forward.outbox import Outbox
+    from ..forward.relay import Relay
 
 __all__ = ["App", "find", "load_app", "run"]
 

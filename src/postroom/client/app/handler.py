@@ -280,7 +280,7 @@ RELEASE = Outcome("release")
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Messages whose handling raised. `answered`: who asked was told (`subscription`), and nothing is retried."""
+    """Messages whose handling raised. `answered`: who asked was told, and nothing is retried."""
 
     error: BaseException
     messages: list[Received]

@@ -19,7 +19,7 @@ from ...units import Duration, duration_ms
 from ..databases import Kind, Theirs
 from ..message import Received
 from . import tables
-from .fields import Id, id_of, scope_of
+from .apply import Id, id_of, scope_of
 
 __all__ = ["KEEP", "Once", "Seen", "prune"]
 

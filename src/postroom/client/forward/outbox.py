@@ -21,14 +21,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, TypeVar, overload
 
-from ....clock import Clock, SystemClock
-from ....errors import UsageError
-from ....units import Duration, Moment, duration_ms
-from ... import databases
-from ...message import Message, Value
-from .connect import opening
+from ...clock import Clock, SystemClock
+from ...errors import UsageError
+from ...units import Duration, Moment, duration_ms
+from .. import databases
+from ..databases import opening
+from ..message import Message, Value
+from .outbox_table import NAME, Row, Table, kind_named, look, rows_of
 from .relay import Relay, RelaySettings, make_relay
-from .table import NAME, Row, Table, kind_named, look, rows_of
 from .transactions import Block, Hooks, OwnConnection, is_awaited, joined, resolved
 
 __all__ = ["Outbox", "transactional"]

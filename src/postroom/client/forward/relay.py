@@ -18,19 +18,20 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ....backoff import SLOW
-from ....errors import LeaseLost, UsageError
-from ....tasks import end
-from ..forwarder import Forwarder, Trouble
-from .connect import Opening
-from .same_database import DrawingEndpoint
-from .source import OutboxSource
-from .table import Table
+from ...backoff import SLOW
+from ...errors import LeaseLost, UsageError
+from ...tasks import end
+from ..databases import Opening
+from .forwarder import Forwarder, Trouble
+from .outbox_source import DrawingEndpoint, OutboxSource
+from .outbox_table import Table
 
 if TYPE_CHECKING:
-    from ...connection import Connection
+    from ..connection import Connection
+
 
 __all__ = ["Relay", "RelaySettings", "make_relay"]
+
 
 log = logging.getLogger("postroom.outbox")
 
