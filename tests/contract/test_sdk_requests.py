@@ -16,7 +16,7 @@ import pytest
 
 import postroom
 from postroom import App, Connection, Message, NoReply, RequestFailed, UnknownTopic, UsageError
-from postroom.broker.topology.replies import ForgetReplies
+from postroom.broker.topology.topics import ForgetReplies
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.model.policy.settings import TopicSettings

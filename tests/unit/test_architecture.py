@@ -44,7 +44,6 @@ SAME_STEM = frozenset(
     {
         ("client", "fetch"),  # of a consumer, and of one whose group is ordered
         ("spark", "options"),  # of the data source, and of its formats
-        ("store", "catalog"),  # of one database, and of several
     }
 )
 
