@@ -30,7 +30,7 @@ from ...model.messages.batch import stored_records
 from ...model.topology.route import Range
 from ...units import format_duration
 from ..framework.show import messages
-from .finding import Finding
+from . import Finding
 
 if TYPE_CHECKING:
     from postroom import Connection, GroupInfo, Lag, TopicInfo

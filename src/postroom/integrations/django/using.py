@@ -11,8 +11,7 @@ from ...client.app.app import App, load_app
 from ...client.app.supervisor import AppHealth
 from ...errors import UsageError
 from ...sync import Connection
-from ..process import PerProcess
-from ..workers import seen
+from ..process import PerProcess, seen
 
 __all__ = ["address", "health", "health_view", "queue"]
 
