@@ -43,7 +43,6 @@ SHORT = frozenset(
 SAME_STEM = frozenset(
     {
         ("client", "fetch"),  # of a consumer, and of one whose group is ordered
-        ("spark", "options"),  # of the data source, and of its formats
     }
 )
 
