@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from postroom.broker.metered import figures_of, measured, unmeasured
 from postroom.broker.metrics import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
+from postroom.broker.served import figures_of, measured, unmeasured
 from postroom.clock import ManualClock
 from postroom.errors import BacklogFull, StoreFull, StoreUnavailable
 from postroom.http import monitoring

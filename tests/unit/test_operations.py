@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from postroom.broker.broker import Broker
-from postroom.broker.metered import MeteredBroker
+from postroom.broker.served import MeteredBroker
 from postroom.client.forward.outbox_source import DrawingEndpoint
 from postroom.endpoint.asking import AskingEndpoint
 from postroom.endpoint.endpoint import Endpoint

@@ -26,8 +26,7 @@ from functools import partial
 from typing import Any
 
 from ..broker.access import Gatekeeper
-from ..broker.metered import unmeasured
-from ..broker.served import Servable
+from ..broker.served import Servable, unmeasured
 from ..errors import AccessError, BrokerUnavailable, PostroomError, UsageError, how_to_install
 from ..wire.server.answers import Share, no_room
 from ..wire.server.server import WireServer

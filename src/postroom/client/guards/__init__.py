@@ -21,8 +21,7 @@ from ...model.delivery.retry import Backoff
 from ...model.policy.guards import Machine
 from ...units import Duration
 from .apply import Entity, Guarded, Id, Ready, Text, Version, use
-from .entities import Exhausted, InSequence, Load, Newest, Save, Transitions, Waiting, waiting
-from .once import KEEP, Once, prune
+from .rules import KEEP, Exhausted, InSequence, Load, Newest, Once, Save, Transitions, Waiting, prune, waiting
 from .tables import create_tables, ddl
 
 __all__ = [
