@@ -18,9 +18,9 @@ from ..client.message import DeadLetter, Stopped
 from ..endpoint.values import GroupInfo, Lag, RateInfo, ResetPlan, ShardInfo, TopicInfo
 from ..model.policy.slow_lane import LaneInfo, SlowLane
 from ..store.contract import ServedBroker
-from .encoding import ANSWER_BYTES, json_bytes, text_or_base64, texts
 from .failures import BadRequest
 from .models import (
+    ANSWER_BYTES,
     AlterGroup,
     AlterTopic,
     Chosen,
@@ -35,7 +35,10 @@ from .models import (
     SetRate,
     Split,
     StoppedShown,
+    json_bytes,
     route_shown,
+    text_or_base64,
+    texts,
 )
 from .service import Who
 

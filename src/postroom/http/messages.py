@@ -37,9 +37,26 @@ from ..model.messages.batch import stored_records
 from ..model.policy.settings import GroupWish
 from ..units import Duration, duration_ms
 from ..wire.server.answers import Share, no_room
-from .encoding import ANSWER_BYTES, Handle, from_base64, json_bytes, merged, spans_of, text_or_base64, texts
 from .failures import BadRequest
-from .models import OutMessage, Poll, Polled, Send, SendMessage, Sent, SentReceipt, SettleBody, Settled
+from .models import (
+    ANSWER_BYTES,
+    Handle,
+    OutMessage,
+    Poll,
+    Polled,
+    Send,
+    SendMessage,
+    Sent,
+    SentReceipt,
+    SettleBody,
+    Settled,
+    from_base64,
+    json_bytes,
+    merged,
+    spans_of,
+    text_or_base64,
+    texts,
+)
 from .service import Caller, Who
 
 __all__ = ["SCHEMAS", "polling_router", "sending_router"]

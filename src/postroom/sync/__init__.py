@@ -30,7 +30,7 @@ from ..client.connection import Connection as AsyncConnection
 from ..client.connection import connect as _connect
 from ..client.consumer.consumer import Consumer as AsyncConsumer
 from ..client.consumer.user_transaction import prepared
-from ..client.forward.relay import Relay as AsyncRelay
+from ..client.forward.outbox import Relay as AsyncRelay
 from ..client.forward.spool import Spool as AsyncSpool
 from ..client.forward.spool_producer import SpooledProducer as AsyncSpooledProducer
 from ..client.hosting import Served as AsyncServed

@@ -50,8 +50,7 @@ from .supervisor import AppHealth, Keeper
 from .worker import ErrorHook, Worker
 
 if TYPE_CHECKING:
-    from ..forward.outbox import Outbox
-    from ..forward.relay import Relay
+    from ..forward.outbox import Outbox, Relay
 
 __all__ = ["App", "find", "load_app", "run"]
 
