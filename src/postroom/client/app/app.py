@@ -249,7 +249,7 @@ class App:
         return hook
 
     def middleware(self, function: F) -> F:
-        """Register what runs around every handler, in the order registered: see `client.app.middleware`.
+        """Register what runs around every handler, in the order registered: see `client.app.call`.
 
         `async def mw(message, call_next)` awaits `call_next()`; or a generator, with one `yield` in it.
         Handlers of lists have it called with the list.
