@@ -240,6 +240,9 @@ class _SqlAlchemy:
         return head + "".join(f"{sign}{number}{part}" for number, part in enumerate(rest, start=1))
 
 
+# ---- a connection of our own ----
+
+
 Opening = Callable[[], Any]
 
 _LOCK_S, _IDLE_S = DEFAULTS.lock_timeout_ms // 1000, DEFAULTS.idle_timeout_ms // 1000  # locks end (I15)

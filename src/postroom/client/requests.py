@@ -394,6 +394,9 @@ def _failure(topic: str, reply: Received) -> RequestFailed:
     return error
 
 
+# ---- replies, on the side that serves ----
+
+
 _GIVE_UP_S = 10.0  # a store that is away is waited for no longer
 
 _Waiting = tuple[Entry, "asyncio.Future[bool]"]

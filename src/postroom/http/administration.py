@@ -122,6 +122,9 @@ async def move(who: Who, topic: str, wish: Move) -> RouteShown:
     return route_shown(await who.mq.move(topic, wish.partition, shard=wish.shard))
 
 
+# ---- groups ----
+
+
 groups_router = APIRouter(prefix="/topics/{topic}/groups", tags=["groups"])
 
 
@@ -298,6 +301,9 @@ def _letter(letter: DeadLetter) -> Letter:
         letter.id, letter.topic, letter.partition, letter.offset, key, value, value_b64,
         texts(letter.headers), letter.timestamp, letter.reason, letter.attempts, letter.dead_at,
     )  # fmt: skip
+
+
+# ---- the queue as a whole ----
 
 
 queue_router = APIRouter()

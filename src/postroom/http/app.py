@@ -116,6 +116,9 @@ async def _failed(request: Request, error: Exception) -> JSONResponse:
     return failure(error)
 
 
+# ---- the door ----
+
+
 @dataclass(frozen=True, slots=True)
 class HttpLimits:
     body_bytes: int = 16 << 20

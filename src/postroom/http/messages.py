@@ -85,6 +85,9 @@ _BODY = {
 }
 
 
+# ---- send ----
+
+
 @sending_router.post("/topics/{topic}/messages", status_code=202, openapi_extra=_BODY)
 async def send(
     who: Who,
@@ -150,6 +153,9 @@ def _single(body: bytes, headers: Mapping[str, str]) -> Message:
 def _receipt(receipt: Receipt) -> SentReceipt:
     due = None if receipt.due is None else receipt.due.isoformat()
     return SentReceipt(receipt.partition, receipt.offset, receipt.id, receipt.duplicate, due)
+
+
+# ---- poll and settle ----
 
 
 polling_router = APIRouter(prefix="/topics/{topic}/groups/{group}", tags=["messages"])

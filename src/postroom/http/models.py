@@ -345,6 +345,9 @@ class Settled:
     extended: int
 
 
+# ---- bytes in JSON ----
+
+
 def text_or_base64(value: bytes, *, always_base64: bool = False) -> tuple[str | None, str | None]:
     """One of the two.
 

@@ -150,6 +150,9 @@ async def ready(request: Request) -> JSONResponse:
     return JSONResponse({"status": "ready"}) if error is None else failure(error)
 
 
+# ---- how far groups are behind ----
+
+
 FRESH_S = 5.0
 MOST_GROUPS = 200
 _WORK_S = 2.0  # for one look

@@ -193,6 +193,9 @@ def _of_plain_generator(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+# ---- threads ----
+
+
 @dataclass(slots=True)
 class _Job:
     work: Callable[[], None]

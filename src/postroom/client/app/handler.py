@@ -235,6 +235,9 @@ def _body(value: Any) -> bytes:
         ) from None
 
 
+# ---- what a handler may raise ----
+
+
 _REASON_CHARACTERS = 500
 
 

@@ -265,6 +265,9 @@ def _whole(name: str, value: object, most: int = _MOST_AT_ONCE) -> int:
     raise InvalidSetting(f"{name}={value!r}: a whole number from 1 to {most}", name=name)
 
 
+# ---- replies ----
+
+
 _MOST_CHARACTERS = 2000  # of what a requester is told
 _RETRY = Backoff(1, 2, "10m")  # of messages that are no requests
 _HERE = Path(__file__).parent

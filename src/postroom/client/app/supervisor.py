@@ -176,6 +176,9 @@ def _described(error: BaseException) -> str:
     )
 
 
+# ---- joining a group ----
+
+
 _TRIES = 3  # to have the settings as the decorator names them; others may change them at the same time
 
 
@@ -296,6 +299,9 @@ async def _applied(
         why,
     )
     return others
+
+
+# ---- keeping a handler running ----
 
 
 _LONGEST_FOR_TOPIC = 1.0  # seconds between two looks whether a topic is there now
