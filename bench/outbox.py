@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import postroom
-from postroom.client.forward.outbox.connect import opening
+from postroom.client.databases import opening
 
 from .grounds import STORES, Ground, ground
 from .measure import percentile

@@ -75,14 +75,14 @@ if TYPE_CHECKING:
     from .client import guards
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
-    from .client.app.health import AppHealth, HandlerHealth
     from .client.app.subscription import Batch
+    from .client.app.supervisor import AppHealth, HandlerHealth
     from .client.connection import Connection, connect
     from .client.consumer.consumer import Consumer
-    from .client.forward.outbox.outbox import Outbox
-    from .client.forward.outbox.table import OutboxStatus
-    from .client.forward.spool.file import Spooled
-    from .client.forward.spool.spool import Spool
+    from .client.forward.outbox import Outbox
+    from .client.forward.outbox_table import OutboxStatus
+    from .client.forward.spool import Spool
+    from .client.forward.spool_file import Spooled
     from .client.message import DeadLetter, Message, Receipt, Received, Stopped
     from .client.producer.producer import Producer
     from .endpoint.values import (
@@ -210,16 +210,16 @@ _HOMES = {
     ),
     "client.app.app": ("App",),
     "client.app.handler": ("Dead", "RetryLater"),
-    "client.app.health": ("AppHealth", "HandlerHealth"),
+    "client.app.supervisor": ("AppHealth", "HandlerHealth"),
     "client.app.subscription": ("Batch",),
     "client.connection": ("Connection", "connect"),
     "client.consumer.consumer": ("Consumer",),
     "client.message": ("DeadLetter", "Message", "Receipt", "Received", "Stopped"),
-    "client.forward.outbox.outbox": ("Outbox",),
-    "client.forward.outbox.table": ("OutboxStatus",),
+    "client.forward.outbox": ("Outbox",),
+    "client.forward.outbox_table": ("OutboxStatus",),
     "client.producer.producer": ("Producer",),
-    "client.forward.spool.file": ("Spooled",),
-    "client.forward.spool.spool": ("Spool",),
+    "client.forward.spool_file": ("Spooled",),
+    "client.forward.spool": ("Spool",),
     "model.policy.slow_lane": ("LaneInfo", "SlowLane", "SlowSource"),
     "model.delivery.retry": ("Backoff",),
     "model.topology.route": ("Change", "Range", "Route"),

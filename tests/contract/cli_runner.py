@@ -58,6 +58,14 @@ class Cli:
         assert answer.code == 0, f"postroom {' '.join(words)}: {answer}"
         return answer
 
+    def findings(self, *words: str) -> dict[str, dict[str, str]]:
+        """What the doctor finds, by check; its exit code and `ok` say whether one of them fails."""
+        answer = self("doctor", "--json", *words)
+        found = {check["check"]: check for check in answer.json["checks"]}
+        failed = any(check["state"] == "fail" for check in found.values())
+        assert answer.code == (1 if failed else 0) and answer.json["ok"] is not failed
+        return found
+
     def read_all(self, topic: str, group: str) -> list[str]:
         """Consume until nothing waits, the seals of partitions included; what was printed."""
         found: list[str] = []

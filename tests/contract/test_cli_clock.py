@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from postroom.cli.checks.finding import Finding
+from postroom.cli.checks import Finding
 from postroom.cli.checks.sqlite import examine_file
 from postroom.clock import SteadyClock, wall_ms
 from postroom.model.policy.settings import TopicSettings

@@ -188,7 +188,7 @@ def _look_at_the_holder(cli: Cli) -> None:
 
 def _restart(cli: Cli) -> None:
     """What stopped is shown by the doctor, and goes on after a redrive."""
-    found = {f["check"]: f for f in cli("doctor", "--json").json["checks"]}
+    found = cli.findings()
     assert "postroom stopped restart orders billing --all" in found["stopped"]["advice"]
     assert cli.ok("dead", "redrive", "orders", "billing", "--json").json["redriven"] == 1
     assert cli.ok("consume", "orders", "-g", "billing", "--create", "-n", "2").out == "1\n3\n"

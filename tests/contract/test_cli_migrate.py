@@ -189,7 +189,7 @@ def test_a_file_of_version_1(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == before
     assert answer.code == 3 and "column postroom_partitions.volatile" in answer.json["missing"]
     assert "brings itself up to date" in answer.error["message"]
-    found = {check["check"]: check for check in cli("doctor", "--json").json["checks"]}
+    found = cli.findings()
     assert found["schema (log)"]["state"] == "warn"
     assert cli.ok("migrate", "--json").json["version"] == VERSION
     cli.ok("migrate", "--check")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.cli.queue import route_apply
+from postroom.cli.queue import route as command
 from postroom.errors import StoreBusy
 from postroom.model.split_plan_file import plan_to_text
 from postroom.model.topology.split_plan import SplitPlan, make_plan
@@ -94,7 +94,7 @@ def test_for_scripts(here: Cli) -> None:
 
 def test_it_goes_on_where_it_stopped(here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, path = plan_file(here)
-    real, calls = route_apply._step, [0]
+    real, calls = command._step, [0]
 
     async def fails_once(*arguments: Any) -> Any:
         calls[0] += 1
@@ -102,7 +102,7 @@ def test_it_goes_on_where_it_stopped(here: Cli, monkeypatch: pytest.MonkeyPatch)
             raise StoreBusy("locked for too long")
         return await real(*arguments)
 
-    monkeypatch.setattr(route_apply, "_step", fails_once)
+    monkeypatch.setattr(command, "_step", fails_once)
     stopped = here("route", "apply", path, "--yes")
     assert stopped.code == 1
     assert (

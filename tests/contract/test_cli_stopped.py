@@ -113,7 +113,7 @@ def test_a_wrong_choice_says_what_to_type(cli: Cli) -> None:
 
 
 def test_the_doctor_says_what_to_type(cli: Cli) -> None:
-    found = {f["check"]: f for f in cli("doctor", "--json").json["checks"]}
+    found = cli.findings()
     assert "has 2 messages stopped, the oldest key waits for" in found["stopped"]["message"]
     assert found["stopped"]["advice"] == (
         "`postroom stopped list orders billing` shows why; mend it, then `postroom stopped restart orders "

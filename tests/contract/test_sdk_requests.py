@@ -16,7 +16,7 @@ import pytest
 
 import postroom
 from postroom import App, Connection, Message, NoReply, RequestFailed, UnknownTopic, UsageError
-from postroom.broker.topology.replies import ForgetReplies
+from postroom.broker.topology.topics import ForgetReplies
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.model.policy.settings import TopicSettings
@@ -51,7 +51,7 @@ def app(mq: Connection) -> App:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether anybody serves a topic is found out, however busy the machine is."""
-    monkeypatch.setattr("postroom.client.requests.request._LOOK_S", SECONDS)
+    monkeypatch.setattr("postroom.client.requests._LOOK_S", SECONDS)
 
 
 async def left(mq: Connection) -> int:
@@ -490,7 +490,7 @@ async def test_what_a_requester_left_that_was_killed_is_deleted(
 async def test_a_requester_says_that_it_lives(
     app: App, mq: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("postroom.client.requests.request._KEEP_S", 0.01)
+    monkeypatch.setattr("postroom.client.requests._KEEP_S", 0.01)
 
     @app.reply("quote", group="pricing")
     async def price(body: bytes) -> bytes:

@@ -28,8 +28,7 @@ from postroom.model.policy.settings import GroupSettings, Start, TopicSettings
 from postroom.model.topology.route import Range, move, split
 from postroom.store import open_store
 from postroom.store.contract import Append, Group, Topic
-from postroom.store.sharded.catalog import ShardedCatalog
-from postroom.store.sharded.store import ShardedStore
+from postroom.store.sharded.store import ShardedCatalog, ShardedStore
 from postroom.testing.store_contract import MovableClock
 from postroom.testing.store_contract.harness import acks, append, batch, read_all, values
 from postroom.testing.store_contract.schedule import delayed_batch

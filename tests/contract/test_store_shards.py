@@ -13,9 +13,8 @@ import pytest
 from postroom.address import parse
 from postroom.store import SqlStore, open_store
 from postroom.store.contract import Store, Watcher
-from postroom.store.sharded.catalog import ShardedCatalog
 from postroom.store.sharded.shard import Shard
-from postroom.store.sharded.store import ShardedStore
+from postroom.store.sharded.store import ShardedCatalog, ShardedStore
 from postroom.testing.store_contract import MovableClock, StoreContract
 from postroom.testing.store_contract.harness import _failing_commits
 from tests.contract.stores import routing

@@ -17,7 +17,7 @@ import pytest
 
 from postroom.cli.checks.server import per_process
 from postroom.config import DEFAULTS
-from postroom.http.middleware import HttpLimits
+from postroom.http.app import HttpLimits
 from postroom.serve_settings import ServeSettings, key_of, read_settings
 from postroom.wire.server.listening import Listening
 from tests.docs.pages import ROOT, table

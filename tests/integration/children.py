@@ -28,7 +28,7 @@ CONTEXT.set_forkserver_preload(
         "postroom.store",
         "postroom.testing.store_contract",
         "postroom.client.connection",
-        "postroom.client.forward.outbox.outbox",
+        "postroom.client.forward.outbox",
     ]
 )
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.client.forward.outbox.connect import opening
+from postroom.client.databases import opening
 
 __all__ = ["KINDS", "Database", "database_of", "eventually", "received"]
 

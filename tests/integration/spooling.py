@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import postroom
-from postroom.client.forward.spool.file import SpoolFile
+from postroom.client.forward.spool_file import SpoolFile
 
 __all__ = ["KEYS", "STEPS", "fill", "fill_and_die", "in_order", "serve", "stored"]
 

@@ -12,7 +12,7 @@ import pytest
 import postroom
 from postroom.broker.metrics import Figures
 from postroom.broker.moves.unreadable import CheckBatches
-from postroom.cli.checks.finding import Finding
+from postroom.cli.checks import Finding
 from postroom.cli.checks.queue import check_batches
 from postroom.store.sql.session import Area
 from tests.contract.brokers import broker_of, run_duty

@@ -28,13 +28,6 @@ class Doctor:
             for statement in statements:
                 cursor.execute(statement)
 
-    def finds(self, *words: str) -> dict[str, dict[str, str]]:
-        answer = self.cli("doctor", "--json", *words)
-        found = {check["check"]: check for check in answer.json["checks"]}
-        failed = any(check["state"] == "fail" for check in found.values())
-        assert answer.code == (1 if failed else 0) and answer.json["ok"] is not failed
-        return found
-
     @property
     def as_admin(self) -> str:
         return self.cli.url.replace("//postroom:", f"//{self.server.admin}:")
@@ -55,7 +48,7 @@ def doctor(bare: Doctor) -> Doctor:
 
 
 def test_a_server_that_is_well(doctor: Doctor) -> None:
-    found = doctor.finds("--url", doctor.as_admin)
+    found = doctor.cli.findings("--url", doctor.as_admin)
     slow = {"round trip", "commit"}  # a busy machine may be slow
     assert {f["state"] for name, f in found.items() if name not in slow} == {"ok"}
     assert found["server"]["message"].startswith("MariaDB ")
@@ -66,13 +59,13 @@ def test_a_server_that_is_well(doctor: Doctor) -> None:
 
 
 def test_what_may_not_be_looked_at_is_said(doctor: Doctor) -> None:
-    found = doctor.finds()["transactions"]
+    found = doctor.cli.findings()["transactions"]
     assert found["state"] == "skip" and "PROCESS" in found["message"]
     assert "1 not looked at" in doctor.cli.ok("doctor").out
 
 
 def test_no_tables(bare: Doctor) -> None:
-    found = bare.finds()
+    found = bare.cli.findings()
     assert found["schema"]["state"] == "fail" and "postroom migrate" in found["schema"]["advice"]
     assert found["commit"]["state"] == "skip" and "members" not in found
 
@@ -83,11 +76,11 @@ def test_an_old_transaction(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> 
     with closing(doctor.server.connect(doctor.database)) as idle, idle.cursor() as cursor:
         cursor.execute("START TRANSACTION")
         cursor.execute("UPDATE postroom_settings SET value = value")
-        _until(lambda: doctor.finds("--url", doctor.as_admin)["transactions"]["state"] == "warn")
-        found = doctor.finds("--url", doctor.as_admin)["transactions"]
+        _until(lambda: doctor.cli.findings("--url", doctor.as_admin)["transactions"]["state"] == "warn")
+        found = doctor.cli.findings("--url", doctor.as_admin)["transactions"]
         assert "of postroom has had one open for" in found["message"] and "KILL" in found["advice"]
         idle.rollback()
-    _until(lambda: doctor.finds("--url", doctor.as_admin)["transactions"]["state"] == "ok")
+    _until(lambda: doctor.cli.findings("--url", doctor.as_admin)["transactions"]["state"] == "ok")
 
 
 def test_missing_rights(doctor: Doctor) -> None:
@@ -97,10 +90,10 @@ def test_missing_rights(doctor: Doctor) -> None:
     )
     try:
         url = f"mysql://guest:guest@{doctor.cli.url.rpartition('@')[2]}"
-        found = doctor.finds("--url", url)["rights"]
+        found = doctor.cli.findings("--url", url)["rights"]
         assert found["state"] == "fail" and "CREATE, ALTER, DROP, INDEX" in found["message"]
         doctor.admin(found["advice"].partition(": ")[2])  # what it advises is what helps
-        assert doctor.finds("--url", url)["rights"]["state"] == "ok"
+        assert doctor.cli.findings("--url", url)["rights"]["state"] == "ok"
     finally:
         doctor.admin("DROP USER guest@'%'")
 
@@ -117,13 +110,13 @@ def test_settings_that_are_wrong(
     spoilt: Callable[[list[str]], Doctor], settings: list[str], check: str, state: str, advice: str
 ) -> None:
     """I8: a connection cannot ask for a flush, so the server's settings are what counts."""
-    found = spoilt(settings).finds()[check]
+    found = spoilt(settings).cli.findings()[check]
     assert found["state"] == state and advice in found["advice"]
 
 
 def test_packets_that_are_too_small(spoilt: Callable[[list[str]], Doctor]) -> None:
     """The store refuses such a server: a batch would not fit."""
-    found = spoilt(["max_allowed_packet = 1048576"]).finds()["server"]
+    found = spoilt(["max_allowed_packet = 1048576"]).cli.findings()["server"]
     assert found["state"] == "fail" and "set max_allowed_packet to 16M" in found["message"]
 
 
@@ -156,23 +149,23 @@ def test_a_server_of_its_own(
     own_mariadb.restart()
     doctor = Doctor(own_mariadb, own_mariadb.url(own_mariadb.create_database()), tmp_path)
     doctor.cli.ok("migrate")
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["sync_binlog"]["state"] == "warn" and "sync_binlog = 1" in found["sync_binlog"]["advice"]
     assert found["replicas"]["state"] == "warn" and "rpl_semi_sync" in found["replicas"]["advice"]
     doctor.admin("SET GLOBAL rpl_semi_sync_master_timeout = 1")  # ms: there is no replica to wait for
     doctor.admin("SET GLOBAL rpl_semi_sync_master_enabled = ON", "SET GLOBAL sync_binlog = 1")
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["sync_binlog"]["state"] == "ok"
     assert found["replicas"]["state"] == "warn" and "AFTER_SYNC" in found["replicas"]["advice"]
     doctor.admin("SET GLOBAL rpl_semi_sync_master_wait_point = AFTER_SYNC")
-    assert doctor.finds()["replicas"]["state"] == "ok"
+    assert doctor.cli.findings()["replicas"]["state"] == "ok"
     doctor.admin("SET GLOBAL rpl_semi_sync_master_enabled = OFF", "SET GLOBAL binlog_format = STATEMENT")
-    assert "binlog_format = ROW" in doctor.finds()["isolation"]["advice"]
+    assert "binlog_format = ROW" in doctor.cli.findings()["isolation"]["advice"]
     doctor.admin("SET GLOBAL read_only = ON")
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["server"]["state"] == "fail" and "takes no writes" in found["server"]["message"]
     own_mariadb.stop()
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["server"]["state"] == "fail" and "cannot be reached" in found["server"]["message"]
 
 

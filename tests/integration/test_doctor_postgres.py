@@ -34,13 +34,6 @@ class Doctor:
             for statement in statements:
                 connection.execute(statement)  # type: ignore[call-overload]
 
-    def finds(self, *words: str) -> dict[str, dict[str, str]]:
-        answer = self.cli("doctor", "--json", *words)
-        found = {check["check"]: check for check in answer.json["checks"]}
-        failed = any(check["state"] == "fail" for check in found.values())
-        assert answer.code == (1 if failed else 0) and answer.json["ok"] is not failed
-        return found
-
 
 @pytest.fixture
 def bare(spare_postgres: PostgresServer, tmp_path: Path) -> Iterator[Doctor]:
@@ -64,7 +57,7 @@ def states(found: dict[str, dict[str, str]]) -> set[str]:
 
 
 def test_a_server_that_is_well(doctor: Doctor) -> None:
-    found = doctor.finds()
+    found = doctor.cli.findings()
     slow = {"round trip", "commit"}  # a busy machine may be slow
     assert {f["state"] for name, f in found.items() if name not in slow} == {"ok"}
     assert found["server"]["message"].startswith("PostgreSQL ")
@@ -85,43 +78,43 @@ def test_a_server_that_is_well(doctor: Doctor) -> None:
 def test_the_queue_is_as_it_was(doctor: Doctor) -> None:
     """What the doctor writes to measure a commit is taken back."""
     rows = "SELECT COUNT(*) FROM postroom_duties"
-    doctor.finds()
+    doctor.cli.findings()
     with doctor.server.connect(doctor.database) as connection:
         assert connection.execute(rows).fetchone() == (0,)
 
 
 def test_no_tables(bare: Doctor) -> None:
-    found = bare.finds()
+    found = bare.cli.findings()
     assert found["schema"]["state"] == "fail" and "postroom migrate" in found["schema"]["advice"]
     assert found["commit"]["state"] == "skip" and "members" not in found
 
 
 def test_a_newer_schema(doctor: Doctor) -> None:
     doctor.admin("INSERT INTO postroom_schema (version, applied_at) VALUES (999, 0)")
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["schema"]["state"] == "fail" and "run `pip install .`" in found["schema"]["advice"]
 
 
 def test_a_role_that_does_not_wait_for_the_disk(doctor: Doctor) -> None:
     """I8: messages are flushed all the same; the role's own default is worth a look."""
     doctor.admin("ALTER ROLE postroom SET synchronous_commit = off")
-    found = doctor.finds()["synchronous_commit"]
+    found = doctor.cli.findings()["synchronous_commit"]
     assert found["state"] == "warn" and found["message"].startswith("on for messages")
 
 
 def test_a_role_with_another_isolation(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """I1: Postroom sets it, whatever the default is; and the check would see it if it did not."""
     doctor.admin("ALTER ROLE postroom SET default_transaction_isolation = 'repeatable read'")
-    found = doctor.finds()["isolation"]
+    found = doctor.cli.findings()["isolation"]
     assert found["state"] == "ok" and "the default here is repeatable read" in found["message"]
     monkeypatch.setattr("postroom.store.dialects.postgres._BEGIN", "BEGIN")
-    found = doctor.finds()["isolation"]
+    found = doctor.cli.findings()["isolation"]
     assert found["state"] == "fail" and found["message"].startswith("repeatable read")
 
 
 def test_a_database_that_takes_no_writes(doctor: Doctor) -> None:
     doctor.admin(f"ALTER DATABASE {doctor.database} SET default_transaction_read_only = on")
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["server"]["state"] == "fail" and "takes no writes" in found["server"]["message"]
     assert set(found) == {"python", "server"}
 
@@ -130,15 +123,15 @@ def test_missing_rights(doctor: Doctor) -> None:
     doctor.admin("CREATE ROLE guest LOGIN PASSWORD 'guest'", "GRANT CREATE, USAGE ON SCHEMA public TO guest")
     try:
         guest = Doctor(doctor.server, _as(doctor.cli.url, "guest"), doctor.cli.folder)
-        found = guest.finds()["rights"]
+        found = guest.cli.findings()["rights"]
         assert found["state"] == "fail" and "lacks SELECT, INSERT, UPDATE, DELETE" in found["message"]
         doctor.admin("GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA public TO guest")
-        found = guest.finds()["rights"]
+        found = guest.cli.findings()["rights"]
         assert found["state"] == "warn" and "belong to another role" in found["message"]
         doctor.admin("GRANT postroom TO guest")
-        assert guest.finds()["rights"]["state"] == "ok"
+        assert guest.cli.findings()["rights"]["state"] == "ok"
         doctor.admin("REVOKE postroom FROM guest", "REVOKE CREATE ON SCHEMA public FROM guest, public")
-        found = guest.finds()["rights"]
+        found = guest.cli.findings()["rights"]
         assert found["state"] == "fail" and "GRANT USAGE, CREATE ON SCHEMA public TO guest" in found["advice"]
     finally:
         doctor.admin("DROP OWNED BY guest", "DROP ROLE guest")
@@ -150,7 +143,7 @@ def _as(url: str, user: str) -> str:
 
 def test_few_connections(doctor: Doctor) -> None:
     doctor.admin("ALTER ROLE postroom CONNECTION LIMIT 20")
-    found = doctor.finds()["connections"]
+    found = doctor.cli.findings()["connections"]
     assert found["state"] == "warn" and "of 20 in use" in found["message"] and "max_conn" in found["advice"]
 
 
@@ -159,19 +152,22 @@ def test_an_old_transaction(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(postgres, "OLD_TRANSACTION_MS", 200)
     with doctor.server.connect(doctor.database) as idle:
         idle.execute("SELECT COUNT(*) FROM postroom_topics")
-        _until(lambda: doctor.finds()["transactions"]["state"] == "warn")
-        found = doctor.finds()["transactions"]
+        _until(lambda: doctor.cli.findings()["transactions"]["state"] == "warn")
+        found = doctor.cli.findings()["transactions"]
         assert (
             "of postroom has had one open for" in found["message"]
             and "idle in transaction" in found["message"]
         )
         idle.rollback()
-    assert doctor.finds()["transactions"]["state"] == "ok"
+    assert doctor.cli.findings()["transactions"]["state"] == "ok"
 
 
 def test_sessions_that_cannot_be_seen_are_counted(doctor: Doctor) -> None:
     with doctor.server.connect(doctor.database, admin=True):
-        assert "1 sessions of other roles cannot be looked at" in doctor.finds()["transactions"]["message"]
+        assert (
+            "1 sessions of other roles cannot be looked at"
+            in doctor.cli.findings()["transactions"]["message"]
+        )
 
 
 def test_dead_rows(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,20 +177,20 @@ def test_dead_rows(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
         "INSERT INTO postroom_settings (name, value) SELECT 'x' || n, '' FROM generate_series(1, 50) n",
         "DELETE FROM postroom_settings WHERE name LIKE 'x%'",
     )
-    _until(lambda: doctor.finds()["autovacuum"]["state"] == "warn")
-    assert "postroom_settings has 50 dead rows" in doctor.finds()["autovacuum"]["message"]
+    _until(lambda: doctor.cli.findings()["autovacuum"]["state"] == "warn")
+    assert "postroom_settings has 50 dead rows" in doctor.cli.findings()["autovacuum"]["message"]
 
 
 def test_clocks_that_differ(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_CLOCK_MS", -1)
-    found = doctor.finds()["clock"]
+    found = doctor.cli.findings()["clock"]
     assert found["state"] == "warn" and "NTP" in found["advice"]
 
 
 def test_a_server_that_is_slow(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "_SLOW_TRIP_MS", 0.0)
     monkeypatch.setattr(server, "_SLOW_COMMIT_MS", 0.0)
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["round trip"]["state"] == found["commit"]["state"] == "warn"
 
 
@@ -202,9 +198,9 @@ def test_groups_that_nobody_uses(doctor: Doctor) -> None:
     """R44."""
     doctor.cli.ok("topic", "create", "orders", "--partitions", "1")
     doctor.cli.ok("group", "create", "orders", "billing")
-    assert states(doctor.finds()) <= {"ok"}
+    assert states(doctor.cli.findings()) <= {"ok"}
     doctor.cli.ok("send", "orders", "hello")
-    found = doctor.finds()["idle group"]
+    found = doctor.cli.findings()["idle group"]
     assert found["state"] == "warn" and "keeps them from being dropped" in found["message"]
     assert "postroom group delete orders billing" in found["advice"]
 
@@ -240,10 +236,10 @@ def _pump(source: socket.socket, target: socket.socket, change: bool) -> None:
 def test_a_pooler_is_noticed(doctor: Doctor) -> None:
     with pretending_pooler(doctor.server.port) as port:
         url = doctor.cli.url.replace(str(doctor.server.port), str(port))
-        found = doctor.finds("--url", url)["pooler"]
+        found = doctor.cli.findings("--url", url)["pooler"]
         assert found["state"] == "fail" and "?pgbouncer=1" in found["advice"]
-        assert doctor.finds("--url", f"{url}?pgbouncer=1")["pooler"]["state"] == "ok"
-    found = doctor.finds("--url", f"{doctor.cli.url}?pgbouncer=1")["pooler"]
+        assert doctor.cli.findings("--url", f"{url}?pgbouncer=1")["pooler"]["state"] == "ok"
+    found = doctor.cli.findings("--url", f"{doctor.cli.url}?pgbouncer=1")["pooler"]
     assert found["state"] == "warn" and "leave it out" in found["advice"]
 
 
@@ -260,19 +256,19 @@ def test_a_server_that_may_lose_what_was_confirmed(own_postgres: PostgresServer,
         "ALTER SYSTEM SET autovacuum = off",
         "SELECT pg_reload_conf()",
     )
-    _until(lambda: doctor.finds()["fsync"]["state"] == "fail")
-    found = doctor.finds()
+    _until(lambda: doctor.cli.findings()["fsync"]["state"] == "fail")
+    found = doctor.cli.findings()
     assert "set fsync = on" in found["fsync"]["advice"]
     assert found["full_page_writes"]["state"] == found["autovacuum"]["state"] == "fail"
     with _standby(own_postgres, tmp_path):
-        _until(lambda: doctor.finds()["standbys"]["state"] == "warn")
-        assert "synchronous_standby_names" in doctor.finds()["standbys"]["advice"]
+        _until(lambda: doctor.cli.findings()["standbys"]["state"] == "warn")
+        assert "synchronous_standby_names" in doctor.cli.findings()["standbys"]["advice"]
         doctor.admin("ALTER SYSTEM SET synchronous_standby_names = 'watcher'", "SELECT pg_reload_conf()")
-        _until(lambda: doctor.finds()["standbys"]["state"] == "ok")
-        assert "'watcher'" in doctor.finds()["standbys"]["message"]
+        _until(lambda: doctor.cli.findings()["standbys"]["state"] == "ok")
+        assert "'watcher'" in doctor.cli.findings()["standbys"]["message"]
         doctor.admin("ALTER SYSTEM RESET synchronous_standby_names", "SELECT pg_reload_conf()")
     own_postgres.stop()
-    found = doctor.finds()
+    found = doctor.cli.findings()
     assert found["server"]["state"] == "fail" and "cannot be reached" in found["server"]["message"]
 
 

@@ -17,8 +17,8 @@ import pytest
 import postroom
 import postroom.sync
 from postroom.address import parse
-from postroom.client.forward.spool import file as spool_file
-from postroom.client.forward.spool.file import SpoolFile
+from postroom.client.forward import spool_file
+from postroom.client.forward.spool_file import SpoolFile
 from postroom.store import open_session, open_sqlite
 from postroom.store.dialects.sqlite import SqliteDialect
 from postroom.store.sql import schema

@@ -18,7 +18,7 @@ import postroom
 from postroom.address import parse
 from postroom.broker.access import Gatekeeper
 from postroom.broker.broker import Broker, open_endpoint
-from postroom.broker.metered import measured
+from postroom.broker.served import measured
 from postroom.clock import SystemClock
 from postroom.errors import UsageError
 from postroom.http import server as module

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from postroom.http.routes import health
+from postroom.http import monitoring
 from tests.ready import Ground
 from tests.servers.proxy import Proxy
 from tests.unit.http_client import API, Stage, staged
@@ -44,7 +44,7 @@ async def test_the_life_of_a_message(ground: Ground) -> None:
 async def test_a_database_that_is_away(
     ground: Ground, proxy_to: Callable[[int], Proxy], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(health, "_REMEMBER_S", 0)
+    monkeypatch.setattr(monitoring, "_REMEMBER_S", 0)
     proxy = proxy_to(ground.server.port)
     async with staged(address=ground.server.url(ground.name, port=proxy.port)) as stage:
         await stage.post("/topics", {"name": "orders"}, 201)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import postroom
-from postroom.client.forward.outbox.source import OutboxSource
+from postroom.client.forward.outbox_source import OutboxSource
 from postroom.store.sql.log.log import SqlLog
 from postroom.store.sql.outbox import Drawing
 from tests.integration.children import Connection, child

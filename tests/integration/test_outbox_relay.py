@@ -15,8 +15,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
 import postroom
-from postroom.client.forward.outbox.connect import opening
-from postroom.client.forward.outbox.source import OutboxSource
+from postroom.client.databases import opening
+from postroom.client.forward.outbox_source import OutboxSource
 from postroom.errors import SchemaMismatch, UsageError
 from tests.integration.outbox_world import KINDS, Database, database_of, eventually, received
 

@@ -10,8 +10,7 @@ from prometheus_client import REGISTRY
 
 import postroom
 from postroom.broker.broker import Broker
-from postroom.http.routes.metrics import Collector
-from postroom.http.routes.sampling import Sampler
+from postroom.http.monitoring import Collector, Sampler
 from tests.contract.cli_runner import Cli
 from tests.integration.outbox_world import KINDS, Database, database_of, eventually
 

@@ -16,8 +16,8 @@ import postroom
 from bench.requests import app_on, measure
 from postroom import App, Connection, NoReply, PermissionDenied
 from postroom.broker.access import new_token
-from postroom.broker.topology.replies import ForgetReplies
-from postroom.client.requests.reply import Answers
+from postroom.broker.topology.topics import ForgetReplies
+from postroom.client.requests import Answers
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.model.access import Principal, hash_of, parse_permissions

@@ -31,7 +31,7 @@ from postroom.endpoint.operations import OPERATIONS
 from postroom.endpoint.values import PollRequest
 from postroom.errors import StoreBusy, UnknownGroup, UnknownTopic
 from postroom.http.access import Permitted
-from postroom.http.routes.sampling import Sampler
+from postroom.http.monitoring import Sampler
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.policy.settings import GroupSettings, GroupWish, TopicSettings
 from postroom.store import open_sqlite

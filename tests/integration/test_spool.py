@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import postroom
-from postroom.client.forward.spool.file import look
+from postroom.client.forward.spool_file import look
 from tests.integration.children import child, drained, received
 from tests.integration.spooling import STEPS, fill, fill_and_die, in_order, serve, stored
 

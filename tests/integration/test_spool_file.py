@@ -14,7 +14,7 @@ import pytest
 
 import postroom
 from postroom import Message, sync
-from postroom.client.forward.spool.file import SpoolFile, look, owner_of
+from postroom.client.forward.spool_file import SpoolFile, look, owner_of
 from tests.contract.cli_runner import Cli
 from tests.integration.children import child, received
 from tests.integration.spooling import fill, in_order, stored

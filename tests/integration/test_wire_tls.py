@@ -13,7 +13,7 @@ from postroom.endpoint.values import Beat
 from postroom.errors import BrokerUnavailable
 from postroom.serve_settings import ServeSettings
 from postroom.tls import server_context
-from postroom.wire.client.heartbeat_link import _BlockingLink
+from postroom.wire.client.remote import _BlockingLink
 from postroom.wire.messages import Hello
 from postroom.wire.server.listening import Listening
 from tests.certificates import Authority

@@ -13,7 +13,7 @@ from postroom.address import parse
 from postroom.broker.access import Gatekeeper
 from postroom.broker.broker import open_endpoint
 from postroom.cli.root import app as cli_app
-from postroom.client.forward.outbox import source as outbox_metrics
+from postroom.client.forward import outbox_source
 from postroom.clock import SystemClock
 from postroom.config import DEFAULTS
 from postroom.endpoint import requests as r
@@ -173,5 +173,5 @@ def metric_families(app: Any) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """Name, type and labels of every metric of a served broker, then of an outbox's relay."""
     for family in app.state.metrics.registry.collect():
         yield family.name, family.type, tuple(family._labelnames)
-    for name in outbox_metrics._GAUGES:
+    for name in outbox_source._GAUGES:
         yield f"{name} (relay)", "gauge", ("table",)

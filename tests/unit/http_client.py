@@ -14,8 +14,7 @@ from postroom.address import parse
 from postroom.broker.access import Gatekeeper, new_token
 from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import Clock, SystemClock
-from postroom.http.app import make_app
-from postroom.http.middleware import HttpLimits
+from postroom.http.app import HttpLimits, make_app
 from postroom.http.service import Service
 from postroom.model.access import Principal, hash_of, parse_permissions
 

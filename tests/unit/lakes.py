@@ -13,8 +13,8 @@ import deltalake
 import pyarrow as pa
 import pytest
 
+from postroom.spark.jobs.archive import _Files
 from postroom.spark.jobs.lake import COLUMNS, File, Lake, Mark, arrow_schema, open_lake
-from postroom.spark.jobs.lake.parquet import _Files
 
 FIRST_DAY = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

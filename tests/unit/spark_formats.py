@@ -25,8 +25,7 @@ from google.protobuf import (
     wrappers_pb2,
 )
 
-from postroom.spark.formats.options import format_options
-from postroom.spark.formats.typed import Typed, settle
+from postroom.spark.formats.typed import Typed, format_options, settle
 
 ORDER_DDL = "id bigint, name string, items array<struct<sku:string,n:int>>, tags map<string,string>"
 

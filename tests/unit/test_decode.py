@@ -11,8 +11,7 @@ import pydantic
 import pytest
 
 from postroom import Backoff, Dead, DecodeError, InvalidSetting, Received, RetryLater, UsageError, sync
-from postroom.client.app.handler import Handler, Outcome, outcome_of
-from postroom.client.app.payload import decoder
+from postroom.client.app.handler import Handler, Outcome, decoder, outcome_of
 
 
 @dataclass

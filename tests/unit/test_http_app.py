@@ -15,7 +15,7 @@ try:
     import postroom.http.{module}
 except UsageError as error:
     print(error)
-import postroom.broker.metered, postroom.cli
+import postroom.broker.served, postroom.cli
 """
 
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from postroom.clock import ManualClock
-from postroom.http.encoding import ANSWER_BYTES, json_bytes
-from postroom.http.middleware import HttpLimits
+from postroom.http.app import HttpLimits
+from postroom.http.models import ANSWER_BYTES, json_bytes
 from postroom.model.messages.batch import BatchBuilder
 from tests.unit.http_client import API, Stage, staged
 

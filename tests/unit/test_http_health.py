@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from postroom.errors import StoreFull, StoreUnavailable
-from postroom.http.routes import health
-from postroom.http.routes.health import Readiness
+from postroom.http import monitoring
+from postroom.http.monitoring import Readiness
 from postroom.store.sql.session import Area
 from tests.unit.http_client import Stage, staged
 
@@ -70,7 +70,7 @@ async def test_not_ready_while_nothing_can_be_written(monkeypatch: pytest.Monkey
 async def test_not_ready_while_messages_find_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row of some bytes may still find room where a message does not."""
     async with staged() as stage:
-        monkeypatch.setattr(health, "_REMEMBER_S", 0)
+        monkeypatch.setattr(monitoring, "_REMEMBER_S", 0)
         await stage.post("/topics", {"name": "orders"}, 201)
 
         async def full(*args: Any, **named: Any) -> Any:
@@ -125,7 +125,7 @@ async def test_an_answer_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPa
         for _ in range(5):
             assert await readiness.why_not() is None
         assert len(asked) == 1
-        monkeypatch.setattr(health, "_REMEMBER_S", 0)
+        monkeypatch.setattr(monitoring, "_REMEMBER_S", 0)
         assert await readiness.why_not() is None
         assert len(asked) == 2
 

@@ -14,8 +14,8 @@ from urllib.parse import quote
 
 import pytest
 
-from postroom.http.encoding import Handle
-from postroom.http.middleware import HttpLimits
+from postroom.http.app import HttpLimits
+from postroom.http.models import Handle
 from tests.unit.http_client import API, Stage, staged
 
 EVERYTHING = os.environ.get("POSTROOM_HOSTILE") == "all"

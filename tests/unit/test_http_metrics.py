@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from postroom.broker.metered import figures_of, measured, unmeasured
 from postroom.broker.metrics import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
+from postroom.broker.served import figures_of, measured, unmeasured
 from postroom.clock import ManualClock
 from postroom.errors import BacklogFull, StoreFull, StoreUnavailable
-from postroom.http.routes import sampling
-from postroom.http.routes.sampling import Sampler
+from postroom.http import monitoring
+from postroom.http.monitoring import Sampler
 from postroom.model.policy.slow_lane import Seen
 from tests.docs.pages import ROOT, table
 from tests.unit.http_client import API, Stage, staged
@@ -202,9 +202,9 @@ async def test_groups_are_looked_up_now_and_then_only(stage: Stage, monkeypatch:
     sampler = Sampler(stage.broker, clock=lambda: now[0])
     assert len((await sampler.look()).lags) == 3
     await asyncio.gather(*(sampler.look() for _ in range(10)))
-    now[0] += sampling.FRESH_S - 0.1
+    now[0] += monitoring.FRESH_S - 0.1
     await sampler.look()
-    assert len(looks) == 3 and sampler.age_s == pytest.approx(sampling.FRESH_S - 0.1)
+    assert len(looks) == 3 and sampler.age_s == pytest.approx(monitoring.FRESH_S - 0.1)
     now[0] += 0.2
     await asyncio.gather(*(sampler.look() for _ in range(10)))
     assert len(looks) == 6
@@ -213,7 +213,7 @@ async def test_groups_are_looked_up_now_and_then_only(stage: Stage, monkeypatch:
 async def test_too_many_groups_are_left_out_and_that_is_said(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sampling, "MOST_GROUPS", 2)
+    monkeypatch.setattr(monitoring, "MOST_GROUPS", 2)
     for group in ("a", "b", "c", "d"):
         await stage.post("/topics/orders/groups", {"group": group}, 201)
     await stage.post("/topics", {"name": "zebras"}, 201)

@@ -11,7 +11,7 @@ import pytest
 
 from postroom.clock import ManualClock
 from postroom.endpoint.values import Verdict
-from postroom.http.encoding import Handle, merged, spans_of
+from postroom.http.models import Handle, merged, spans_of
 from tests.damage import garbage
 from tests.unit.http_client import API, Stage, staged
 

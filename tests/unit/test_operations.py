@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from postroom.broker.broker import Broker
-from postroom.broker.metered import MeteredBroker
-from postroom.client.forward.outbox.same_database import DrawingEndpoint
+from postroom.broker.served import MeteredBroker
+from postroom.client.forward.outbox_source import DrawingEndpoint
 from postroom.endpoint.asking import AskingEndpoint
 from postroom.endpoint.endpoint import Endpoint
 from postroom.endpoint.operations import OPERATIONS, Operation, operation_of

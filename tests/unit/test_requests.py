@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom import Message, Received
-from postroom.client.app.payload import encoded
+from postroom.client.app.handler import encoded
 from postroom.client.owner_check import Guard
-from postroom.client.requests.request import OwnReplyTopic
+from postroom.client.requests import OwnReplyTopic
 from postroom.endpoint.endpoint import Endpoint
 from postroom.endpoint.values import Fetched
 from postroom.errors import (

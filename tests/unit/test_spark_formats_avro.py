@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.errors import DecodeError, InvalidSetting
-from postroom.spark.formats.types import arrow_type
+from postroom.spark.formats.arrow import arrow_type
 from tests.unit.spark_formats import (
     ORDER,
     ORDER_AVRO,

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from postroom.errors import InvalidSetting
-from postroom.spark.formats.arrays import gather
+from postroom.spark.formats.arrow import arrow_type, gather
 from postroom.spark.formats.protobuf_values import ProtobufValues
 from postroom.spark.formats.typed import Typed
-from postroom.spark.formats.types import arrow_type
 from tests.unit.spark_formats import (
     ORDER,
     ORDER_COLUMNS,

@@ -10,7 +10,7 @@ import pytest
 
 from postroom.errors import InvalidSetting, UsageError
 from postroom.spark.formats import registry as asking
-from postroom.spark.formats.options import format_options
+from postroom.spark.formats.typed import format_options
 from tests.unit.spark_formats import ORDER, ORDER_AVRO, Registry, avro, decode, framed, registry, rows, typed
 
 

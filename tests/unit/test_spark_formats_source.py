@@ -16,7 +16,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from postroom.errors import DecodeError, InvalidSetting, UsageError
 from postroom.model.messages.batch import BatchBuilder, with_base_offset
 from postroom.spark.columns import Columns, schema_text
-from postroom.spark.formats.types import parse_schema
+from postroom.spark.formats.arrow import parse_schema
 from postroom.spark.planning import Span
 from postroom.spark.source import PostroomSource
 from postroom.store.contract import StoredBatch

@@ -13,7 +13,7 @@ from postroom.errors import InvalidSetting, UnknownPartition
 from postroom.spark.options import Reach
 from postroom.spark.planning import Span
 from postroom.spark.queue import Queue
-from postroom.spark.task_log import task_log
+from postroom.spark.reading import task_log
 from postroom.store import open_store
 
 MESSAGES = 500

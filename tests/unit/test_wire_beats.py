@@ -11,8 +11,8 @@ import pytest
 
 from postroom.endpoint.requests import Beats
 from postroom.errors import BrokerUnavailable
-from postroom.wire.client import heartbeat_link as module
-from postroom.wire.client.heartbeat_link import Beater
+from postroom.wire.client import remote
+from postroom.wire.client.remote import Beater
 from postroom.wire.messages import Hello
 
 BEATS, HELLO = Beats(()), Hello(1, 1, "test")
@@ -80,8 +80,8 @@ class Looped:
 @pytest.fixture
 def looped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looped]:
     Own.made, Own.outcomes = [], {}
-    monkeypatch.setattr(module, "_BlockingLink", Own)
-    monkeypatch.setattr(module, "_TURN_S", 0.1)
+    monkeypatch.setattr(remote, "_BlockingLink", Own)
+    monkeypatch.setattr(remote, "_TURN_S", 0.1)
     looped = Looped()
     yield looped
     looped.close()

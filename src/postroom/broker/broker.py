@@ -82,12 +82,9 @@ from .publish.backlog import BacklogGate
 from .publish.rates import Quotas, RateGate, Share
 from .shard_workers import ShardWork, never_stored
 from .topology.catalog_cache import CatalogCache, Listing
-from .topology.groups import Groups
-from .topology.replies import ForgetReplies, Replies
-from .topology.resets import Resets
-from .topology.route_changes import FinishChanges, RouteChanges, RouteHelp
-from .topology.shards import Drain
-from .topology.topics import Admin
+from .topology.groups import Groups, Resets
+from .topology.route_changes import Drain, FinishChanges, RouteChanges, RouteHelp
+from .topology.topics import Admin, ForgetReplies, Replies
 from .waiters import Waiters, wait
 from .workers import Workers
 

@@ -1,4 +1,4 @@
-"""What a broker counts: plain numbers by labels, for whoever shows them (`http.metrics` to Prometheus).
+"""What a broker counts: plain numbers by labels, for whoever shows them (`http.monitoring` to Prometheus).
 
 Something is counted once for a batch or a request, never for a message. Bounded: once a tally has `_MOST`
 combinations of labels, further ones are counted together as "(other)", so that names made up by clients

@@ -1,23 +1,37 @@
-"""What a server needs of a broker: that of the wire, and that of HTTP.
+"""What a server needs of a broker, that of the wire and that of HTTP; and a broker that counts what it is
+asked.
 
-`Broker` is one, and so is the same broker counted (`metered`). Its operations take one more argument where
-the table says so (`Operation.told`): a server adds who asks, and no client says it itself (I23).
+`Broker` is one, and so is the same broker counted. Its operations take one more argument where the table says
+so (`Operation.told`): a server adds who asks, and no client says it itself (I23).
+
+A metered broker counts every operation, and nothing else, into its `figures`. Everything that is no operation
+(`store`, `in_thread`, `duties`, …) is the broker's own, so that it can be served wherever the broker can.
+Must never change an answer or an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Protocol
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol
 
 from ..address import Address
+from ..endpoint.asking import AskingEndpoint
 from ..endpoint.endpoint import Endpoint
-from ..store.contract import Store
+from ..endpoint.operations import Operation
+from ..endpoint.values import Beat, Held, PollReply, PollRequest, Settle, SettleReply
+from ..model.delivery.delivery import Span
+from ..model.messages.batch import read_header
+from ..store.contract import Appended, Store
 from .access import InThread
+from .broker import Broker
 from .duties import DutyRunner
+from .metrics import Figures, group_label, topic_label
 from .presence import Presence
 from .topology.catalog_cache import Listing
 
-__all__ = ["Servable"]
+__all__ = ["MeteredBroker", "Servable", "figures_of", "measured", "unmeasured"]
 
 
 class Servable(Endpoint, Protocol):
@@ -44,3 +58,134 @@ class Servable(Endpoint, Protocol):
 
     async def add_shards(self, shards: Mapping[str, Address]) -> None:
         """Further databases of the queue, while it is in use. InvalidSetting if one cannot be that shard."""
+
+
+def measured(broker: Servable) -> Servable:
+    """Returns the broker so that what it is asked is counted."""
+    return MeteredBroker(broker, Figures()) if isinstance(broker, Broker) else broker
+
+
+def unmeasured(broker: Servable) -> Servable:
+    """Returns the broker itself: what it is asked there is not counted."""
+    return broker.itself if isinstance(broker, MeteredBroker) else broker
+
+
+def figures_of(broker: Servable) -> Figures | None:
+    """Returns what was counted; None if this broker is not measured."""
+    return broker.figures if isinstance(broker, MeteredBroker) else None
+
+
+class _Counted:
+    """Counts one call, however it ends."""
+
+    __slots__ = ("_began", "_figures", "_operation")
+
+    def __init__(self, figures: Figures, operation: str) -> None:
+        self._figures, self._operation = figures, operation
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._figures.ended(self._operation, time.perf_counter() - self._began, error)
+
+
+class MeteredBroker(AskingEndpoint):
+    """A broker that counts what it is asked."""
+
+    def __init__(self, broker: Broker, figures: Figures) -> None:
+        self.itself, self.figures = broker, figures
+        broker.watch(figures)
+
+    async def _ask(self, operation: Operation, arguments: dict[str, Any]) -> Any:
+        with _Counted(self.figures, operation.name):
+            return await getattr(self.itself, operation.name)(**arguments)
+
+    # ---- the process that it lives in ----
+
+    @property
+    def store(self) -> Store:
+        return self.itself.store
+
+    @property
+    def in_thread(self) -> InThread:
+        return self.itself.in_thread
+
+    @property
+    def presence(self) -> Presence:
+        return self.itself.presence
+
+    @property
+    def duties(self) -> DutyRunner:
+        return self.itself.duties
+
+    @property
+    def listing(self) -> Listing:
+        return self.itself.listing
+
+    async def identity_key(self) -> bytes:
+        return await self.itself.identity_key()
+
+    async def add_shards(self, shards: Mapping[str, Address]) -> None:
+        await self.itself.add_shards(shards)
+
+    def now_ms(self) -> int:
+        return self.itself.now_ms()
+
+    async def close(self) -> None:
+        await self.itself.close()
+
+    # ---- operations that are about messages ----
+
+    async def append(
+        self, topic: str, partition_id: int, batch: bytes, *, due_at: int = 0, **more: Any
+    ) -> Appended:
+        with _Counted(self.figures, "append"):
+            stored = await self.itself.append(topic, partition_id, batch, due_at=due_at, **more)
+        figures, label = self.figures, (topic_label(topic),)
+        header = read_header(batch)
+        repeats = header.records if stored.duplicate else len(stored.repeats)
+        if repeats:
+            figures.duplicates.add(label, repeats)
+        if repeats < header.records:
+            (figures.delayed if due_at else figures.published).add(label, header.records - repeats)
+            figures.batches.add(label)
+            figures.published_bytes.add(label, header.size)
+        return stored
+
+    async def poll(self, request: PollRequest) -> PollReply:
+        with _Counted(self.figures, "poll"):
+            reply = await self.itself.poll(request)
+        leases = [lease for grant in reply.grants for lease in grant.leases]
+        if leases:
+            figures, label = self.figures, (topic_label(request.topic), group_label(request.group))
+            again = sum(lease.last - lease.first + 1 for lease in leases if lease.attempt > 1)
+            figures.delivered.add(label, sum(lease.last - lease.first + 1 for lease in leases))
+            figures.deliveries.add(label, len(leases))
+            if again:
+                figures.redelivered.add(label, again)
+        return reply
+
+    async def settle(self, topic: str, group: str, parts: Sequence[Settle]) -> SettleReply:
+        with _Counted(self.figures, "settle"):
+            reply = await self.itself.settle(topic, group, parts)
+        label = (topic_label(topic), group_label(group))
+        sums: dict[str, int] = {}
+        for part in parts:
+            if part not in reply.away:
+                for verdict in part.verdicts:
+                    if verdict.line is not None:  # what is parked is acked beside it, and not settled
+                        sums["ack"] = sums.get("ack", 0) - verdict.line.messages
+                    else:
+                        sums[verdict.kind] = sums.get(verdict.kind, 0) + verdict.last - verdict.first + 1
+        for kind, messages in sums.items():
+            self.figures.settled.add((*label, kind), max(0, messages))
+        if reply.lost:
+            self.figures.lost.add(label, sum(len(spans) for _, spans in reply.lost))
+        return reply
+
+    def beat(self, beats: Sequence[Beat]) -> list[tuple[Held, tuple[Span, ...]]]:
+        with _Counted(self.figures, "beat"):
+            return self.itself.beat(beats)

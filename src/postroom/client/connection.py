@@ -39,7 +39,7 @@ from .consumer.heartbeat import Heartbeat
 from .consumer.in_flight import Window
 from .consumer.reading import Position, Reading, as_start
 from .credentials import Reaching, reaching
-from .forward.spool.producer import Spools
+from .forward.spool_producer import Spools
 from .hosting import Served
 from .message import Message, Receipt, Received, Value
 from .owner_check import Guard
@@ -47,7 +47,7 @@ from .producer.accumulator import Batching
 from .producer.producer import Producer
 from .producer.staging import Staging
 from .producer.staging import make as make_staging
-from .requests.request import Requesting
+from .requests import Requesting
 
 __all__ = ["Connecting", "Connection", "connect"]
 

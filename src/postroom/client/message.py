@@ -161,7 +161,7 @@ class Received(Message, frozen=True, eq=False, gc=False):
 
     async def reply(self, value: Value, *, headers: Mapping[str, str | bytes] | None = None) -> bool:
         """Answer a request; returns when it is stored. False: the requester is gone. Ack it then."""
-        from .requests.reply import answer
+        from .requests import answer
 
         return await answer(self, value, headers)
 

@@ -14,8 +14,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar, cast
 from fastapi import Depends, Request
 
 from ..broker.access import Gatekeeper
-from ..broker.metered import figures_of, measured
-from ..broker.served import Servable
+from ..broker.served import Servable, figures_of, measured
 from ..client.connection import Connection
 from ..errors import BrokerUnavailable
 from ..model.access import ANONYMOUS, Principal

@@ -22,7 +22,7 @@ from fastapi.responses import JSONResponse
 from starlette.requests import HTTPConnection
 
 from ..client.app.app import App
-from ..client.app.health import AppHealth
+from ..client.app.supervisor import AppHealth
 from ..client.connection import Connection
 from ..errors import UsageError
 

@@ -15,11 +15,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..client.app.app import App
-from ..client.app.health import AppHealth
+from ..client.app.supervisor import AppHealth
 from ..errors import UsageError
 from ..sync import Connection
-from .process import PerProcess
-from .workers import seen
+from .process import PerProcess, seen
 
 __all__ = ["Postroom"]
 

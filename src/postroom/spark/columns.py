@@ -15,8 +15,8 @@ from ..errors import InvalidSetting
 from ..model.messages.batch import Record, opened, read_header
 from ..model.messages.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
 from ..store.contract import StoredBatch
+from .formats.arrow import parse_schema
 from .formats.typed import Typed, check_nulls
-from .formats.types import parse_schema
 from .planning import Span
 
 __all__ = ["COLUMNS", "HEADERS", "SOURCE", "Columns", "Odd", "check_schema", "schema_text", "typed_schema"]

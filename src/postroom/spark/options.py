@@ -55,7 +55,7 @@ FORMATS = (
     "schemaRegistryPassword",
     "schemaRegistryToken",
 )
-"""What keys and values are, which `formats.options` reads."""
+"""What keys and values are, which `formats.typed` reads."""
 
 _TOPICS = ("subscribe", "subscribePattern", "assign")
 _START = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")

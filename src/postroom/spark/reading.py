@@ -3,6 +3,10 @@
 Every offset of a span is read once, and reading it again gives the same rows: what is stored is served, never
 what is current. Offsets that are not there any more, and batches that cannot be read, are an error, or, with
 failOnDataLoss=false, a warning.
+
+A task of a small micro-batch reads for a millisecond. So it opens what it reads with, and no more: no broker
+of its own, with threads and duties, that is made known to others and withdrawn again. Through brokers it is a
+client as any other. Must never write anything but what a fetch by a broker writes.
 """
 
 from __future__ import annotations
@@ -13,23 +17,35 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from types import TracebackType
+from typing import Any, Protocol, Self
 
+from ..address import Address, parse, parse_shards
+from ..broker.deliver.fetch import fetch_stored
 from ..endpoint.values import Fetched
 from ..errors import CorruptBatch, DataLoss, UnknownPartition
+from ..store import open_store
 from ..store.contract import StoredBatch
 from .columns import Columns
 from .options import Reach
 from .planning import Offsets, Snapshot, Span, TopicPartition
-from .queue import AHEAD
-from .task_log import TaskLog, task_log
+from .queue import AHEAD, FETCH_BYTES, FETCH_MESSAGES, Queue, check_file, patiently
 
-__all__ = ["Losses", "read_spans", "set_apart", "shown", "uncollected"]
+__all__ = [
+    "Losses",
+    "TaskLog",
+    "read_spans",
+    "set_apart",
+    "shown",
+    "task_log",
+    "uncollected",
+]
 
 
+_DATABASES = ("sqlite", "postgresql", "mysql")
 # ---- the Python processes that Spark keeps for its tasks ----
 # After every task Spark looks for garbage in all that its process has imported, 40 ms for nothing, and a
 # micro-batch from topic to topic is four such runs. What is imported stays: it is set apart, and not
@@ -38,6 +54,47 @@ __all__ = ["Losses", "read_spans", "set_apart", "shown", "uncollected"]
 _REUSED = "SPARK_REUSE_WORKER"  # Spark sets it for processes that serve one task after another
 
 _imported = 0  # modules, when they were set apart
+
+
+class TaskLog(Protocol):
+    def __enter__(self) -> Self: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def fetch_ahead(self, span: Span, offset: int) -> Future[Fetched]:
+        """What is stored from the offset on, up to the end of the span or less."""
+
+
+def task_log(reach: Reach) -> TaskLog:
+    address = parse(reach.url)
+    return _StoredLog(address, reach) if address.kind in _DATABASES else Queue(reach)
+
+
+class _StoredLog:
+    def __init__(self, address: Address, reach: Reach) -> None:
+        check_file(address)
+        shards = parse_shards(dict(reach.shards))
+        self._store = patiently(lambda: open_store(address, shards=shards), reach.wait_ms)
+        self._ahead = ThreadPoolExecutor(AHEAD, "postroom-ahead")
+        self._wait_ms = reach.wait_ms
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ahead.shutdown(cancel_futures=True)
+        self._store.close()
+
+    def fetch_ahead(self, span: Span, offset: int) -> Future[Fetched]:
+        return self._ahead.submit(self._fetch, span, offset)
+
+    def _fetch(self, span: Span, offset: int) -> Fetched:
+        most = min(FETCH_MESSAGES, span.end - offset)
+        return patiently(
+            lambda: fetch_stored(self._store, span.partition_id, offset, most, FETCH_BYTES), self._wait_ms
+        )
 
 
 def set_apart() -> None:

@@ -19,8 +19,7 @@ from ..errors import PostroomError, UsageError, how_to_install
 from . import queue as positions
 from .columns import Columns, check_schema, schema_text, typed_schema
 from .compat import StreamReading, one_sentence
-from .formats.options import format_options
-from .formats.typed import Typed, settle
+from .formats.typed import Typed, format_options, settle
 from .options import CONNECTION, FORMATS, ReadOptions, bad_option, kind_options, read_options, unknown_option
 from .planning import Span, below_start, pack, spans
 from .queue import Queue

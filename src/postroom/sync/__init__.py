@@ -30,9 +30,9 @@ from ..client.connection import Connection as AsyncConnection
 from ..client.connection import connect as _connect
 from ..client.consumer.consumer import Consumer as AsyncConsumer
 from ..client.consumer.user_transaction import prepared
-from ..client.forward.outbox.relay import Relay as AsyncRelay
-from ..client.forward.spool.producer import SpooledProducer as AsyncSpooledProducer
-from ..client.forward.spool.spool import Spool as AsyncSpool
+from ..client.forward.outbox import Relay as AsyncRelay
+from ..client.forward.spool import Spool as AsyncSpool
+from ..client.forward.spool_producer import SpooledProducer as AsyncSpooledProducer
 from ..client.hosting import Served as AsyncServed
 from ..client.message import Received as AsyncReceived
 from ..client.producer.producer import Producer as AsyncProducer

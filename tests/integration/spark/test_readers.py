@@ -175,7 +175,7 @@ def test_where_a_batch_read_begins_and_ends(url: str, mq: postroom.sync.Connecti
 
 
 def test_many_small_fetches(url: str, mq: postroom.sync.Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.spark.task_log.FETCH_MESSAGES", 10)
+    monkeypatch.setattr("postroom.spark.reading.FETCH_MESSAGES", 10)
     monkeypatch.setattr("postroom.spark.reading._ROWS", 7)
     mq.create_topic("orders", partitions=1)
     for n in range(40):

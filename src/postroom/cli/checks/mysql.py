@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from ...errors import AccessDenied
 from ...units import format_bytes, format_duration
-from .finding import Checks, Finding
+from . import Checks, Finding
 from .server import Examination, check_room, per_process
 
 __all__ = ["CHECKS", "check_version"]

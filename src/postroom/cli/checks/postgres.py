@@ -11,7 +11,7 @@ from contextlib import closing
 
 from ...store.admin import Area
 from ...units import format_duration
-from .finding import Checks, Finding
+from . import Checks, Finding
 from .server import Examination, check_room, per_process
 
 __all__ = ["CHECKS", "check_version"]

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...address import Address
-from ...client.forward.outbox.connect import opening_of
-from ...client.forward.outbox.outbox import Outbox
-from ...client.forward.outbox.table import NAME, OutboxStatus
+from ...client.databases import opening_of
+from ...client.forward.outbox import Outbox
+from ...client.forward.outbox_table import NAME, OutboxStatus
 from ...errors import (
     CorruptBatch,
     PermissionDenied,
@@ -30,7 +30,7 @@ from ...model.messages.batch import stored_records
 from ...model.topology.route import Range
 from ...units import format_duration
 from ..framework.show import messages
-from .finding import Finding
+from . import Finding
 
 if TYPE_CHECKING:
     from postroom import Connection, GroupInfo, Lag, TopicInfo

@@ -18,7 +18,7 @@ from ...address import Address
 from ...config import DEFAULTS, Limits
 from ...errors import PostroomError, SchemaMismatch, how_to_update
 from ...store.admin import VERSION, Area, Row, Session, SqlDuties, check_schema, open_session
-from .finding import Checks, Finding, made
+from . import Checks, Finding, made
 
 __all__ = ["Examination", "check_room", "examine_server", "per_process"]
 

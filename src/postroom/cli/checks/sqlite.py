@@ -21,7 +21,7 @@ from ...clock import STEP_MS, SteadyClock, SystemClock
 from ...errors import SchemaMismatch, StoreCorrupt, how_to_update
 from ...store.admin import VERSION, Area, Row, SqliteDialect, read_pace, refuse_former
 from ...units import format_bytes
-from .finding import Checks, Finding, made
+from . import Checks, Finding, made
 
 __all__ = ["damaged_end", "examine_file"]
 

@@ -1,7 +1,11 @@
 """How things look: tables for people, JSON for scripts, and messages as text.
 
-On a terminal tables have lines and colours; in a pipe they are plain columns, never cut. Bytes that are
-UTF-8 are shown as text, others as base64 under a name that says so; `postroom send --jsonl` takes both back.
+On a terminal tables have lines and colours; in a pipe they are plain columns, never cut. Bytes that are UTF-8
+are shown as text, others as base64 under a name that says so; `postroom send --jsonl` takes both back.
+
+A view says once how a thing is shown: its fields for scripts, its columns and lines for people. It decides
+which of the two a command prints: with `--json` one line of JSON, else a table or a sentence. A command
+fetches and its view prints, so that no command can forget one of them.
 """
 
 from __future__ import annotations
@@ -9,17 +13,25 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import typer
+
+from .command import Run
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
+
 __all__ = [
+    "View",
     "age",
+    "answer",
     "console",
     "count",
     "dead_letters",
@@ -35,8 +47,11 @@ __all__ = [
     "text_of",
 ]
 
+
 _PIPE_WIDTH = 4000  # no terminal: never cut a cell
 _CELL_WIDTH = 60
+X = TypeVar("X")
+Lines = Iterable[tuple[str, str]]
 
 
 def console(*, stderr: bool = False) -> Console:
@@ -181,3 +196,56 @@ def _bytes(name: str, data: bytes | None) -> dict[str, str | None]:
 
 def _header_texts(headers: Mapping[str, bytes]) -> dict[str, str]:
     return {name: value.decode(errors="backslashreplace") for name, value in headers.items()}
+
+
+def answer(run: Run, fields: Any, sentence: str) -> None:
+    """Print what became of a command: the fields for scripts, the sentence for people."""
+    if run.json:
+        json_line(fields)
+    else:
+        typer.echo(sentence)
+
+
+def _for_people_only(thing: object) -> dict[str, Any]:
+    raise AssertionError(f"{thing!r} is part of another view's JSON")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View(Generic[X]):
+    """A view shows things of one kind."""
+
+    fields: Callable[[X], dict[str, Any]] = _for_people_only  # as JSON; scripts rely on names and order
+    columns: Mapping[str, Callable[[X], str]] = field(default_factory=dict)  # of a list, with their cells
+    numbers: Collection[str] = ()  # the columns that stand to the right
+    title: Callable[[X], str] = str  # of one of them
+    lines: Callable[[X], Lines] = lambda thing: ()  # of one of them, by name
+    named: str = "setting"  # what the lines are
+
+    def list(self, run: Run, things: Sequence[X], *, none: str = "", without: Collection[str] = ()) -> None:
+        """Print all; `none` is said to people where there is nothing to list."""
+        if run.json:
+            json_line([self.fields(thing) for thing in things])
+        elif none and not things:
+            nothing(none)
+        else:
+            console().print(self.table(things, without=without))
+
+    def details(self, run: Run, things: Sequence[X], *, none: str = "") -> None:
+        """Print all in full: for people a table for each of them."""
+        if run.json:
+            json_line([self.fields(thing) for thing in things])
+        elif none and not things:
+            nothing(none)
+        else:
+            for thing in things:
+                console().print(self.detail(thing))
+
+    def table(self, things: Iterable[X], *, without: Collection[str] = (), title: str | None = None) -> Table:
+        """Return a table with a row for each of them."""
+        columns = {name: cell for name, cell in self.columns.items() if name not in without}
+        rows = [[cell(thing) for cell in columns.values()] for thing in things]
+        return table(tuple(columns), rows, numbers=self.numbers, title=title)
+
+    def detail(self, thing: X) -> Table:
+        """Return a table of two columns with all that there is to say of one."""
+        return table((self.named, "value"), list(self.lines(thing)), title=self.title(thing))

@@ -13,8 +13,8 @@ from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.exits import say_note
 from ..framework.options import Group, Topic
+from ..framework.show import View, answer
 from ..framework.terminal import DryRun, Losses, Yes, agreed
-from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import Connection, DeadLetter

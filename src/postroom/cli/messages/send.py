@@ -26,7 +26,7 @@ from ...errors import InvalidMessage, InvalidSetting, PostroomError, UsageError
 from ..framework import exits, show
 from ..framework.command import Run
 from ..framework.options import Topic, duration, headers, moment
-from ..framework.view import answer
+from ..framework.show import answer
 
 if TYPE_CHECKING:
     from postroom import Connection, Message, Receipt

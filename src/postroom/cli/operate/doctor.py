@@ -63,7 +63,7 @@ async def _brokers(run: Run) -> list[Finding]:
 
 async def _inside(run: Run, deep: bool) -> list[Finding]:
     """Check what is seen through a connection: groups, and what is stored."""
-    from ..checks.finding import Finding
+    from ..checks import Finding
     from ..checks.queue import check_batches, check_groups
 
     if run.address.kind == "memory":

@@ -19,7 +19,7 @@ import typer
 from ...errors import InvalidURL, UsageError
 from ..framework import exits, show
 from ..framework.command import Run
-from ..framework.view import answer
+from ..framework.show import answer
 
 if TYPE_CHECKING:
     from ...store.admin import Session

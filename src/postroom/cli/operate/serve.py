@@ -424,7 +424,7 @@ def listening(settings: ServeSettings) -> Listening:
 async def _open(settings: ServeSettings) -> Servable:
     from ...address import parse, parse_shards
     from ...broker.broker import open_endpoint
-    from ...broker.metered import measured
+    from ...broker.served import measured
     from ...config import DEFAULTS
 
     address = parse(settings.url)

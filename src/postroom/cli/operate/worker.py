@@ -73,7 +73,7 @@ def spool(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The spool, such as orders.spool.")],
 ) -> None:
     """Show what waits in a spool: how much, since when, and what is in the way. The queue is not asked."""
-    from ...client.forward.spool.file import look
+    from ...client.forward.spool_file import look
 
     found = look(file.absolute())
     if run.json:

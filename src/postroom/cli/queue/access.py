@@ -15,8 +15,8 @@ import typer
 from ...errors import InvalidURL, UnknownPrincipal, UsageError
 from ..framework import show
 from ..framework.command import Run, command, family
+from ..framework.show import View, answer
 from ..framework.terminal import Yes, agreed
-from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from ...model.access import Principal

@@ -25,8 +25,8 @@ from ..framework.options import (
     place,
     wished,
 )
+from ..framework.show import View, answer
 from ..framework.terminal import DryRun, Losses, Yes, agreed
-from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,7 +16,7 @@ from ...units import duration_ms, format_bytes, format_duration
 from ..framework import exits, show
 from ..framework.command import Run
 from ..framework.options import Topic, seconds
-from ..framework.view import View
+from ..framework.show import View
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -10,7 +10,7 @@ from ...errors import InvalidSetting
 from ...units import format_bytes, format_duration
 from ..framework import show
 from ..framework.command import Run, command, family
-from ..framework.view import View, answer
+from ..framework.show import View, answer
 
 if TYPE_CHECKING:
     from postroom import RateInfo

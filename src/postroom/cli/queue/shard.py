@@ -22,8 +22,8 @@ from ...model.topology.names import REDRIVE_GROUP
 from ...units import format_duration
 from ..framework import show
 from ..framework.command import Run, command, family
+from ..framework.show import View, answer
 from ..framework.terminal import Yes, agreed
-from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import Connection, ShardInfo

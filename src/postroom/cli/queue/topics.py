@@ -10,8 +10,8 @@ from ...model.topology.names import check_topic
 from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.options import Topic, duration, size
+from ..framework.show import View, answer
 from ..framework.terminal import DryRun, Losses, Yes, agreed
-from ..framework.view import View, answer
 
 if TYPE_CHECKING:
     from postroom import TopicInfo

@@ -9,7 +9,7 @@
 
 Decides the life of the app: all consumers are opened before the first handler runs, so that a conflict stops
 the app at once; a handler whose topic is not there yet waits for it, and one that ended is started again
-(`keeping`). How each of them is doing is in `health()`. Must never make anything but groups, and topics of
+(`supervisor`). How each of them is doing is in `health()`. Must never make anything but groups, and topics of
 recurring schedules; and must never stop because of what a handler does.
 """
 
@@ -43,17 +43,14 @@ from ..connection import Connection, connect
 from ..consumer.driven import DrivenConsumer
 from ..consumer.reading import Position
 from ..message import Message, Receipt, Received, Value
-from .health import AppHealth
-from .keeping import Keeper
-from .middleware import Middleware, middleware_of, refuse_unused
+from .call import Middleware, middleware_of, refuse_unused
 from .recurring import Recurring, Ticker, make_recurring, prepare
-from .replying import make_reply
-from .subscription import AckMode, Batch, MissedHook, Subscription, make_subscription
+from .subscription import AckMode, Batch, MissedHook, Subscription, make_reply, make_subscription
+from .supervisor import AppHealth, Keeper
 from .worker import ErrorHook, Worker
 
 if TYPE_CHECKING:
-    from ..forward.outbox.outbox import Outbox
-    from ..forward.outbox.relay import Relay
+    from ..forward.outbox import Outbox, Relay
 
 __all__ = ["App", "find", "load_app", "run"]
 
@@ -183,7 +180,7 @@ class App:
         expires: Duration | None = None,
         start: Position | None = None,
     ) -> Callable[[F], F]:
-        """Register a handler that answers requests: what it returns is the reply; see `replying`.
+        """Register a handler that answers requests: what it returns is the reply; see `subscription`.
 
         bytes and str are sent as they are, anything else as JSON; a `postroom.Message` brings headers along.
         What it raises is told to who asked, at once, and is not tried again. `traceback`: with its traceback.
@@ -252,7 +249,7 @@ class App:
         return hook
 
     def middleware(self, function: F) -> F:
-        """Register what runs around every handler, in the order registered: see `client.app.middleware`.
+        """Register what runs around every handler, in the order registered: see `client.app.call`.
 
         `async def mw(message, call_next)` awaits `call_next()`; or a generator, with one `yield` in it.
         Handlers of lists have it called with the list.

@@ -32,8 +32,8 @@ from ..connection import Connection
 from ..consumer.reading import Reading
 from ..message import Received
 from .handler import Handler
-from .health import HandlerHealth, Standing, is_final
 from .subscription import Subscription, make_subscription
+from .supervisor import HandlerHealth, Standing, is_final
 
 __all__ = ["GROUP", "Recurring", "Ticker", "make_recurring", "prepare"]
 

@@ -1,25 +1,45 @@
-"""A subscription: which messages a handler gets, how many at once, and what its failures mean.
+"""A subscription: which messages a handler gets, how many at once, what failures mean, who is answered.
 
-Decides what `@app.subscribe` may be given, when the handler is registered and not when the first message
-comes. Must never open anything: what the store thinks of it (an unknown topic, a group that is set otherwise)
-is found out when the app starts.
+Decides what `@app.subscribe` and `@app.reply` may be given, when the handler is registered and not when the
+first message comes. Must never open anything: what the store thinks of it (an unknown topic, a group that is
+set otherwise) is found out when the app starts.
+
+A handler that replies (R38) is an ordinary subscription that also answers: what the handler returns, once its
+middleware has ended, is the reply, and the request is acked when that is stored. Its ending means for who
+asked:
+
+    returned                      the reply
+    raised RetryLater             tried again then, if that is before the deadline; else as below
+    raised Dead                   RequestFailed, and a dead letter
+    raised anything else          RequestFailed, at once; it is not tried again: its requester decides
+    the body does not fit         RequestFailed; likewise
+    the deadline has passed       not handled at all; counted
+
+A handler of lists returns a list, with the reply to each in the order of the requests; what it raises is told
+to each of them. A message that is no request is handled as by `@app.subscribe`, and what is returned is
+dropped. Must never leave a requester waiting for what has failed already, and never ack a request whose
+answer is not stored.
 """
 
 from __future__ import annotations
 
 import inspect
+import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ...config import DEFAULTS
-from ...errors import InvalidSetting, UsageError
+from ...errors import InvalidSetting, PostroomError, RequestFailed, UsageError
 from ...model.delivery.retry import Backoff
+from ...model.messages.requests import Failure
 from ...model.topology.names import check_broadcast, check_group, check_member, check_topic
 from ...units import Duration, duration_ms, size_bytes
 from ..admin import group_wish
 from ..message import Received
-from .handler import Failed, Handler
+from ..requests import answer, answers_of, fail
+from .handler import Dead, Failed, Handler, RetryLater, encoded
 
 __all__ = [
     "AckMode",
@@ -27,10 +47,12 @@ __all__ = [
     "Batch",
     "MissedHook",
     "Subscription",
+    "make_reply",
     "make_subscription",
     "smallest_window",
     "window_for",
 ]
+
 
 AckMode = Literal["manual", "after", "on_delivery"]
 MissedHook: TypeAlias = Callable[[], Any]
@@ -241,3 +263,81 @@ def _whole(name: str, value: object, most: int = _MOST_AT_ONCE) -> int:
     if callable(value):
         raise UsageError("call it: @app.subscribe('orders', group='billing')")
     raise InvalidSetting(f"{name}={value!r}: a whole number from 1 to {most}", name=name)
+
+
+# ---- replies ----
+
+
+_MOST_CHARACTERS = 2000  # of what a requester is told
+_RETRY = Backoff(1, 2, "10m")  # of messages that are no requests
+_HERE = Path(__file__).parent
+
+
+def make_reply(
+    function: Callable[..., Any], scope: Mapping[str, Any], *, traceback: bool, **settings: Any
+) -> Subscription:
+    """A subscription that answers."""
+    found = make_subscription(function, scope, retry=_RETRY, ack="after", **settings)
+    return replace(found, answering=_Replying(traceback))
+
+
+class _Replying:
+    def __init__(self, traceback: bool) -> None:
+        self._traceback = traceback
+
+    def is_over(self, message: Received) -> bool:
+        """Whether its deadline has passed; then it is counted."""
+        return answers_of(message).is_over(message)
+
+    async def answered(self, message: Received, returned: Any) -> Failed | None:
+        if message._asked is None:
+            return None
+        try:
+            await answer(message, *encoded(returned))
+        except Exception as error:
+            if isinstance(error, PostroomError) and not error.retriable:
+                return await self.failed(message, error)  # too large, or headers that are none
+            return Failed(error, [message])
+        return None
+
+    async def failed(self, message: Received, error: BaseException) -> Failed:
+        if message._asked is None or _comes_again(message, error):
+            return Failed(error, [message])
+        try:
+            await fail(message, self._told(error))
+        except Exception as failure:
+            return Failed(failure, [message])
+        return Failed(error, [message], answered=not isinstance(error, Dead))
+
+    def _told(self, error: BaseException) -> Failure:
+        text = str(error) or type(error).__name__
+        if len(text) > _MOST_CHARACTERS:
+            text = text[: _MOST_CHARACTERS - 1] + "…"
+        return Failure(_kind(error), text, _traced(error) if self._traceback else "")
+
+
+def _comes_again(message: Received, error: BaseException) -> bool:
+    """Whether the handler asked for another try that comes before the deadline."""
+    if not isinstance(error, RetryLater):
+        return False
+    if error.at_ms is not None:
+        return message.expires is None or error.at_ms < message.expires.timestamp() * 1000
+    delay_ms = _RETRY.delay_ms(max(1, message.attempt), 1.0) if error.delay_ms is None else error.delay_ms
+    return delay_ms < answers_of(message).ms_left(message)
+
+
+def _traced(error: BaseException) -> str:
+    """From where the handler begins."""
+    trace = error.__traceback__
+    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == _HERE:
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
+
+
+def _kind(error: BaseException) -> str:
+    if isinstance(error, RequestFailed):
+        return error.kind
+    if isinstance(error, PostroomError):
+        return error.code
+    named = {Dead: "dead", RetryLater: "retry_later", TimeoutError: "timeout"}
+    return named.get(type(error), type(error).__name__)

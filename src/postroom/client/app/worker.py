@@ -25,9 +25,8 @@ from ...tasks import end
 from ..consumer.driven import DrivenConsumer
 from ..message import Received
 from ..tracing import unfit
-from .call import Caller, being_cancelled
+from .call import Caller, Middleware, being_cancelled
 from .handler import ACK, RELEASE, Dead, Failed, RetryLater, outcome_of
-from .middleware import Middleware
 from .subscription import Subscription, window_for
 
 __all__ = ["ErrorHook", "Worker"]

@@ -27,7 +27,7 @@ from ...errors import ClosedError, LeaseLost, PostroomError, StoreUnavailable, U
 from ...model.delivery.delivery import Line, Span
 from ..message import Kind, Received
 from ..owner_check import Guard
-from ..requests.reply import Answers
+from ..requests import Answers
 from .in_flight import (
     ACKED,
     ACKING,

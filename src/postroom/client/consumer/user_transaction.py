@@ -21,7 +21,7 @@ from ...endpoint.endpoint import Endpoint
 from ...errors import LeaseLost, UsageError
 from ...store.sql.progress.user_transaction import Guest, Joins
 from .. import databases
-from ..forward.outbox.transactions import is_awaited
+from ..forward.transactions import is_awaited
 from ..message import Received
 from .in_flight import LOST, OPEN, delivery_of
 

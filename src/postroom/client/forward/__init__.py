@@ -1,1 +1,1 @@
-"""Messages that wait on the user's side until the queue has them: outbox and spool."""
+"""Messages that wait on the user's side until the queue has them: outbox (R30) and spool (R31)."""

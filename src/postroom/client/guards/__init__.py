@@ -20,11 +20,8 @@ from ...clock import Clock
 from ...model.delivery.retry import Backoff
 from ...model.policy.guards import Machine
 from ...units import Duration
-from .apply import Guarded, Ready, use
-from .entities import Exhausted, Load, Newest, Save, Transitions
-from .fields import Entity, Id, Text, Version
-from .once import KEEP, Once, prune
-from .sequence import InSequence, Waiting, waiting
+from .apply import Entity, Guarded, Id, Ready, Text, Version, use
+from .rules import KEEP, Exhausted, InSequence, Load, Newest, Once, Save, Transitions, Waiting, prune, waiting
 from .tables import create_tables, ddl
 
 __all__ = [

@@ -19,7 +19,7 @@ from typing import Any
 from ...errors import InvalidSetting, SchemaMismatch
 from .. import databases
 from ..databases import Kind, Theirs
-from ..forward.outbox.transactions import is_awaited, joined, resolved
+from ..forward.transactions import is_awaited, joined, resolved
 
 __all__ = ["VERSION", "blob", "check", "create_tables", "ddl", "explained", "on"]
 

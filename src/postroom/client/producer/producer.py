@@ -29,7 +29,7 @@ from .parcel import Call, OneWay, Parcel, Room
 from .router import Router
 
 if TYPE_CHECKING:
-    from ..forward.spool.file import Spooled
+    from ..forward.spool_file import Spooled
 
 __all__ = ["Producer", "check_slot"]
 

@@ -15,7 +15,7 @@ from asgiref.sync import sync_to_async
 from django.db import close_old_connections, reset_queries
 
 from ...client.app.app import App as _App
-from ...client.app.middleware import middleware_of
+from ...client.app.call import middleware_of
 from .using import address
 
 __all__ = ["App", "around_handlers"]

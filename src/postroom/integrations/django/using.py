@@ -8,11 +8,10 @@ from django.conf import settings
 from django.http import HttpRequest, JsonResponse
 
 from ...client.app.app import App, load_app
-from ...client.app.health import AppHealth
+from ...client.app.supervisor import AppHealth
 from ...errors import UsageError
 from ...sync import Connection
-from ..process import PerProcess
-from ..workers import seen
+from ..process import PerProcess, seen
 
 __all__ = ["address", "health", "health_view", "queue"]
 

@@ -20,9 +20,8 @@ from operator import itemgetter
 from typing import Any
 
 from ...errors import UsageError, how_to_install
-from .arrays import Fields, Items, Leaf, Pairs, Shape, Unreadable
+from .arrow import Fields, Items, Leaf, Pairs, Shape, Unreadable, arrow_type
 from .registry import HEADER_BYTES, Registered, Registry, header
-from .types import arrow_type
 
 __all__ = ["AvroParser", "AvroValues"]
 

@@ -20,9 +20,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from .arrays import Fields, Items, Leaf, Pairs, Shape, Unreadable
+from .arrow import Fields, Items, Leaf, Pairs, Shape, Unreadable, arrow_type
 from .registry import HEADER_BYTES, header
-from .types import arrow_type
 
 __all__ = ["JsonParser", "JsonValues", "type_of"]
 

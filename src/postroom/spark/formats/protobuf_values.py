@@ -19,9 +19,8 @@ from operator import attrgetter
 from typing import Any
 
 from ...errors import UsageError, how_to_install
-from .arrays import Fields, Items, Leaf, Pairs, Shape, Unreadable
+from .arrow import Fields, Items, Leaf, Pairs, Shape, Unreadable, arrow_type
 from .registry import HEADER_BYTES, Registered, Registry, header
-from .types import arrow_type
 
 __all__ = ["ProtobufParser", "ProtobufValues", "files_of_registered", "files_of_set"]
 

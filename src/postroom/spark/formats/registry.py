@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from ...errors import UsageError
-from .arrays import Unreadable
+from .arrow import Unreadable
 
 __all__ = ["HEADER_BYTES", "Registered", "Registry", "header"]
 

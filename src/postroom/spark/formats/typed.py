@@ -1,34 +1,163 @@
 """How keys and values are read: settled once on the driver, and used for each batch on executors.
 
+Turns what may be written about formats into one typed value, and refuses what is contradictory, with the
+option's name and what to write instead. Must never show a password or a token.
+
 Schemas are read from files and from the registry by the driver alone, so that all tasks of a DataFrame, and
-of a stream until it is started again, have the same columns. Executors ask the registry only for what
-values were written in. A value that cannot be read is never left out: it fails the task with its offset, or
-is null with the reason and its bytes beside it.
+of a stream until it is started again, have the same columns. Executors ask the registry only for what values
+were written in. A value that cannot be read is never left out: it fails the task with its offset, or is null
+with the reason and its bytes beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from ...errors import DecodeError, InvalidSetting, PostroomError
-from ..options import bad_option
+from ..options import FORMATS, bad_option
 from . import json_values as json_schema
-from .arrays import Leaf, Shape, Unreadable, gather, reason
+from .arrow import (
+    Leaf,
+    Shape,
+    Unreadable,
+    arrow_type,
+    fields_that_may_not_be_null,
+    gather,
+    parse_schema,
+    reason,
+    relaxed,
+)
 from .avro_values import AvroValues
 from .json_values import JsonValues
-from .options import FormatOptions
 from .protobuf_values import ProtobufValues, files_of_registered, files_of_set
-from .registry import Registered
-from .types import arrow_type, fields_that_may_not_be_null, parse_schema, relaxed
+from .registry import Registered, Registry
 
-__all__ = ["ERROR", "RAW", "Typed", "check_nulls", "settle"]
+__all__ = [
+    "ERROR",
+    "RAW",
+    "FormatOptions",
+    "Kind",
+    "Typed",
+    "check_nulls",
+    "format_options",
+    "settle",
+]
 
+
+T = TypeVar("T")
+
+Kind = Literal["binary", "string", "json", "avro", "protobuf"]
+
+_KINDS: dict[str, Kind] = {
+    "binary": "binary",
+    "string": "string",
+    "json": "json",
+    "avro": "avro",
+    "protobuf": "protobuf",
+}
+_WITH_SCHEMA = ("json", "avro", "protobuf")
+_OF_REGISTRY = ("schemaSubject", "schemaRegistryUser", "schemaRegistryPassword", "schemaRegistryToken")
 ERROR, RAW = "valueError", "valueRaw"
 """The columns that valueErrors=null adds."""
+
+
+@dataclass(frozen=True, slots=True)
+class FormatOptions:
+    kind: Kind = "binary"
+    schema: str = ""  # as it is written
+    message: str = ""
+    registry: Registry | None = None
+    subject: str = ""
+    text_keys: bool = False
+    keep_bad: bool = False  # a value that cannot be read is null, with the reason beside it
+
+    @property
+    def raw(self) -> bool:
+        """Bytes, as they are."""
+        return self.kind == "binary" and not self.text_keys
+
+
+def format_options(options: Mapping[str, str]) -> FormatOptions:
+    names = {name.lower(): name for name in FORMATS}
+    given = {names[n.lower()]: str(v).strip() for n, v in options.items() if n.lower() in names}
+    kind = _choice(given, "valueFormat", _KINDS, "binary")
+    text_keys = _choice(given, "keyFormat", {"binary": False, "string": True}, False)
+    for name in ("valueSchema", "schemaRegistry"):
+        if name in given and kind not in _WITH_SCHEMA:
+            raise bad_option(name, f"it goes with valueFormat, one of {', '.join(_WITH_SCHEMA)}: give both")
+    if "valueMessage" in given and kind != "protobuf":
+        raise bad_option("valueMessage", "it goes with valueFormat=protobuf: leave it out")
+    if "valueErrors" in given and kind == "binary" and not text_keys:
+        raise bad_option("valueErrors", "it goes with valueFormat or keyFormat: bytes can always be read")
+    registry = _registry(given, kind)
+    if kind in ("avro", "protobuf") and "valueSchema" not in given and registry is None:
+        what = "an Avro schema" if kind == "avro" else "a descriptor set, a file that protoc has written"
+        raise bad_option("valueSchema", f"it is missing: give {what}, or schemaRegistry")
+    return FormatOptions(
+        kind=kind,
+        schema=given.get("valueSchema", ""),
+        message=given.get("valueMessage", ""),
+        registry=registry,
+        subject=_subject(given, options) if registry is not None and "valueSchema" not in given else "",
+        text_keys=text_keys,
+        keep_bad=_choice(given, "valueErrors", {"fail": False, "null": True}, False),
+    )
+
+
+def _choice(given: Mapping[str, str], name: str, choices: Mapping[str, T], otherwise: T) -> T:
+    if name not in given:
+        return otherwise
+    if given[name].lower() not in choices:
+        raise bad_option(name, f"{given[name]!r}: choose one of {', '.join(choices)}")
+    return choices[given[name].lower()]
+
+
+def _registry(given: Mapping[str, str], kind: str) -> Registry | None:
+    url = given.get("schemaRegistry")
+    if url is None:
+        for name in _OF_REGISTRY:
+            if name in given:
+                raise bad_option(name, "it goes with schemaRegistry: give both, or neither")
+        return None
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        fits = False
+    if not fits or parts.query or parts.fragment:
+        raise bad_option("schemaRegistry", "write an address such as https://registry:8081")
+    if parts.username is not None or parts.password is not None:
+        raise bad_option(
+            "schemaRegistry",
+            "the address has a password in it, which would be shown: use schemaRegistryUser and "
+            "schemaRegistryPassword",
+        )
+    user, password = given.get("schemaRegistryUser"), given.get("schemaRegistryPassword")
+    token = given.get("schemaRegistryToken")
+    if (user is None) != (password is None):
+        missing = "schemaRegistryPassword" if password is None else "schemaRegistryUser"
+        raise bad_option(missing, "it is missing: user and password go together")
+    if user is not None and token is not None:
+        raise bad_option("schemaRegistryToken", "it contradicts schemaRegistryUser: give one of them")
+    return Registry(url, kind, user, password, token)
+
+
+def _subject(given: Mapping[str, str], options: Mapping[str, str]) -> str:
+    if "schemaSubject" in given:
+        return given["schemaSubject"]
+    listed = next((value for name, value in options.items() if name.lower() == "subscribe"), "")
+    topics = [name.strip() for name in listed.split(",") if name.strip()]
+    if len(topics) != 1:
+        raise bad_option(
+            "schemaSubject",
+            "it is missing: where not one topic alone is read, name the subject that all are read with",
+        )
+    return f"{topics[0]}-value"
 
 
 class _Parser(Protocol):

@@ -18,8 +18,7 @@ from ...model.delivery.delivery import Ask, Delivery, Line, OrderedAsk, Settleme
 from ...model.moves.schedule import DelayedRow
 from ...model.policy.settings import GroupSettings, Start, TopicSettings
 from ...model.topology.route import Change, Draft, Route
-from .background import Duties, Schedule, Staged, Staging
-from .served import Access, Brokers, Lanes, Rates
+from .services import Access, Brokers, Duties, Lanes, Rates, Schedule, Staged, Staging
 from .values import (
     Append,
     Appended,

@@ -56,7 +56,7 @@ class Cut:
 
     def __getattr__(self, name: str) -> Any:
         part = getattr(self._store, name)
-        return _CutPart(part, self) if name in ("schedule", "log") else part
+        return _CutPart(part, self) if name in ("schedule", "staging", "log") else part
 
     def call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
         if self.done:

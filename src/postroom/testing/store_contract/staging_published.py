@@ -29,21 +29,6 @@ STEPS = ("stamp", "append", "finish")
 KEYS = 7
 
 
-class _Cut(Cut):
-    def __getattr__(self, name: str) -> Any:
-        part = getattr(self._store, name)
-        return _CutPart(part, self) if name in ("staging", "log") else part
-
-
-class _CutPart:
-    def __init__(self, part: Any, cut: Cut) -> None:
-        self._part, self._cut = part, cut
-
-    def __getattr__(self, name: str) -> Any:
-        verb = getattr(self._part, name)
-        return lambda *args, **named: self._cut.call(name, verb, *args, **named)
-
-
 def publisher(store: Any, **how: Any) -> Publisher:
     return Publisher(store, sleep=lambda seconds: None, move_messages=12, **how)
 
@@ -162,7 +147,7 @@ class PublishContract(StoreHarness):
                     sent = staged(store, topic, number, tasks=1, rows=3)
                     decided(store, number, tasks=1, rows=3)
                     try:
-                        publisher(_Cut(store, step, after=after, call=call)).publish("q", number)
+                        publisher(Cut(store, step, after=after, call=call)).publish("q", number)
                         was_cut = False
                     except CutError:
                         was_cut = True
@@ -184,7 +169,7 @@ class PublishContract(StoreHarness):
         decided(store, rows=8)
         for turn, (step, after) in enumerate((s, a) for s in STEPS for a in (False, True)):
             with pytest.raises(CutError):
-                publisher(_Cut((store, other)[turn % 2], step, after=after)).publish("q", 0)
+                publisher(Cut((store, other)[turn % 2], step, after=after)).publish("q", 0)
         publisher(store).publish("q", 0)
         check(store, "pair", sent)
 
@@ -195,7 +180,7 @@ class PublishContract(StoreHarness):
         for batch, after in enumerate((False, True)):
             sent += staged(store, topic, batch, tasks=1, rows=2)[0]
             with pytest.raises(CutError):
-                publisher(_Cut(store, "decide", after=after)).decide("q", batch, segments)
+                publisher(Cut(store, "decide", after=after)).decide("q", batch, segments)
             publisher(other).decide("q", batch, segments)
             publisher(other).publish("q", batch)
         check(store, "pair", [sent])
@@ -221,7 +206,7 @@ class PublishContract(StoreHarness):
             sent = staged(store, topic, batch)
             decided(store, batch)
             with pytest.raises(CutError):
-                publisher(_Cut(store, step, after=after, call=call)).publish("q", batch)
+                publisher(Cut(store, step, after=after, call=call)).publish("q", batch)
             split_now(store, name, 0)
             done = publisher(other).publish("q", batch)
             check(store, name, sent)
@@ -239,7 +224,7 @@ class PublishContract(StoreHarness):
         store.routes.make(change)
         asked: list[str] = []
 
-        class Sealing(_Cut):
+        class Sealing(Cut):
             def call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
                 if name == "append" and not self.done:
                     self.done = True
@@ -296,7 +281,7 @@ class PublishContract(StoreHarness):
         """The other one has published everything, or even more than is remembered, when it wakes up."""
         topic, all_sent = topic_of(store, 1), list[str]()
 
-        class Asleep(_Cut):
+        class Asleep(Cut):
             def call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
                 if name == self._verb and not self.done:
                     self.done = True
@@ -314,7 +299,7 @@ class PublishContract(StoreHarness):
         sent = staged(store, topic)
         decided(store)
 
-        class Unsure(_Cut):
+        class Unsure(Cut):
             def call(self, name: str, verb: Callable[..., Any], *args: Any, **named: Any) -> Any:
                 result = verb(*args, **named)
                 return [PostroomError("who knows")] if name == "append" else result
@@ -333,7 +318,7 @@ class PublishContract(StoreHarness):
         sent = staged(store, topic)
         decided(store)
         with pytest.raises(CutError):
-            publisher(_Cut(store, "append", after=True)).publish("q", 0)
+            publisher(Cut(store, "append", after=True)).publish("q", 0)
         duty = FinishDecisions(store, publisher(store), DEFAULTS)
         duty.run_once()
         assert len(store.staging.unfinished()) == 1  # its job may be at it

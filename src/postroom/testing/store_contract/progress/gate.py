@@ -26,6 +26,18 @@ def drained(store: Store, group: Group, place: int, token: int = ANN) -> bool:
     return store.progress.drain(group, place)
 
 
+def chain(store: Store, topic: Topic, first: int) -> tuple[int, int]:
+    """Renews the partition twice: the one in the middle is empty, the others have two messages each."""
+    append(store, first, batch(2))
+    found = [first]
+    for _ in range(2):
+        draft = renew(store.catalog.topic(topic.name).route, found[-1:])
+        assert draft is not None
+        found.append(carried_out(store, draft).opens[0].partition_id)
+    append(store, found[-1], batch(2))
+    return found[1], found[2]
+
+
 def starts(store: Store, group: Group, places: list[int]) -> list[int]:
     return [store.catalog.start_of(group.id, place)[1] for place in places]
 
@@ -236,14 +248,7 @@ class GateContract(OrderedHarness):
 
     def test_a_chain_of_three(self, store: Store, line: Group, topic: Topic, place: int) -> None:
         """The one in the middle is empty: it is still not passed over before the first is drained."""
-        append(store, place, batch(2))
-        draft = renew(topic.route, [place])
-        assert draft is not None
-        middle = carried_out(store, draft).opens[0].partition_id
-        again = renew(store.catalog.topic(topic.name).route, [middle])
-        assert again is not None
-        last = carried_out(store, again).opens[0].partition_id
-        append(store, last, batch(2))
+        middle, last = chain(store, topic, place)
         for closed in (last, middle):
             with pytest.raises(GateClosed):
                 store.progress.poll_ordered(line, closed, want(ANN, 2))
@@ -258,14 +263,7 @@ class GateContract(OrderedHarness):
         self, store: Store, line: Group, topic: Topic, place: int
     ) -> None:
         """A group that is reset reads the first again, and only then what followed the one in between."""
-        append(store, place, batch(2))
-        draft = renew(topic.route, [place])
-        assert draft is not None
-        middle = carried_out(store, draft).opens[0].partition_id
-        again = renew(store.catalog.topic(topic.name).route, [middle])
-        assert again is not None
-        last = carried_out(store, again).opens[0].partition_id
-        append(store, last, batch(2))
+        middle, last = chain(store, topic, place)
         assert drained(store, line, place) and drained(store, line, middle)
         store.log.trim(middle, 1)
         while store.log.sweep(middle, rows=10):

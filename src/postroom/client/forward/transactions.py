@@ -14,10 +14,18 @@ from types import TracebackType
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
-from ....errors import UsageError
-from ... import databases
+from ...errors import UsageError
+from .. import databases
 
-__all__ = ["Block", "Hooks", "OwnConnection", "begun", "is_awaited", "joined", "resolved"]
+__all__ = [
+    "Block",
+    "Hooks",
+    "OwnConnection",
+    "begun",
+    "is_awaited",
+    "joined",
+    "resolved",
+]
 
 
 _MYSQL_IN_TRANSACTION = 1  # the bit of the server's status

@@ -1,32 +1,282 @@
-"""Figures for Prometheus: every metric's name, kind and meaning, in one table; and `/metrics`.
+"""What monitors ask over HTTP: whether the process lives, whether it can do its work, and its figures.
 
-A registry belongs to an app, none is global. Counters are since the broker's start, and of this broker;
-figures of groups come from the store, and every broker of a queue shows the same. Metrics that have nothing
-to show yet are named all the same, so that the documentation and the examples can be checked against them.
+`/health` looks at nothing: a broker whose database is away must not be restarted for it. `/ready` writes to
+the store, one row, one at a time however many ask, and remembers the answer for a second, good or bad: it is
+open to anybody, and must cost the database next to nothing. A store that can be read and not written (a full
+disk, a read-only one) is of no use to those who send.
+
+`/metrics` has every metric's name, kind and meaning in one table. A registry belongs to an app, none is
+global. Counters are since the broker's start, and of this broker; metrics that have nothing to show yet are
+named all the same, so that the documentation and the examples can be checked against them. How far groups
+are behind comes from the store, and every broker of a queue shows the same: it is looked up when somebody
+scrapes, remembered for `FRESH_S`, and bounded in groups and in time, so that scraping never loads the
+database; what was left out is counted. A scrape does not wait for a store that is away: it shows what was
+found last, and how old that is.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Protocol, cast
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
-from prometheus_client.samples import Sample
+from prometheus_client.samples import Sample as MetricSample
 
-from ...broker.metrics import BOUNDS_S, OTHER, Labels, Spread, Tally
-from ...model.access import Principal, allows, visible
-from ...store.sql.outbox import OUTBOX
-from ..service import Service
-from .sampling import Sampler
+from ..broker.metrics import BOUNDS_S, OTHER, Labels, Spread, Tally, topic_label
+from ..broker.served import Servable
+from ..endpoint.values import PartitionLag, RateInfo
+from ..errors import (
+    BrokerUnavailable,
+    CatalogError,
+    PostroomError,
+    StoreBusy,
+    StoreError,
+    StoreFull,
+    StoreUnavailable,
+)
+from ..model.access import Principal, allows, visible
+from ..model.policy.slow_lane import LaneInfo
+from ..model.topology.names import REDRIVE_GROUP, base_of, dead_topic, is_internal, slow_topic
+from ..store.contract import Group, Topic
+from ..store.sql.outbox import OUTBOX, OutboxLook
+from .failures import failure
+from .service import Service
 
-__all__ = ["METRICS", "Collector", "Metrics", "Named", "router", "sees_all"]
+__all__ = [
+    "FRESH_S",
+    "METRICS",
+    "MOST_GROUPS",
+    "Collector",
+    "Metrics",
+    "Named",
+    "Readiness",
+    "Sample",
+    "Sampler",
+    "health_router",
+    "metrics_router",
+    "sees_all",
+]
+
+
+health_router = APIRouter(tags=["health"])
+
+_log = logging.getLogger("postroom.http")
+
+_ANSWER_S = 2.0
+_REMEMBER_S = 1.0
+_FULL_S = 10.0  # then somebody may try again
+_DUTY = "ready"  # the row that is written: a lease that nobody needs
+_LEASE_MS = 1  # so short that it is free for the next broker that writes
+_WHY = {
+    StoreFull.code: "the database has no space left: free some, or purge a topic",
+    StoreBusy.code: "the database is locked by somebody else",
+}
+
+
+class Readiness:
+    def __init__(self, service: Service, answer_s: float = _ANSWER_S) -> None:
+        self._service, self._answer_s = service, answer_s
+        self._asking: asyncio.Task[None] | None = None
+        self._answered_at = float("-inf")
+        self._why: PostroomError | None = None  # what it found last
+        self._holder = f"ready-{secrets.token_hex(4)}"
+
+    async def why_not(self) -> PostroomError | None:
+        """Returns the reason why it is not ready; None if it is."""
+        if self._service.stopping:
+            return BrokerUnavailable("this broker is stopping: ask another")
+        if time.monotonic() - self._answered_at < _REMEMBER_S:
+            return self._why
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+            self._asking.add_done_callback(_looked_at)
+        try:
+            async with asyncio.timeout(self._answer_s):
+                await asyncio.shield(self._asking)
+        except TimeoutError:
+            return StoreUnavailable(f"the store has not answered within {self._answer_s:g} seconds")
+        return self._why
+
+    async def _ask(self) -> None:
+        """Says nothing of an address: there may be a password in it, and anybody may ask."""
+        why: PostroomError | None = None
+        try:
+            await self._service.broker.in_thread(self._write)
+        except PostroomError as error:
+            said = _WHY.get(error.code, f"the store does not answer as it should ({error.code})")
+            why = StoreUnavailable(f"nothing can be written: {said}; the broker's log has more")
+            if self._why is None:
+                _log.warning("not ready, nothing can be written: %s", error)
+        if why is None and self._why is not None:
+            _log.info("ready again")
+        self._why, self._answered_at = why, time.monotonic()
+
+    def _write(self) -> None:
+        """A row may find room on a disk where messages do not: what appends met lately counts, too."""
+        if time.monotonic() - self._service.figures.full_at < _FULL_S:
+            raise StoreFull("an append found no space, and nothing was stored since")
+        self._service.broker.store.duties.acquire(_DUTY, self._holder, _LEASE_MS)
+
+
+def _looked_at(done: asyncio.Task[None]) -> None:
+    if not done.cancelled():
+        done.exception()  # whoever waited for it may be gone
+
+
+@health_router.head("/health", include_in_schema=False)
+@health_router.get("/health")
+async def health() -> dict[str, str]:
+    """The process lives."""
+    return {"status": "ok"}
+
+
+@health_router.head("/ready", include_in_schema=False)
+@health_router.get("/ready", response_model=dict[str, str])
+async def ready(request: Request) -> JSONResponse:
+    """Something can be written, and the broker is not about to stop; 503 with the reason otherwise."""
+    error = await cast(Readiness, request.app.state.readiness).why_not()
+    return JSONResponse({"status": "ready"}) if error is None else failure(error)
+
+
+# ---- how far groups are behind ----
+
+
+FRESH_S = 5.0
+MOST_GROUPS = 200
+_WORK_S = 2.0  # for one look
+_WAIT_S = 3.0  # of a scrape
+_MOST_STOPPED = 100  # messages of a group whose keys are looked at
+
+GroupKey = tuple[str, str]
+"""Topic and group."""
+
+
+@dataclass(slots=True)
+class Sample:
+    taken_at: float | None = None  # None: there was none yet
+    lags: dict[GroupKey, PartitionLag] = field(default_factory=dict)
+    letters: dict[GroupKey, int] = field(default_factory=dict)  # dead letters that wait for somebody
+    behind: dict[GroupKey, int] = field(default_factory=dict)  # what waits behind stopped messages
+    members: dict[GroupKey, int] = field(default_factory=dict)
+    lanes: dict[GroupKey, LaneInfo] = field(default_factory=dict)  # of groups that have a slow lane
+    delayed: dict[str, int] = field(default_factory=dict)  # by topic
+    sealed: dict[str, int] = field(default_factory=dict)  # by topic
+    rates: list[RateInfo] = field(default_factory=list)
+    outbox: OutboxLook | None = None  # in the queue's own database
+    brokers: int = 0
+    left_out: int = 0  # groups
+
+
+class Sampler:
+    def __init__(self, broker: Servable, clock: Callable[[], float] = time.monotonic) -> None:
+        self._broker, self._clock = broker, clock
+        self.last = Sample()
+        self._looking: asyncio.Task[None] | None = None
+
+    async def look(self) -> Sample:
+        """The last look if it is fresh, else a new one; if that takes too long, the last one all the same."""
+        if self.last.taken_at is not None and self._clock() - self.last.taken_at < FRESH_S:
+            return self.last
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        try:
+            async with asyncio.timeout(_WAIT_S):
+                await asyncio.shield(self._looking)
+        except TimeoutError:
+            _log.warning("a scrape shows figures of groups that are old: the store is slow")
+        return self.last
+
+    @property
+    def age_s(self) -> float:
+        """-1: there was no look yet."""
+        return -1.0 if self.last.taken_at is None else max(0.0, self._clock() - self.last.taken_at)
+
+    async def _look(self) -> None:
+        broker, sample, began = self._broker, Sample(), self._clock()
+        try:
+            listed = await broker.in_thread(broker.listing.look)
+            topics = listed.topics
+            delayed = await broker.in_thread(broker.store.schedule.delayed)
+            names = {topic.id: topic.name for topic in topics}
+            sample.delayed = {names[id]: count for id, count in delayed.items() if id in names}
+            sample.rates = await broker.rates()
+            sample.outbox = await self._outbox()
+            sample.brokers = len(await broker.in_thread(broker.store.brokers.live))
+            for topic in topics:
+                self._count_sealed(topic, sample)
+            known = {one.name for one in topics}
+            for topic in topics:
+                if topic.id in listed.groups and not is_internal(topic.name):
+                    await self._look_at(topic.name, listed.groups[topic.id], known, sample, began)
+        except PostroomError as error:
+            _log.warning("a scrape shows figures of groups that are old: %s", error)
+            return
+        except Exception:
+            _log.exception("figures of groups could not be looked up in an unexpected way")
+            return
+        sample.taken_at = self._clock()
+        self.last = sample
+
+    async def _outbox(self) -> OutboxLook | None:
+        outboxes = getattr(self._broker.store, "outboxes", None)  # of the first database, if it is SQL
+        if outboxes is None:
+            return None
+        try:
+            found: OutboxLook | None = await self._broker.in_thread(outboxes.look, OUTBOX)
+            return found
+        except StoreError as error:  # its tables are the caller's affair
+            _log.debug("the outbox could not be looked at: %s", error)
+            return None
+
+    @staticmethod
+    def _count_sealed(topic: Topic, sample: Sample) -> None:
+        if topic.route.sealed:
+            name = topic_label(topic.name)
+            sample.sealed[name] = sample.sealed.get(name, 0) + len(topic.route.sealed)
+
+    async def _look_at(
+        self, topic: str, groups: Sequence[Group], topics: set[str], sample: Sample, began: float
+    ) -> None:
+        members: Counter[str] = Counter()
+        if len(sample.lags) < MOST_GROUPS and self._clock() - began <= _WORK_S:
+            members_of, ids = self._broker.store.progress.members_of, [group.id for group in groups]
+            live = await self._broker.in_thread(members_of, ids)
+            for group in groups:  # those of a broadcast group are in groups of their own
+                members[base_of(group.name) or group.name] += len(live.get(group.id, ()))
+        for group in groups:
+            if base_of(group.name) is not None:
+                continue
+            key = (topic, group.name)
+            if len(sample.lags) >= MOST_GROUPS or self._clock() - began > _WORK_S:
+                sample.left_out += 1
+                continue
+            try:
+                sample.lags[key] = (await self._broker.lag(*key)).total
+                sample.members[key] = members[group.name]
+                if sample.lags[key].stopped:
+                    found = await self._broker.stopped(*key, _MOST_STOPPED)
+                    sample.behind[key] = sum(one.behind or 0 for one in found)
+                if group.settings.slow_lane.on or slow_topic(*key) in topics:
+                    sample.lanes[key] = await self._broker.lanes(*key)
+                if dead_topic(*key) in topics:
+                    sample.letters[key] = await self._letters(dead_topic(*key))
+            except CatalogError:
+                sample.lags.pop(key, None)  # it was deleted meanwhile
+
+    async def _letters(self, topic: str) -> int:
+        return (await self._broker.lag(topic, REDRIVE_GROUP)).total.messages
 
 
 # ---- names ----
@@ -63,8 +313,8 @@ class Named:
                 family.samples = self._named(family.samples)
             yield family
 
-    def _named(self, samples: Iterable[Sample]) -> list[Sample]:
-        found: dict[tuple[str, tuple[tuple[str, str], ...]], Sample] = {}
+    def _named(self, samples: Iterable[MetricSample]) -> list[MetricSample]:
+        found: dict[tuple[str, tuple[tuple[str, str], ...]], MetricSample] = {}
         for sample in samples:
             if not self._shows(sample.labels.get("topic", "")):
                 labels = {name: OTHER if name in _NAMES else value for name, value in sample.labels.items()}
@@ -89,7 +339,7 @@ def _adding(name: str) -> Callable[[Iterable[float]], float]:
 
 # ---- metrics ----
 
-router = APIRouter(tags=["metrics"])
+metrics_router = APIRouter(tags=["metrics"])
 
 _TG = ("topic", "group")
 
@@ -217,7 +467,7 @@ class Metrics:
             return await asyncio.to_thread(generate_latest, shown)
 
 
-@router.get("/metrics", response_class=Response)
+@metrics_router.get("/metrics", response_class=Response)
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus, for any principal; names of topics for those who may see them."""
     found = cast(Metrics, request.app.state.metrics)

@@ -22,29 +22,30 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ....address import parse, parse_shards
-from ....backoff import SLOW, STUCK
-from ....clock import Clock, SystemClock
-from ....config import DEFAULTS
-from ....endpoint.asking import AskingEndpoint
-from ....endpoint.operations import Operation
-from ....endpoint.values import Beat, Held
-from ....errors import ClosedError, PostroomError
-from ....model.delivery.delivery import Span
-from ....model.topology.names import check_topic
-from ....tasks import end
-from ....units import Duration, Moment, duration_ms
-from ....wire.client.remote import RemoteEndpoint
-from ...connection import Connecting, Connection, connect
-from ...credentials import reaching
-from ...message import Message, Receipt, Value
-from ...owner_check import Guard
-from ..forwarder import Trouble
-from .file import Spooled
-from .producer import SpooledProducer, limit_of, path_of
-from .writer import SpoolWriter
+from ...address import parse, parse_shards
+from ...backoff import SLOW, STUCK
+from ...clock import Clock, SystemClock
+from ...config import DEFAULTS
+from ...endpoint.asking import AskingEndpoint
+from ...endpoint.operations import Operation
+from ...endpoint.values import Beat, Held
+from ...errors import ClosedError, PostroomError
+from ...model.delivery.delivery import Span
+from ...model.topology.names import check_topic
+from ...tasks import end
+from ...units import Duration, Moment, duration_ms
+from ...wire.client.remote import RemoteEndpoint
+from ..connection import Connecting, Connection, connect
+from ..credentials import reaching
+from ..message import Message, Receipt, Value
+from ..owner_check import Guard
+from .forwarder import Trouble
+from .spool_file import Spooled
+from .spool_producer import SpooledProducer, limit_of, path_of
+from .spool_writer import SpoolWriter
 
 __all__ = ["Spool"]
+
 
 log = logging.getLogger("postroom.spool")
 

@@ -12,24 +12,25 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ....config import DEFAULTS
-from ....endpoint.endpoint import Endpoint
-from ....errors import InvalidSetting, PostroomError, SendTimeout, UnknownFate
-from ....model.topology.names import check_topic
-from ....model.topology.route import Route
-from ....units import Duration, duration_ms, size_bytes
-from ...codec import Packed, as_datetime
-from ...message import Receipt
-from ...owner_check import Guard
-from ...producer.accumulator import Batching
-from ...producer.parcel import Call, Parcel
-from ...producer.producer import Producer, check_slot
-from ..forwarder import as_rows
-from .file import Spooled
-from .writer import SpoolWriter
+from ...config import DEFAULTS
+from ...endpoint.endpoint import Endpoint
+from ...errors import InvalidSetting, PostroomError, SendTimeout, UnknownFate
+from ...model.topology.names import check_topic
+from ...model.topology.route import Route
+from ...units import Duration, duration_ms, size_bytes
+from ..codec import Packed, as_datetime
+from ..message import Receipt
+from ..owner_check import Guard
+from ..producer.accumulator import Batching
+from ..producer.parcel import Call, Parcel
+from ..producer.producer import Producer, check_slot
+from .forwarder import as_rows
+from .spool_file import Spooled
+from .spool_writer import SpoolWriter
 
 if TYPE_CHECKING:
-    from .writer import SpoolWriter
+    from .spool_writer import SpoolWriter
+
 
 __all__ = ["SpooledProducer", "Spools", "limit_of", "path_of"]
 
@@ -168,7 +169,7 @@ class Spools:
         )
 
     def _writer(self, path: Path, limit: int) -> SpoolWriter:
-        from .writer import SpoolWriter
+        from .spool_writer import SpoolWriter
 
         found = self._writers.get(path)
         if found is None:

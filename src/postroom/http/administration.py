@@ -1,4 +1,8 @@
-"""Groups, how far they are behind, their dead letters and what stopped, over HTTP: the SDK's own calls."""
+"""Administration over HTTP: topics and their routes, groups, and the queue as a whole.
+
+Decides nothing: each call is the SDK's of the same name. Of a group it shows how far it is behind, its dead
+letters and what stopped; of the queue its shards, rate limits, and the brokers that serve it.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,128 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from ...client.consumer.reading import Position
-from ...client.failed import longest_first
-from ...client.message import DeadLetter, Stopped
-from ...endpoint.values import GroupInfo, Lag, ResetPlan
-from ...model.policy.slow_lane import LaneInfo, SlowLane
-from ..encoding import ANSWER_BYTES, json_bytes, text_or_base64, texts
-from ..failures import BadRequest
-from ..models import AlterGroup, Chosen, ChosenStopped, CreateGroup, Letter, Reset, StoppedShown
-from ..service import Who
+from ..client.consumer.reading import Position
+from ..client.failed import longest_first
+from ..client.message import DeadLetter, Stopped
+from ..endpoint.values import GroupInfo, Lag, RateInfo, ResetPlan, ShardInfo, TopicInfo
+from ..model.policy.slow_lane import LaneInfo, SlowLane
+from ..store.contract import ServedBroker
+from .failures import BadRequest
+from .models import (
+    ANSWER_BYTES,
+    AlterGroup,
+    AlterTopic,
+    Chosen,
+    ChosenStopped,
+    CreateGroup,
+    CreateTopic,
+    Letter,
+    Merge,
+    Move,
+    Reset,
+    RouteShown,
+    SetRate,
+    Split,
+    StoppedShown,
+    json_bytes,
+    route_shown,
+    text_or_base64,
+    texts,
+)
+from .service import Who
 
-__all__ = ["router"]
-
-router = APIRouter(prefix="/topics/{topic}/groups", tags=["groups"])
+__all__ = ["groups_router", "queue_router", "topics_router"]
 
 
-@router.get("")
+topics_router = APIRouter(prefix="/topics", tags=["topics"])
+
+
+@topics_router.get("")
+async def topics(who: Who, internal: bool = False) -> list[TopicInfo]:
+    """Topics that you have a permission on; `internal`: groups' own topics too."""
+    return await who.mq.topics(internal=internal)
+
+
+@topics_router.post("", status_code=201)
+async def create_topic(who: Who, wish: CreateTopic) -> TopicInfo:
+    """`exist_ok`: one that is there is fine, if it has what is given here."""
+    return await who.mq.create_topic(**wish.model_dump(exclude_unset=True))
+
+
+@topics_router.get("/{topic}")
+async def topic(who: Who, topic: str) -> TopicInfo:
+    return await who.mq.topic(topic)
+
+
+@topics_router.patch("/{topic}")
+async def alter_topic(who: Who, topic: str, wish: AlterTopic) -> TopicInfo:
+    """Change what is given. 0 means no limit."""
+    return await who.mq.alter_topic(topic, **wish.model_dump())
+
+
+@topics_router.delete("/{topic}", status_code=204)
+async def delete_topic(who: Who, topic: str) -> None:
+    """The topic, its messages, its groups and their dead letters."""
+    await who.mq.delete_topic(topic)
+
+
+@topics_router.post("/{topic}/purge")
+async def purge(who: Who, topic: str) -> dict[str, int]:
+    """Drop all messages, for every group, delayed ones too."""
+    return {"purged": await who.mq.purge(topic)}
+
+
+@topics_router.delete("/{topic}/delayed/{id:path}")
+async def cancel(who: Who, topic: str, id: str) -> dict[str, bool]:
+    """Take back a delayed message, if it still waits."""
+    return {"cancelled": await who.mq.cancel(topic, id)}
+
+
+# ---- routes ----
+
+
+@topics_router.get("/{topic}/route", tags=["routes"])
+async def route(who: Who, topic: str) -> RouteShown:
+    change = await who.mq.route_change(topic)
+    return route_shown(await who.mq.route(topic), None if change is None else change.kind)
+
+
+@topics_router.get("/{topic}/route/history", tags=["routes"])
+async def route_history(who: Who, topic: str) -> list[RouteShown]:
+    """Every version, the oldest first."""
+    return list(map(route_shown, await who.mq.route_history(topic)))
+
+
+@topics_router.post("/{topic}/route/split", tags=["routes"])
+async def split(who: Who, topic: str, wish: Split) -> RouteShown:
+    """Two partitions in the place of one, live and in order."""
+    return route_shown(await who.mq.split(topic, wish.partition, at=wish.at))
+
+
+@topics_router.post("/{topic}/route/merge", tags=["routes"])
+async def merge(who: Who, topic: str, wish: Merge) -> RouteShown:
+    """One partition in the place of two neighbours, live and in order."""
+    return route_shown(await who.mq.merge(topic, wish.one, wish.other))
+
+
+@topics_router.post("/{topic}/route/move", tags=["routes"])
+async def move(who: Who, topic: str, wish: Move) -> RouteShown:
+    """The same slots on another shard, live and in order."""
+    return route_shown(await who.mq.move(topic, wish.partition, shard=wish.shard))
+
+
+# ---- groups ----
+
+
+groups_router = APIRouter(prefix="/topics/{topic}/groups", tags=["groups"])
+
+
+@groups_router.get("")
 async def groups(who: Who, topic: str) -> list[GroupInfo]:
     return await who.mq.groups(topic)
 
 
-@router.post("", status_code=201)
+@groups_router.post("", status_code=201)
 async def create_group(who: Who, topic: str, wish: CreateGroup) -> GroupInfo:
     """Made before its first member comes, for instance to fix where it starts."""
     named = wish.model_dump(exclude={"start", "slow_lane"})
@@ -36,43 +141,43 @@ async def create_group(who: Who, topic: str, wish: CreateGroup) -> GroupInfo:
     return await who.mq.create_group(topic, **named, start=start, slow_lane=_lane(wish))
 
 
-@router.patch("/{group}")
+@groups_router.patch("/{group}")
 async def alter_group(who: Who, topic: str, group: str, wish: AlterGroup) -> GroupInfo:
     """Change what is given."""
     named = wish.model_dump(exclude={"slow_lane"})
     return await who.mq.alter_group(topic, group, **named, slow_lane=_lane(wish))
 
 
-@router.delete("/{group}", status_code=204)
+@groups_router.delete("/{group}", status_code=204)
 async def delete_group(who: Who, topic: str, group: str, force: bool = False) -> None:
     """Forget a group and its progress; one with live members only if forced."""
     await who.mq.delete_group(topic, group, force=force)
 
 
-@router.post("/{group}/pause")
+@groups_router.post("/{group}/pause")
 async def pause(who: Who, topic: str, group: str) -> GroupInfo:
     """Hand out nothing more until it is resumed."""
     return await who.mq.pause(topic, group)
 
 
-@router.post("/{group}/resume")
+@groups_router.post("/{group}/resume")
 async def resume(who: Who, topic: str, group: str) -> GroupInfo:
     return await who.mq.resume(topic, group)
 
 
-@router.post("/{group}/reset")
+@groups_router.post("/{group}/reset")
 async def reset(who: Who, topic: str, group: str, wish: Reset) -> ResetPlan:
     """Move the group to another place. Offsets move the partitions that they name, and no others."""
     to = _position(wish.to)
     return await who.mq.reset(topic, group, to=to, force=wish.force, dry_run=wish.dry_run)
 
 
-@router.get("/{group}/lag")
+@groups_router.get("/{group}/lag")
 async def lag(who: Who, topic: str, group: str) -> Lag:
     return await who.mq.lag(topic, group)
 
 
-@router.get("/{group}/lanes")
+@groups_router.get("/{group}/lanes")
 async def lanes(who: Who, topic: str, group: str) -> LaneInfo:
     """Sources that are slow, and how many messages wait in the group's lane."""
     return await who.mq.lanes(topic, group)
@@ -98,7 +203,7 @@ def _position(value: str | dict[int, int]) -> Position:
 # ---- dead letters ----
 
 
-@router.get("/{group}/dead-letters", tags=["dead letters"])
+@groups_router.get("/{group}/dead-letters", tags=["dead letters"])
 async def dead_letters(
     who: Who, topic: str, group: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> list[Letter]:
@@ -115,13 +220,13 @@ async def dead_letters(
     return found
 
 
-@router.post("/{group}/dead-letters/redrive", tags=["dead letters"])
+@groups_router.post("/{group}/dead-letters/redrive", tags=["dead letters"])
 async def redrive(who: Who, topic: str, group: str, wish: Chosen) -> dict[str, int]:
     """Hand dead letters back to that group alone."""
     return {"redriven": await who.mq.redrive(topic, group, ids=_chosen(wish))}
 
 
-@router.post("/{group}/dead-letters/discard", tags=["dead letters"])
+@groups_router.post("/{group}/dead-letters/discard", tags=["dead letters"])
 async def discard(who: Who, topic: str, group: str, wish: Chosen) -> dict[str, int]:
     """Throw dead letters away."""
     return {"discarded": await who.mq.discard_dead_letters(topic, group, ids=_chosen(wish))}
@@ -136,7 +241,7 @@ def _chosen(wish: Chosen) -> list[str] | None:
 # ---- what stopped ----
 
 
-@router.get("/{group}/stopped", tags=["stopped"])
+@groups_router.get("/{group}/stopped", tags=["stopped"])
 async def stopped(
     who: Who, topic: str, group: str, limit: Annotated[int, Query(ge=1, le=1000)] = 100
 ) -> list[StoppedShown]:
@@ -154,21 +259,21 @@ async def stopped(
     return list(map(_stopped, sorted(found, key=longest_first)))
 
 
-@router.post("/{group}/stopped/restart", tags=["stopped"])
+@groups_router.post("/{group}/stopped/restart", tags=["stopped"])
 async def restart_stopped(who: Who, topic: str, group: str, wish: ChosenStopped) -> dict[str, int]:
     """Handle them again, with all their attempts."""
     _check_choice(wish)
     return {"restarted": await who.mq.restart_stopped(topic, group, ids=wish.ids, keys=wish.keys)}
 
 
-@router.post("/{group}/stopped/skip", tags=["stopped"])
+@groups_router.post("/{group}/stopped/skip", tags=["stopped"])
 async def skip_stopped(who: Who, topic: str, group: str, wish: ChosenStopped) -> dict[str, int]:
     """Move them to the dead letters; their keys go on."""
     _check_choice(wish)
     return {"skipped": await who.mq.skip_stopped(topic, group, ids=wish.ids, keys=wish.keys)}
 
 
-@router.post("/{group}/stopped/drop", tags=["stopped"])
+@groups_router.post("/{group}/stopped/drop", tags=["stopped"])
 async def drop_stopped(who: Who, topic: str, group: str, wish: ChosenStopped) -> dict[str, int]:
     """Drop them unhandled; their keys go on."""
     _check_choice(wish)
@@ -196,3 +301,51 @@ def _letter(letter: DeadLetter) -> Letter:
         letter.id, letter.topic, letter.partition, letter.offset, key, value, value_b64,
         texts(letter.headers), letter.timestamp, letter.reason, letter.attempts, letter.dead_at,
     )  # fmt: skip
+
+
+# ---- the queue as a whole ----
+
+
+queue_router = APIRouter()
+
+
+@queue_router.get("/shards", tags=["shards"])
+async def shards(who: Who) -> list[ShardInfo]:
+    return await who.mq.shards()
+
+
+@queue_router.post("/shards/{name}/drain", tags=["shards"])
+async def drain_shard(who: Who, name: str) -> ShardInfo:
+    """Move every partition off it; it may be left out once its state is "empty"."""
+    return await who.mq.drain_shard(name)
+
+
+@queue_router.post("/shards/{name}/open", tags=["shards"])
+async def open_shard(who: Who, name: str) -> ShardInfo:
+    """Let a shard that was drained take new partitions again."""
+    return await who.mq.open_shard(name)
+
+
+@queue_router.get("/rates", tags=["rates"])
+async def rates(who: Who) -> list[RateInfo]:
+    """All limits, and for how long whoever comes now waits for each."""
+    return await who.mq.rates()
+
+
+@queue_router.put("/rates", tags=["rates"])
+async def set_rate(who: Who, wish: SetRate) -> list[RateInfo]:
+    """Limit a topic, a group of it, or a producer; without any amount there is no limit any more.
+
+    Answers with what limits there are of the same subject.
+    """
+    await who.mq.limit_rate(**wish.model_dump())
+    subject = (wish.topic or "", wish.group or "", wish.producer or "")
+    found = await who.service.broker.rates()
+    return [one for one in found if (one.topic, one.group, one.producer) == subject]
+
+
+@queue_router.get("/brokers", tags=["brokers"])
+async def brokers(who: Who) -> list[ServedBroker]:
+    """Those that serve this queue now; every client is told of them."""
+    broker = who.service.broker
+    return await broker.in_thread(broker.store.brokers.live)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ....errors import (
+from ...errors import (
     InvalidSetting,
     PostroomError,
     SchemaMismatch,
@@ -32,9 +32,9 @@ from ....errors import (
     StoreFull,
     StoreUnavailable,
 )
-from ....files import make_private, open_private
-from ....model.moves.forwarding import Batch, ForwardRow, Stamp
-from ..forwarder import Trouble
+from ...files import make_private, open_private
+from ...model.moves.forwarding import Batch, ForwardRow, Stamp
+from .forwarder import Trouble
 
 __all__ = ["Owner", "Ownership", "SpoolFile", "Spooled", "look", "owner_of"]
 

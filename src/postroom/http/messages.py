@@ -1,42 +1,164 @@
-"""Polling and settling over HTTP, for shared groups.
+"""Sending, polling and settling over HTTP.
 
-Stateless: what a poll hands out is the member's under the group's lease, and settled by its handle, on any
-broker. Nobody sends heartbeats for an HTTP client: it settles within the lease, or extends. A client that
-goes away while it waits takes nothing. Must never forget an offset it was given: what holds no message for
-the user (control batches, I18; expired messages) is acked at once, what no batch came for is looked after,
-a batch that cannot be read is given up, and what does not fit into the answer (`ANSWER_BYTES` of JSON,
-whatever the batches unpack to) is given back: it comes with the next poll, and was no attempt.
+Sending takes a list of messages as JSON, or one message as the body itself: `Content-Type: application/json`
+means a list; with any other the body is the value of one message, and headers that begin with `X-Postroom-`
+say the rest. 202 comes once the messages are stored, with a receipt for each; if one is wrong, none is sent.
+They go through the principal's connection, so concurrent requests share batches.
+
+Polling is for shared groups, and stateless: what a poll hands out is the member's under the group's lease,
+and settled by its handle, on any broker. Nobody sends heartbeats for an HTTP client: it settles within the
+lease, or extends. A client that goes away while it waits takes nothing. Must never forget an offset it was
+given: what holds no message for the user (control batches, I18; expired messages) is acked at once, what no
+batch came for is looked after, a batch that cannot be read is given up, and what does not fit into the
+answer (`ANSWER_BYTES` of JSON, whatever the batches unpack to) is given back: it comes with the next poll,
+and was no attempt.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import Annotated, Any, cast
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
+from pydantic import ValidationError
 
-from ...client.codec import Expiry, unpack
-from ...client.consumer.opened import GIVEN_UP, Browsed, told_of
-from ...client.message import Kind, Received
-from ...endpoint.endpoint import Endpoint
-from ...endpoint.values import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
-from ...errors import CorruptBatch, GroupConflict, LeaseLost, StoreUnavailable
-from ...model.delivery.delivery import Span
-from ...model.messages.batch import stored_records
-from ...model.policy.settings import GroupWish
-from ...units import Duration, duration_ms
-from ...wire.server.answers import Share, no_room
-from ..encoding import ANSWER_BYTES, Handle, json_bytes, merged, spans_of, text_or_base64, texts
-from ..failures import BadRequest
-from ..models import OutMessage, Poll, Polled, SettleBody, Settled
-from ..service import Caller, Who
+from ..client.codec import Expiry, unpack
+from ..client.consumer.opened import GIVEN_UP, Browsed, told_of
+from ..client.message import Kind, Message, Receipt, Received
+from ..endpoint.endpoint import Endpoint
+from ..endpoint.values import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
+from ..errors import CorruptBatch, GroupConflict, LeaseLost, StoreUnavailable
+from ..model.delivery.delivery import Span
+from ..model.messages.batch import stored_records
+from ..model.policy.settings import GroupWish
+from ..units import Duration, duration_ms
+from ..wire.server.answers import Share, no_room
+from .failures import BadRequest
+from .models import (
+    ANSWER_BYTES,
+    Handle,
+    OutMessage,
+    Poll,
+    Polled,
+    Send,
+    SendMessage,
+    Sent,
+    SentReceipt,
+    SettleBody,
+    Settled,
+    from_base64,
+    json_bytes,
+    merged,
+    spans_of,
+    text_or_base64,
+    texts,
+)
+from .service import Caller, Who
 
-__all__ = ["router"]
+__all__ = ["SCHEMAS", "polling_router", "sending_router"]
 
-router = APIRouter(prefix="/topics/{topic}/groups/{group}", tags=["messages"])
+
+sending_router = APIRouter(tags=["messages"])
+
+_SEND_S = 10.0
+_LONGEST_S = 60.0
+_OWN = {"key": "x-postroom-key", "id": "x-postroom-id", "source": "x-postroom-source",
+        "delay": "x-postroom-delay", "at": "x-postroom-at", "expires": "x-postroom-expires"}  # fmt: skip
+_HEADER = "x-postroom-header-"
+_LARGE = 128 * 1024
+_SCHEMA = Send.model_json_schema(ref_template="#/components/schemas/{model}")
+SCHEMAS: dict[str, Any] = _SCHEMA.pop("$defs")
+"""What the page about the API needs besides what FastAPI finds by itself."""
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _SCHEMA},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+}
+
+
+# ---- send ----
+
+
+@sending_router.post("/topics/{topic}/messages", status_code=202, openapi_extra=_BODY)
+async def send(
+    who: Who,
+    topic: str,
+    request: Request,
+    timeout: Annotated[float, Query(gt=0, le=_LONGEST_S)] = _SEND_S,
+) -> Sent:
+    """Send messages, and wait until they are stored."""
+    who.broker.permit("append", topic)
+    body = await request.body()
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        messages = [_single(body, request.headers)]
+    elif len(body) > _LARGE:  # reading it takes long, and others wait for the loop
+        messages = await asyncio.to_thread(_listed, body)
+    else:
+        messages = _listed(body)
+    receipts = await who.mq.send_many(topic, messages, timeout=timeout)
+    return Sent(list(map(_receipt, receipts)))
+
+
+def _listed(body: bytes) -> list[Message]:
+    try:
+        wish = Send.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise BadRequest(
+            f'{where}: {first["msg"]}; a list of messages is written {{"messages": [{{"value": "paid"}}]}}, '
+            "and one message as it is takes another Content-Type"
+        ) from None
+    return [_message(at, one) for at, one in enumerate(wish.messages)]
+
+
+def _message(at: int, one: SendMessage) -> Message:
+    if (one.value is None) == (one.value_b64 is None):
+        raise BadRequest(f"messages.{at}: give it a value, or value_b64; one of them", index=at)
+    if one.value_b64 is not None:
+        value = from_base64(one.value_b64, f"messages.{at}.value_b64")
+    elif isinstance(one.value, str):
+        value = one.value.encode(errors="surrogatepass")
+    else:
+        value = _json(at, one.value.content)  # type: ignore[union-attr]
+    named = one.model_dump(include={"key", "headers", "id", "source", "delay", "at", "expires"})
+    return Message(value, **named)
+
+
+def _json(at: int, content: Any) -> bytes:
+    try:
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except ValueError:
+        raise BadRequest(
+            f"messages.{at}.value: NaN and Infinity are no JSON; write null, or a text", index=at
+        ) from None
+
+
+def _single(body: bytes, headers: Mapping[str, str]) -> Message:
+    named: dict[str, Any] = {name: headers[header] for name, header in _OWN.items() if header in headers}
+    own = {name[len(_HEADER) :]: value for name, value in headers.items() if name.startswith(_HEADER)}
+    return Message(body, headers=own or None, **named)
+
+
+def _receipt(receipt: Receipt) -> SentReceipt:
+    due = None if receipt.due is None else receipt.due.isoformat()
+    return SentReceipt(receipt.partition, receipt.offset, receipt.id, receipt.duplicate, due)
+
+
+# ---- poll and settle ----
+
+
+polling_router = APIRouter(prefix="/topics/{topic}/groups/{group}", tags=["messages"])
 
 _MANY = 500  # handles: to read more of them takes long, and others wait for the loop
 _Place = tuple[str, int, int]  # of a delivery: where it is, and its token
@@ -71,7 +193,7 @@ class _Opened:
 # ---- poll ----
 
 
-@router.post("/poll")
+@polling_router.post("/poll")
 async def poll(who: Who, topic: str, group: str, wish: Poll, request: Request) -> Polled:
     """Take messages; they are yours for `lease_s`. Settle each by its handle. Makes the group if need be."""
     await _join(who, topic, group, wish.member or who.member)
@@ -118,7 +240,7 @@ async def _poll(who: Caller, topic: str, group: str, wish: Poll, share: Share) -
         if not room:
             raise no_room()
         if opened.messages or loop.time() >= deadline:
-            share.hold(opened.size)  # until it is sent: `limits`
+            share.hold(opened.size)  # until it is sent: `app.Door`
             shown = [_shown(message, handle, wish.base64) for message, handle in opened.messages]
             return Polled(shown, reply.lease_ms / 1000)
 
@@ -200,7 +322,7 @@ def _shown(message: Received, handle: Handle, always_base64: bool) -> OutMessage
 # ---- settle ----
 
 
-@router.post("/settle")
+@polling_router.post("/settle")
 async def settle(who: Who, topic: str, group: str, wish: SettleBody) -> Settled:
     """Ack, retry, release or give up messages, or extend their lease.
 

@@ -18,16 +18,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
-from ....endpoint.endpoint import Endpoint
-from ....errors import ClosedError, ForkError, PostroomError, StoreFull
-from ....model.moves.forwarding import ForwardRow
-from ....tasks import SharedTask, end
-from ....units import format_bytes
-from ...producer.parcel import Room
-from ..forwarder import Forwarder, Trouble
-from .file import Spooled, SpoolFile
+from ...endpoint.endpoint import Endpoint
+from ...errors import ClosedError, ForkError, PostroomError, StoreFull
+from ...model.moves.forwarding import ForwardRow
+from ...tasks import SharedTask, end
+from ...units import format_bytes
+from ..producer.parcel import Room
+from .forwarder import Forwarder, Trouble
+from .spool_file import Spooled, SpoolFile
 
 __all__ = ["SpoolWriter"]
+
 
 log = logging.getLogger("postroom.spool")
 

@@ -15,19 +15,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ....errors import InvalidSetting, PostroomError, SchemaMismatch
-from ....model.moves import forwarding
-from ....model.moves.forwarding import Stamp
-from ....model.topology.names import check_topic
-from ....store.sql.outbox import OUTBOX
-from ....units import Duration, Moment
-from ... import databases
-from ...codec import due_at, pack_all
-from ...databases import Kind, Theirs
-from ...message import Message
-from ...producer.producer import check_slot
-from ...tracing import posting
-from ..forwarder import as_rows
+from ...errors import InvalidSetting, PostroomError, SchemaMismatch
+from ...model.moves import forwarding
+from ...model.moves.forwarding import Stamp
+from ...model.topology.names import check_topic
+from ...store.sql.outbox import OUTBOX
+from ...units import Duration, Moment
+from .. import databases
+from ..codec import due_at, pack_all
+from ..databases import Kind, Theirs
+from ..message import Message
+from ..producer.producer import check_slot
+from ..tracing import posting
+from .forwarder import as_rows
 
 __all__ = [
     "COLUMNS",

@@ -1,1 +1,0 @@
-"""Messages that are written in the caller's own transaction and sent after its commit (R30)."""

@@ -1,1 +1,0 @@
-"""A local file that messages land in first, and leave from when the queue is there (R31)."""
