@@ -119,10 +119,15 @@ def stopped_after_lock(store: SqlStore) -> Iterator[Stop]:
 
 
 def run_all(connection: Any) -> None:
-    """On PostgreSQL statements whose answer nobody asked for yet leave with the COMMIT: run them now."""
+    """On a server, statements whose answer nobody asked for yet leave with the COMMIT: run them now."""
     pipeline = getattr(connection, "postroom_pipeline", None)
     if pipeline is not None:
         pipeline[1].sync()
+    deferred = getattr(connection, "postroom_deferred", None)
+    if deferred:
+        with connection.cursor() as cursor:
+            cursor.execute("; ".join(deferred))
+        deferred.clear()
 
 
 def soon(call: Callable[..., T], *args: Any) -> Future[T]:

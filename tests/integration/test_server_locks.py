@@ -267,7 +267,8 @@ def test_a_process_that_was_stopped_with_a_lock_loses_it(
         os.kill(process.pid, signal.SIGCONT)
         pipe.send("go on")
         first, repeated = received(pipe), received(pipe)
-    if where != "after-lock":
+    deferred = where == "in-a-pipeline" and ground.kind != "postgres"  # nothing of it was sent
+    if where != "after-lock" and not deferred:
         assert isinstance(first, StoreUnavailable)  # it cannot know, and repeats
         assert (repeated.base_offset, repeated.duplicate) == (1, False)
     else:

@@ -170,7 +170,7 @@ class Consumer:
             raise StopAsyncIteration
         self._check()
         self._ack_previous()
-        found = await self._take(1)
+        found = await self._take(1) if self._fetcher.stale else self._taken(1)
         while not found:
             found = await self._wait_for(1, None)
             if self._closing is not None:
@@ -216,9 +216,13 @@ class Consumer:
         """From the buffer. Where its leases have passed, ask first whether they can be renewed."""
         if self._fetcher.stale:
             await asyncio.to_thread(self._heartbeat.beat_for, self._heart)
-        found = self._fetcher.unexpired(self._fetcher.take(limit))
-        if found and self._fetcher.slow is not None:
-            self._fetcher.slow.taken()
+        return self._taken(limit)
+
+    def _taken(self, limit: int) -> list[Received]:
+        fetcher = self._fetcher
+        found = fetcher.unexpired(fetcher.take(limit))
+        if found and fetcher.slow is not None:
+            fetcher.slow.taken()
         return found
 
     # ---- settling ----

@@ -334,14 +334,15 @@ class Fetcher:
     def take(self, limit: int) -> list[Received]:
         """Messages for the user, none whose lease has passed: those are dropped (I16)."""
         out: list[Received] = []
-        now_ms = self._endpoint.now_ms()
+        now_ms = self._endpoint.now_ms() if self._chunks else 0
         while self._chunks and len(out) < limit:
             chunk = self._chunks[0]
             part = self._take_from(chunk, limit - len(out), now_ms)
             out = out + part if out else part
             if chunk.done:
                 self._chunks.popleft()
-        self._look_again()
+        if not self._chunks:
+            self.arrived.clear()
         return out
 
     def unexpired(self, found: list[Received]) -> list[Received]:

@@ -205,6 +205,9 @@ class LeasedDelivery:
         self, position: int, kind: Kind, *, delay_ms: int = 0, at_ms: int | None = None, reason: str = ""
     ) -> None:
         index = position - self.first
+        if kind == "ack":
+            await self.settler.ack(self, index)
+            return
         await self.settler.settle(
             [(self, index, index + 1)], kind, delay_ms=delay_ms, at_ms=at_ms, reason=reason
         )
@@ -236,7 +239,10 @@ class Deliveries:
         self.alone += delivery.alone
 
     def mark(self, delivery: LeasedDelivery, start: int, stop: int, state: int) -> None:
-        delivery.state[start:stop] = bytes((state,)) * (stop - start)
+        if stop - start == 1:
+            delivery.state[start] = state
+        else:
+            delivery.state[start:stop] = bytes((state,)) * (stop - start)
 
     def let_go(self, delivery: LeasedDelivery, start: int, stop: int, state: int) -> None:
         """These messages are settled, or lost: they are in flight no more."""

@@ -55,7 +55,7 @@ class _Round:
     """Verdicts that go to the store in one call."""
 
     __slots__ = (
-        "_done", "_ended", "_error", "_loop", "_told", "acks", "later", "others", "runs", "since",
+        "_callers", "_done", "_ended", "_error", "_loop", "acks", "later", "others", "runs", "since",
         "some_lost", "unsure",
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ class _Round:
         self.others: dict[tuple[str, int, int], list[Verdict]] = {}
         self.runs: list[Run] = []
         self._done: asyncio.Future[None] | None = None
-        self._told: asyncio.Future[None] | None = None
+        self._callers: list[asyncio.Future[None]] = []  # of those who wait
         self._ended, self._error = False, cast("Exception | None", None)
         self.since = loop.time()  # those who wait do so since then
         self.unsure = False  # the store has failed to take it: it is tried again
@@ -76,41 +76,36 @@ class _Round:
     def done(self) -> asyncio.Future[None]:
         """What became of it is known."""
         if self._done is None:
-            self._done = self._future()
+            self._done = self._loop.create_future()
+            self._done.add_done_callback(_retrieved)
+            if self._ended:
+                _resolve(self._done, self._error)
         return self._done
 
-    @property
     def told(self) -> asyncio.Future[None]:
-        """What became of it is known, or a lease has passed: then it is not."""
-        if self._told is None:
-            self._told = self._future()
-        return self._told
-
-    def _future(self) -> asyncio.Future[None]:
-        made: asyncio.Future[None] = self._loop.create_future()
-        made.add_done_callback(_retrieved)
+        """What became of it is known, or a lease has passed. For one caller, who awaits it."""
+        mine: asyncio.Future[None] = self._loop.create_future()
         if self._ended:
-            self._resolve(made)
-        return made
-
-    def _resolve(self, waiting: asyncio.Future[None] | None) -> None:
-        if waiting is None or waiting.done():
-            return
-        if self._error is None:
-            waiting.set_result(None)
+            _resolve(mine, self._error)
         else:
-            waiting.set_exception(self._error)
+            self._callers.append(mine)
+        return mine
 
     def end(self, error: Exception | None = None) -> None:
         self._ended, self._error = True, error
-        self._resolve(self._done)
-        self._resolve(self._told)
+        if self._done is not None:
+            _resolve(self._done, error)
+        self._tell(error)
 
     def is_late(self, error: PostroomError) -> None:
         """Those who wait have waited long enough; who comes from now on may wait as long again."""
-        told, self._told, self.since = self._told, None, self._loop.time()
-        if told is not None and not told.done():
-            told.set_exception(error)
+        self.since = self._loop.time()
+        self._tell(error)
+
+    def _tell(self, error: Exception | None) -> None:
+        callers, self._callers = self._callers, []
+        for caller in callers:
+            _resolve(caller, error)
 
     def has(self, run: Run, kind: Kind) -> bool:
         """Whether this very verdict on these messages is in it."""
@@ -185,9 +180,24 @@ class Settler:
         waiting = waiting or self.submit(runs, kind, Verdict(kind, 0, 0, delay_ms, at_ms, reason))
         awaited = waiting
         while awaited is not None:
-            await asyncio.shield(awaited.told)
+            await awaited.told()
             waiting, awaited = awaited, awaited.last_with(runs) if awaited.later is not None else None
         self._raise_lost(runs, waiting)
+
+    async def ack(self, delivery: LeasedDelivery, index: int) -> None:
+        """Ack one message: the short way of `settle`, where nothing stands against it."""
+        self.check()
+        if self._put_off or delivery.state[index] != OPEN:
+            return await self.settle([(delivery, index, index + 1)], "ack")
+        run = (delivery, index, index + 1)
+        current = self._add(run, "ack", None)
+        await current.told()
+        if current.later is not None or current.some_lost or delivery.some_lost:
+            while (later := current.last_with([run])) is not None:
+                current = later
+                await current.told()
+            self._raise_lost([run], current)
+        return None
 
     def _again(self, runs: Sequence[Run], kind: Kind) -> _Round | None:
         """The round that has this already and is tried again: what the caller was told to wait for."""
@@ -447,6 +457,15 @@ def _merged(spans: Iterable[Span]) -> list[Verdict]:
         else:
             merged.append((first, last))
     return [Verdict("ack", first, last) for first, last in merged]
+
+
+def _resolve(caller: asyncio.Future[None], error: Exception | None) -> None:
+    if caller.done():  # it went away
+        return
+    if error is None:
+        caller.set_result(None)
+    else:
+        caller.set_exception(error)
 
 
 def _retrieved(done: asyncio.Future[None]) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import pymysql
@@ -34,6 +33,7 @@ _MIGRATION_S = 3600  # a large table may take its time to be changed
 _UPTIME_MS = 2_000  # it is told in whole seconds
 _EXISTS = (1050, 1060, 1061, 1091)  # table, column, key, no key: a migration that was cut off did it
 _UNKNOWN_VARIABLE = 1193
+_TOGETHER_CHARS = 1 << 20  # what is deferred is sent before it is more
 _GONE = (0, 1053, 1077, 1079, 1080, 1152, 1153, 1158, 1159, 1160, 1161, 1927, 2006, 2013, 2014, 2055, 4031)
 _UNDONE = (1020, 1062, 1213, *_GONE)
 _DENIED = (1044, 1045, 1142, 1143, 1227, 1370, 1410, 1698, 2059, 2061)
@@ -91,7 +91,7 @@ class MysqlDialect(ServerDialect):
         except BaseException:
             connection.close()
             raise
-        connection.postroom_begin = False
+        connection.postroom_begin, connection.postroom_deferred = False, []
         self._be_patient(connection, (limits.lock_timeout_ms + limits.idle_timeout_ms) // 1000)
         return connection
 
@@ -135,10 +135,22 @@ class MysqlDialect(ServerDialect):
         connection.postroom_begin = True  # goes out with the first statement
 
     def end(self, connection: Any, area: Area, *, commit: bool) -> None:
+        if commit and connection.postroom_deferred:
+            try:
+                self._answered(connection, "DO 0")
+            except pymysql.MySQLError as error:
+                error.before_commit = True
+                self._roll_back(connection)
+                raise
         begun, connection.postroom_begin = not connection.postroom_begin, False
         if commit and begun:
             connection.commit()
-        elif begun and connection.open:
+        elif begun:
+            connection.postroom_deferred.clear()
+            self._roll_back(connection)
+
+    def _roll_back(self, connection: Any) -> None:
+        if connection.open:
             try:
                 connection.rollback()
             except pymysql.MySQLError:
@@ -148,23 +160,49 @@ class MysqlDialect(ServerDialect):
         """The server's own limits do it."""
 
     # ---- statements ----
+    # What nobody needs the answer to is deferred: it goes out with the next question, or before the commit.
+
+    def do(self, connection: Any, sql: str, args: Sequence[Any]) -> None:
+        deferred = connection.postroom_deferred
+        if connection.postroom_begin:
+            deferred.append("START TRANSACTION")
+            connection.postroom_begin = False
+        deferred.append(connection.cursor().mogrify(self.sql(sql), args))
+        if sum(map(len, deferred)) > _TOGETHER_CHARS:
+            *before, last = deferred
+            connection.postroom_deferred = before
+            self._answered(connection, last)
 
     def ask(self, connection: Any, sql: str, args: Sequence[Any]) -> Any:
-        self._begun(connection)
         cursor = connection.cursor()
-        cursor.execute(self.sql(sql), args)
+        if not connection.postroom_deferred and not connection.postroom_begin:
+            cursor.execute(self.sql(sql), args)
+            return cursor
+        return self._answered(connection, cursor.mogrify(self.sql(sql), args))
+
+    def _answered(self, connection: Any, *statements: str) -> Any:
+        """Send the statements behind what was deferred; return a cursor at the answer to the first."""
+        before = len(connection.postroom_deferred) + connection.postroom_begin
+        cursor = self._sent(connection, *statements)
+        for _ in range(before):
+            cursor.nextset()
         return cursor
 
-    do = ask
-
-    def _begun(self, connection: Any) -> None:
-        if connection.postroom_begin:
-            connection.begin()
-            connection.postroom_begin = False
+    def _sent(self, connection: Any, *statements: str) -> Any:
+        first = ("START TRANSACTION",) if connection.postroom_begin else ()
+        together = "; ".join((*first, *connection.postroom_deferred, *statements))
+        connection.postroom_begin, connection.postroom_deferred = False, []
+        cursor = connection.cursor()
+        cursor.execute(together)
+        return cursor
 
     def many(self, connection: Any, sql: str, rows: Sequence[Row]) -> None:
-        self._begun(connection)
+        if len(rows) == 1:
+            return self.do(connection, sql, rows[0])
+        if connection.postroom_begin or connection.postroom_deferred:
+            self._answered(connection, "DO 0")
         connection.cursor().executemany(self.sql(sql), rows)
+        return None
 
     def insert(self, connection: Any, sql: str, args: Sequence[Any]) -> int:
         return int(self.ask(connection, sql, args).lastrowid)
@@ -177,15 +215,11 @@ class MysqlDialect(ServerDialect):
         then: Sequence[tuple[str, Sequence[Any]]],
     ) -> tuple[list[Row | None], list[Row], int]:
         """One round trip: begin, lock, ask behind the locks, and read the clock once they are ours."""
-        cursor = connection.cursor()
-        first = "START TRANSACTION; " if connection.postroom_begin else ""
-        queries = "".join([f"{self.sql(query)}; " for query, _ in then])
-        values = [*chain(*each), *chain(*[args for _, args in then])]
+        form = connection.cursor().mogrify
+        asked = [form(self._locking(sql), args) for args in each]
+        asked += [form(self.sql(query), args) for query, args in then]
         began = self._time.begin()
-        cursor.execute(f"{first}{f'{self._locking(sql)}; ' * len(each)}{queries}{self.now}", values)
-        connection.postroom_begin = False
-        if first:
-            cursor.nextset()
+        cursor = self._answered(connection, *asked, self.now)
         rows: list[Row | None] = []
         for _ in each:
             rows.append(cursor.fetchone())
@@ -259,13 +293,13 @@ class MysqlDialect(ServerDialect):
 
     def change(self, tx: Transaction, statement: str) -> None:
         try:
-            tx.do(statement)
+            self.ask(tx.connection, statement, ())
         except pymysql.MySQLError as error:
             if error.args[0] not in _EXISTS:
                 raise
 
     def create_log(self, tx: Transaction, statement: str, table: str, *, volatile: bool) -> None:
-        tx.do(statement)
+        self.ask(tx.connection, statement, ())
 
     # ---- wake-ups ----
 

@@ -392,6 +392,8 @@ class Session:
         try:
             self.dialect.end(connection, area, commit=True)
         except Exception as error:
+            if hasattr(error, "before_commit"):  # of a statement that was deferred until then
+                raise
             error.in_doubt = True  # type: ignore[attr-defined]
             if not self.dialect.usable(connection):  # lost on its way: it may have been committed
                 error.run_once = True  # type: ignore[attr-defined]
