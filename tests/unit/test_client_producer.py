@@ -587,6 +587,22 @@ async def test_a_batch_does_not_overtake_one_on_the_long_way(mq: Connection, end
     assert endpoint.values() == [b"a", b"b", b"c"]
 
 
+async def test_batches_of_one_list_are_made_before_the_first_is_handed_over() -> None:
+    """So that the writer finds them all, and one commit is enough."""
+    endpoint = FakeEndpoint(partitions=4)
+    endpoint.short_way, made = True, list[int]()
+    queue = endpoint.append_soon
+
+    def queued(*args: Any) -> bool:
+        made.append(sum(len(one._in_flight) for one in mq._shared["orders"]._router.accumulators))
+        return queue(*args)
+
+    async with Connection(endpoint) as mq:
+        with patch.object(endpoint, "append_soon", queued):
+            await mq.send_many("orders", [Message(b"x", key=str(i)) for i in range(100)])
+    assert made == [4, 4, 4, 4]
+
+
 async def test_an_answer_that_comes_after_the_end_is_nobodys(mq: Connection, endpoint: FakeEndpoint) -> None:
     endpoint.short_way, gate = True, asyncio.Event()
     endpoint.on["append"].append(waiting(gate))

@@ -91,8 +91,8 @@ class Accumulator:
         self._messages = 0  # pending
         self._bytes = 0
         self._since = 0.0  # when the oldest pending one came
-        self._wake: asyncio.Handle | None = None  # the next look at what may leave
-        self._awake = False  # it comes in this turn of the loop
+        self._wake: asyncio.TimerHandle | None = None  # the end of lingering
+        self._awake = False  # what may leave does so in this turn of the loop
         self._flushing = False
         self._in_flight: dict[InFlight, asyncio.Task[None] | None] = {}  # oldest first; None: the short way
         self._tasks = 0  # of those
@@ -169,20 +169,34 @@ class Accumulator:
             if not self._full:
                 return  # it lingers
             self._wake.cancel()
-        self._wake, self._awake = self._loop.call_soon(self._woken), True
+            self._wake = None
+        self._awake = True
+        self._router.wake_soon(self)
 
-    def _woken(self) -> None:
-        self._wake, self._awake = None, False
+    def woken(self) -> list[InFlight]:
+        """Return the batches that leave now; they are handed over once those of others are made, too."""
+        self._awake = False
+        leaving: list[InFlight] = []
+        self._pump(leaving)
+        return leaving
+
+    def _lingered(self) -> None:
+        self._wake = None
         self._pump()
 
-    def _pump(self) -> None:
+    def _pump(self, leaving: list[InFlight] | None = None) -> None:
         while self._pending and self._may_leave():
             wait = self._lingers() if self._batching.linger_ms else 0.0
             if wait > 0:
                 if self._wake is None:
-                    self._wake = self._loop.call_later(wait, self._woken)
+                    self._wake = self._loop.call_later(wait, self._lingered)
                 return
-            self._leave()
+            batch = self._leave()
+            if batch is not None:
+                if leaving is None:
+                    self.hand_over(batch)
+                else:
+                    leaving.append(batch)
         if not self._pending and not self._in_flight:
             self._router.resolved(self)
 
@@ -194,11 +208,12 @@ class Accumulator:
 
     # ---- leaving ----
 
-    def _leave(self) -> None:
+    def _leave(self) -> InFlight | None:
+        """Make a batch of what is here; None: nobody waits for it any more."""
         parcels, builder = self._gather()
         self._flushing = self._flushing and bool(self._pending)
         if not parcels:
-            return
+            return None
         if self._batching.confirm:
             data = builder.build(self._producer_id, self._epoch, self._sequence)
             batch = self._under_way(parcels, data, self._sequence)
@@ -210,6 +225,9 @@ class Accumulator:
         self._in_flight[batch] = None
         self._left += 1
         self._router.batch_left(self.where)
+        return batch
+
+    def hand_over(self, batch: InFlight) -> None:
         if not self._batching.confirm:
             self._begin(batch, self._fire(batch))
         elif not self._queued(batch):

@@ -237,6 +237,7 @@ class Router:
         self._by_slot: list[Accumulator] = []
         self._turns = PartitionCycle()
         self._gone: set[int] = set()  # partitions of this route that take no more
+        self._awake: list[Accumulator] = []  # those with something to send in this turn of the loop
         self._behind: dict[Accumulator, int] = {}  # unresolved, of partitions not in this route: its strand
         self._unrouted = UnroutedParcels(self.too_late)
         self._loading = SharedTask(self._load, _CLOSED)
@@ -396,6 +397,21 @@ class Router:
         return error
 
     # ---- what accumulators report ----
+
+    def wake_soon(self, accumulator: Accumulator) -> None:
+        """It has something to send, and so may others have before this turn of the loop ends."""
+        if not self._awake:
+            asyncio.get_running_loop().call_soon(self._wake_all)
+        self._awake.append(accumulator)
+
+    def _wake_all(self) -> None:
+        """A list with keys becomes a batch for each partition: they are handed over together, so that one
+        commit can take them all."""
+        awake, self._awake = self._awake, []
+        leaving = [(accumulator, accumulator.woken()) for accumulator in awake]
+        for accumulator, batches in leaving:
+            for batch in batches:
+                accumulator.hand_over(batch)
 
     def batch_left(self, where: Range) -> None:
         """A batch is on its way: the next messages without a key go to the next partition."""
