@@ -173,18 +173,16 @@ class Accumulator:
         self._awake = True
         self._router.wake_soon(self)
 
-    def woken(self) -> list[InFlight]:
-        """Return the batches that leave now; they are handed over once those of others are made, too."""
+    def wake(self, leaving: list[tuple[Accumulator, InFlight]]) -> None:
+        """Add the batches that leave now; they are handed over once those of others are made, too."""
         self._awake = False
-        leaving: list[InFlight] = []
         self._pump(leaving)
-        return leaving
 
     def _lingered(self) -> None:
         self._wake = None
         self._pump()
 
-    def _pump(self, leaving: list[InFlight] | None = None) -> None:
+    def _pump(self, leaving: list[tuple[Accumulator, InFlight]] | None = None) -> None:
         while self._pending and self._may_leave():
             wait = self._lingers() if self._batching.linger_ms else 0.0
             if wait > 0:
@@ -196,7 +194,7 @@ class Accumulator:
                 if leaving is None:
                     self.hand_over(batch)
                 else:
-                    leaving.append(batch)
+                    leaving.append((self, batch))
         if not self._pending and not self._in_flight:
             self._router.resolved(self)
 

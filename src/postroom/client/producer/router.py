@@ -30,7 +30,7 @@ from ...model.messages.slot import slot_of, slots_of
 from ...model.topology.route import Range, Route
 from ...tasks import SharedTask, end
 from .accumulator import Accumulator, Batching
-from .appending import last_error
+from .appending import InFlight, last_error
 from .parcel import NOT_SENT, Parcel
 
 __all__ = ["PartitionCycle", "Router", "UnroutedParcels"]
@@ -408,10 +408,11 @@ class Router:
         """A list with keys becomes a batch for each partition: they are handed over together, so that one
         commit can take them all."""
         awake, self._awake = self._awake, []
-        leaving = [(accumulator, accumulator.woken()) for accumulator in awake]
-        for accumulator, batches in leaving:
-            for batch in batches:
-                accumulator.hand_over(batch)
+        leaving: list[tuple[Accumulator, InFlight]] = []
+        for accumulator in awake:
+            accumulator.wake(leaving)
+        for accumulator, batch in leaving:
+            accumulator.hand_over(batch)
 
     def batch_left(self, where: Range) -> None:
         """A batch is on its way: the next messages without a key go to the next partition."""

@@ -116,11 +116,9 @@ class Appending:
         """
         self._tx, self._ids = tx, ids
         appends = self._appends
-        order = [appends[0].partition_id]
-        if len(appends) > 1:
-            order = sorted({append.partition_id for append in appends})
-        lines = sorted({line for line in self._lines if line is not None})
-        rows, states = tx.locked_each(_LOCK, [(one,) for one in order], _sequence_queries(lines))
+        order = sorted({append.partition_id for append in appends})
+        lines = sorted(set(filter(None, self._lines)))
+        rows, states = tx.locked_each(_LOCK, list(zip(order, strict=True)), _sequence_queries(lines))
         self._partitions: dict[int, _Partition] = {}
         for partition_id, row in zip(order, rows, strict=True):
             if row is not None and row[0] != "dropped":
