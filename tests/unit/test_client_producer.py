@@ -587,6 +587,19 @@ async def test_a_batch_does_not_overtake_one_on_the_long_way(mq: Connection, end
     assert endpoint.values() == [b"a", b"b", b"c"]
 
 
+async def test_an_endpoint_that_is_closed_is_told_to_those_who_wait(
+    mq: Connection, endpoint: FakeEndpoint
+) -> None:
+    await mq.send("orders", b"a")
+    endpoint.on["append"].append(failing(ClosedError("this connection is closed")))
+
+    def closed(*args: Any) -> bool:
+        raise ClosedError("this connection is closed")
+
+    with patch.object(endpoint, "append_soon", closed), pytest.raises(ClosedError):
+        await mq.send("orders", b"b", timeout="20s")
+
+
 async def test_batches_of_one_list_are_made_before_the_first_is_handed_over() -> None:
     """So that the writer finds them all, and one commit is enough."""
     endpoint = FakeEndpoint(partitions=4)

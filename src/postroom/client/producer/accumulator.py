@@ -246,7 +246,10 @@ class Accumulator:
         if self._tasks or batch.due_at or batch.ids or batch.deadline < now + 2 * SILENT_S:
             return False
         told, where = partial(self._told, batch), self.where.partition_id
-        if not self._endpoint.append_soon(self._topic, where, batch.data, batch.client, told):
+        try:
+            if not self._endpoint.append_soon(self._topic, where, batch.data, batch.client, told):
+                return False
+        except PostroomError:  # it is closed, say: the long way tells those who wait
             return False
         batch.begin_try(now)
         if self._watch is None:
