@@ -1,10 +1,11 @@
 """`make bench`: the table, and the goals beside it.
 
-python -m bench [throughput|latency|backlog|routes|fairness|lanes|requests|outbox|guards|spool|peers|spark|
-                 audit|all]
+python -m bench [throughput|ops|latency|backlog|routes|fairness|lanes|requests|outbox|guards|spool|peers|
+                 spark|audit|all]
                 [--store sqlite|postgresql|mariadb|all] [--seconds 2] [--waiting 10000000] [--rows 1000000]
                 [--json FILE]
 
+`ops` is what one operation costs the processor, beside the same statements by hand and a row queue.
 `peers` compares Postroom with other queues (Redis, NATS, RabbitMQ, Kafka) that `make peers` installed.
 `spark` is the data pipeline beside Spark's Kafka source, if `make peers` installed that, and with the audit,
 which `audit` runs alone.
@@ -17,13 +18,27 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from . import backlog, fairness, guards, idle, lanes, latency, outbox, requests, routes, spool, throughput
+from . import (
+    backlog,
+    fairness,
+    guards,
+    idle,
+    lanes,
+    latency,
+    ops,
+    outbox,
+    requests,
+    routes,
+    spool,
+    throughput,
+)
 from .contenders import PostroomQueue, RowQueue
 from .grounds import STORES, Ground, ground
 from .measure import Latency, Throughput
@@ -33,7 +48,18 @@ from .peers.run import run as run_contenders
 console = Console(width=150)
 
 PARTS = [
-    *("throughput", "latency", "backlog", "routes", "fairness", "lanes", "requests", "outbox", "guards"),
+    *(
+        "throughput",
+        "ops",
+        "latency",
+        "backlog",
+        "routes",
+        "fairness",
+        "lanes",
+        "requests",
+        "outbox",
+        "guards",
+    ),
     *("spool", "peers", "spark", "audit", "all"),
 ]
 
@@ -68,6 +94,16 @@ def _throughput_table(store: str, results: list[Throughput]) -> Table:
             cells += [f"{other.per_s:,.0f}", f"{ours.per_s / other.per_s:,.1f}"]
         table.add_row(*map(str, shape), *cells)
     return table
+
+
+async def run_ops(stores: Sequence[str], seconds: float) -> list[ops.Operation]:
+    found = [one async for one in ops.in_memory(seconds)]
+    for store in stores:
+        with ground(store) as where:
+            found += [one async for one in ops.on_store(where, seconds)]
+    found += [one async for one in ops.beside_redis(seconds)]
+    console.print(ops.table(found))
+    return found
 
 
 async def run_latency(seconds: float) -> list[Latency]:
@@ -212,7 +248,7 @@ def main() -> None:
         "--store",
         default="all",
         choices=[*STORES, "all"],
-        help="for throughput, routes, fairness, requests, outbox and guards",
+        help="for throughput, ops, routes, fairness, requests, outbox and guards",
     )
     parser.add_argument("--seconds", type=float, default=2.0, help="for each measurement")
     parser.add_argument("--waiting", type=int, default=10_000_000, help="the large backlog")
@@ -226,6 +262,8 @@ def main() -> None:
             with ground(store) as where:
                 results = asyncio.run(run_throughput(where, args.seconds))
             figures[f"throughput on {store}"] = [r.as_dict() for r in results]
+    if args.part in ("ops", "all"):
+        figures["ops"] = [asdict(one) for one in asyncio.run(run_ops(stores, args.seconds))]
     if args.part in ("latency", "all"):
         figures["latency"] = [asdict(r) for r in asyncio.run(run_latency(args.seconds * 2))]
     if args.part in ("backlog", "all"):
