@@ -58,6 +58,7 @@ __all__ = [
     "stamp",
     "stored_records",
     "verify",
+    "verify_stored",
     "with_base_offset",
 ]
 
@@ -215,13 +216,19 @@ def stored_records(batch: Stored) -> list[Record]:
 
 def opened(batch: Stored) -> tuple[list[Record], int]:
     """The messages of a stored batch, as `stored_records`, and how many bytes they take unpacked."""
+    header = verify_stored(batch)
+    return ([], 0) if header.control else _open(batch.data, header)
+
+
+def verify_stored(batch: Stored) -> BatchHeader:
+    """Checks a stored batch as `verify` does, and that it is the one of its place."""
     header = verify(batch.data)
     if header.base_offset != batch.base_offset or header.records != batch.records:
         raise CorruptBatch(
             f"the batch says that it has {header.records} messages from offset {header.base_offset} on; "
             f"it was stored with {batch.records} from {batch.base_offset} on"
         )
-    return ([], 0) if header.control else _open(batch.data, header)
+    return header
 
 
 def plain_form(batch: Buffer, header: BatchHeader, limit: int | None = None) -> memoryview:
