@@ -42,6 +42,7 @@ __all__ = [
     "Record",
     "Stored",
     "TopicBounds",
+    "assemble",
     "batches_in",
     "build_control",
     "control_kind",
@@ -78,7 +79,8 @@ _ATTRIBUTES = struct.Struct(">h")
 _IDENTITY = struct.Struct(">qhi")
 _CONTROL_KEY = struct.Struct(">hh")  # version, kind
 _COUNT = struct.Struct(">i")
-_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _IDENTITY_AT, _COUNT_AT = 8, 17, 21, 43, 57
+_LENGTH_AT, _EPOCH_AT, _CRC_AT, _ATTRIBUTES_AT, _IDENTITY_AT, _COUNT_AT = 8, 12, 17, 21, 43, 57
+_NO_EPOCH = b"\xff" * 4  # of a leader
 
 _CODEC_BITS, _CONTROL_BIT = 0x07, 0x20
 _NAMES = tuple(COMPRESSIONS)
@@ -253,6 +255,19 @@ def each_between(plain: memoryview, start: int, stop: int, count: int) -> Iterat
     part += bytes(_PAD)
     end = len(part) - _PAD
     return each(memoryview(part)[:end])
+
+
+def assemble(records: Buffer, count: int, timestamp: int, compression: str) -> bytes:
+    """A batch of so many records that were encoded elsewhere, all of one moment."""
+    kind = COMPRESSIONS[compression]
+    packed = compress(kind, bytes(records)) if kind else records
+    batch = bytearray(HEADER_SIZE + len(packed))
+    _HEADER.pack_into(
+        batch, 0, 0, len(batch) - 12, 2, kind, count - 1, timestamp, timestamp, -1, -1, -1, count
+    )
+    batch[_EPOCH_AT : _EPOCH_AT + 4] = _NO_EPOCH
+    batch[HEADER_SIZE:] = packed
+    return _sealed(batch)
 
 
 def build_control(kind: int, payload: bytes = b"", *, timestamp: int = 0) -> bytes:

@@ -8,12 +8,17 @@ the codec, which says what is wrong. Must never give anything else than the code
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-from ...model.messages.batch import HEADER_SIZE, BatchHeader, Buffer
+from ...config import DEFAULTS
+from ...model.messages.batch import HEADER_SIZE, BatchHeader, Buffer, assemble
+from ...model.messages.slot import slots_of
+from ...model.topology.route import Route
 
-__all__ = ["Unpacked", "unpacked"]
+__all__ = ["Packing", "Unpacked", "can_pack", "longest", "unpacked"]
 
 _END = b"\0"  # of a record without headers
 _LOG_TIME_AT, _LOG_TIME_BIT = 22, 0x08  # set: all records have the time of the batch
@@ -31,8 +36,8 @@ class Unpacked(NamedTuple):
 def unpacked(batches: Sequence[tuple[Buffer, BatchHeader]]) -> Unpacked | None:
     """The records of batches that are not compressed; None: not all are of the usual form.
 
-    Records follow each other, each behind its length, so that one would have to be read after the other. But
-    the attributes of a record are a zero, and so is what the record before it ends with: where it may begin is
+    Records follow each other, each behind its length: one would have to be read after the other. But the
+    attributes of a record are a zero, and so is what the record before it ends with: where it may begin is
     found by those, and what is not in line with all others is no record.
     """
     try:
@@ -110,3 +115,199 @@ def _numbers(np: Any, data: Any, at: Any) -> tuple[Any, Any]:
         found |= (byte & 127).astype(np.int64) << shift
         at, more, shift = at + more, byte > 127, shift + 7
     return (found >> 1) ^ -(found & 1), at
+
+
+# ---- packing ----
+
+_JOINED_BYTES = 256 << 20  # Arrow has no more than 2 GiB in an array of this kind
+_TRIED_EVERY = 16  # batches: whether compression pays is looked at again
+_PAYS = 0.75  # of what they were: lz4 takes longer than to write the rest
+
+
+def can_pack() -> bool:
+    """Whether numpy is here."""
+    return find_spec("numpy") is not None
+
+
+def longest(array: Any) -> int:
+    """The size of the longest element of a binary array; 0: there is none."""
+    import pyarrow.compute as pc
+
+    return int(pc.max(pc.binary_length(array)).as_py() or 0)
+
+
+class Packing:
+    """Keys and values of one topic on their way into batches, as `client.producer.staging` packs them.
+
+    Messages of one key keep their order. It needs numpy: see `can_pack`.
+    """
+
+    def __init__(self, route: Route) -> None:
+        import numpy as np
+
+        self._np = np
+        self._ids = [piece.partition_id for piece in route.ranges]
+        self._of_slot = np.repeat(np.arange(len(self._ids)), [piece.slots for piece in route.ranges])
+        self._turn = secrets.randbelow(len(self._ids))  # where messages without a key go now
+        self._kept: tuple[Any, Any, Any] | None = None  # keys, values and places that fill no batch yet
+        self._built = 0
+        self._pays = True
+
+    def add(self, keys: Any, values: Any, now_ms: int) -> list[tuple[int, bytes]]:
+        """Batches that are full, each with the id of its partition. `keys`: a binary array, as `values`."""
+        rows = len(values)
+        if not rows:
+            return []
+        if rows > 1 and keys.nbytes + values.nbytes > _JOINED_BYTES:
+            half = rows // 2
+            first = self.add(keys[:half], values[:half], now_ms)
+            return first + self.add(keys[half:], values[half:], now_ms)
+        places = self._places(keys)
+        if self._kept is not None:
+            import pyarrow as pa
+
+            kept_keys, kept_values, kept_places = self._kept
+            keys = pa.concat_arrays([kept_keys, keys])
+            values = pa.concat_arrays([kept_values, values])
+            places = self._np.concatenate([kept_places, places])
+        return self._cut(keys, values, places, now_ms, everything=False)
+
+    def end(self, now_ms: int) -> list[tuple[int, bytes]]:
+        """What is left, in batches that are not full."""
+        return [] if self._kept is None else self._cut(*self._kept, now_ms, everything=True)
+
+    def _places(self, keys: Any) -> Any:
+        """For each row the place of its partition in the route."""
+        np = self._np
+        encoded = keys.dictionary_encode()  # keys come again and again
+        of_key = self._of_slot[slots_of(encoded.dictionary.to_pylist())].astype(np.uint16)
+        if not keys.null_count:
+            return of_key[encoded.indices.to_numpy()]
+        places = np.empty(len(keys), np.uint16)
+        none = keys.is_null().to_numpy(zero_copy_only=False)
+        places[~none] = of_key[encoded.indices.drop_null().to_numpy()]
+        turns = self._turn + 1 + np.arange(keys.null_count) // DEFAULTS.batch_messages
+        places[none] = turns % len(self._ids)
+        self._turn = int(turns[-1]) % len(self._ids)
+        return places
+
+    def _cut(
+        self, keys: Any, values: Any, places: Any, now_ms: int, *, everything: bool
+    ) -> list[tuple[int, bytes]]:
+        np = self._np
+        order = np.argsort(places, kind="stable")
+        key_sizes, value_sizes = _sizes(keys), _sizes(values)
+        ends = np.cumsum((key_sizes + value_sizes + _RECORD_BYTES)[order])
+        bounds = np.searchsorted(places[order], np.arange(len(self._ids) + 1))
+        batches: list[tuple[int, int, int]] = []  # place, first row in this order, and behind the last
+        kept = []
+        for place, (at, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+            while at < stop:
+                before = int(ends[at - 1]) if at else 0
+                room = int(np.searchsorted(ends, before + DEFAULTS.batch_bytes, side="right"))
+                full = max(at + 1, min(at + DEFAULTS.batch_messages, room))
+                if full > stop and not everything:
+                    kept.append(order[at:stop])
+                    break
+                batches.append((place, at, min(full, stop)))
+                at = min(full, stop)
+        self._keep(keys, values, places, kept)
+        if not batches:
+            return []
+        rows = np.concatenate([order[at:stop] for _, at, stop in batches])
+        counts = [stop - at for _, at, stop in batches]
+        records = _packed(np, keys, values, key_sizes[rows], value_sizes[rows], rows, counts)
+        return [
+            (self._ids[place], self._batch(some, count, now_ms))
+            for (place, _, _), some, count in zip(batches, records, counts, strict=True)
+        ]
+
+    def _keep(self, keys: Any, values: Any, places: Any, kept: list[Any]) -> None:
+        self._kept = None
+        if kept:
+            import pyarrow as pa
+
+            rows = self._np.sort(self._np.concatenate(kept))  # as they came
+            at = pa.array(rows)
+            self._kept = keys.take(at), values.take(at), places[rows]
+
+    def _batch(self, records: Buffer, count: int, now_ms: int) -> bytes:
+        """Compressed, if that pays."""
+        tried = self._pays or self._built % _TRIED_EVERY == 0
+        self._built += 1
+        batch = assemble(records, count, now_ms, "lz4" if tried else "none")
+        if tried:
+            self._pays = len(batch) < _PAYS * (HEADER_SIZE + len(records))
+        return batch
+
+
+_RECORD_BYTES = 16  # a record has about so many beside key and value
+
+
+def _sizes(array: Any) -> Any:
+    """How long the elements are; -1 for null."""
+    import pyarrow.compute as pc
+
+    sizes = pc.binary_length(array)
+    return (pc.fill_null(sizes, -1) if sizes.null_count else sizes).to_numpy().astype("int64")
+
+
+def _packed(
+    np: Any, keys: Any, values: Any, key_sizes: Any, value_sizes: Any, rows: Any, counts: Sequence[int]
+) -> list[Buffer]:
+    """The records of batches that have so many of these rows, one batch after the other."""
+    import pyarrow as pa
+
+    total = len(rows)
+    firsts = np.cumsum(counts) - counts
+    places = _encoded(np, np.arange(total) - np.repeat(firsts, counts))
+    key_size, value_size = _encoded(np, key_sizes), _encoded(np, value_sizes)
+    lengths = 3 + np.maximum(key_sizes, 0) + np.maximum(value_sizes, 0)  # attributes, time, no headers
+    lengths += places.sizes + key_size.sizes + value_size.sizes
+    zero = _encoded(np, np.zeros(total, np.int64))
+    # What is before a key begins with the end of the record before it: the number of its headers.
+    before = _bytes_of(np, [zero, _encoded(np, lengths), zero, zero, places, key_size])
+    between = _bytes_of(np, [value_size])
+    pieces = pa.concat_arrays([before, between, keys, values])
+    picked = np.empty((total, 4), np.int64)
+    picked[:, 0], picked[:, 2] = np.arange(total), np.arange(total, 2 * total)
+    picked[:, 1], picked[:, 3] = rows + 2 * total, rows + (2 * total + len(keys))
+    found = pieces.take(pa.array(picked.reshape(-1)))
+    _, cuts, data = found.buffers()
+    begin = np.frombuffer(cuts, np.int32)[: 4 * total + 1][::4]
+    joined = memoryview(data)
+    ends = [*begin[firsts[1:]].tolist(), int(begin[-1])]
+    starts = [0, *ends[:-1]]
+    return [b"".join((joined[start + 1 : end], _END)) for start, end in zip(starts, ends, strict=True)]
+
+
+class _Numbers(NamedTuple):
+    """Numbers as bytes: the first one of each, the second, and so on, as far as the longest goes."""
+
+    columns: list[Any]
+    used: list[Any]  # which numbers have that byte
+    sizes: Any
+
+
+def _encoded(np: Any, numbers: Any) -> _Numbers:
+    left, more = (numbers << 1) ^ (numbers >> 63), np.ones(len(numbers), bool)
+    found, sizes = _Numbers([], [], None), np.zeros(len(numbers), np.int32)
+    while more.any():
+        rest = left >> 7
+        found.columns.append((left & 127 | (rest > 0) << 7).astype(np.uint8))
+        found.used.append(more)
+        sizes += more
+        left, more = rest, rest > 0
+    return found._replace(sizes=sizes)
+
+
+def _bytes_of(np: Any, parts: Sequence[_Numbers]) -> Any:
+    """A binary array: in each element these numbers, one behind the other."""
+    import pyarrow as pa
+
+    used = np.stack([some for part in parts for some in part.used], axis=1)
+    data = np.stack([some for part in parts for some in part.columns], axis=1)[used]
+    cuts = np.zeros(len(used) + 1, np.int32)
+    np.cumsum(sum(part.sizes for part in parts), out=cuts[1:])
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(data)]
+    return pa.Array.from_buffers(pa.binary(), len(used), buffers, null_count=0)
