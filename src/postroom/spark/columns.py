@@ -151,17 +151,17 @@ class Columns:
 
     def _unpack(self, unreadable: Unreadable) -> None:
         """What was put off by `_open`: all batches at once, or else one by one."""
-        waiting, self._plain = self._plain, []
-        found = unpacked([(plain, header) for _, _, plain, header in waiting])
+        pending, self._plain = self._plain, []
+        found = unpacked([(plain, header) for _, _, plain, header in pending])
         if found is not None:
-            first, last = waiting[0], waiting[-1]
+            first, last = pending[0], pending[-1]
             behind = last[3].records - (last[1].stop or 0)
             part = slice(first[1].start, len(found.keys) - behind)
             self._keys, self._values, self._stamps = ([array[part]] for array in found)
             return
         self._usual = False  # those that follow are like these
         runs, self._runs, self.rows = self._runs, [], 0
-        for (batch, part, _, _), run in zip(waiting, runs, strict=True):
+        for (batch, part, _, _), run in zip(pending, runs, strict=True):
             try:
                 self._decode(batch, part)
             except CorruptBatch as error:
@@ -193,9 +193,9 @@ class Columns:
 
         match field.name:
             case "key":
-                return _joined(self._keys, field.type).cast(field.type)
+                return _concat(self._keys, field.type).cast(field.type)
             case "value":
-                return _joined(self._values, field.type).cast(field.type)
+                return _concat(self._values, field.type).cast(field.type)
             case "timestamp":
                 return self._moments(span).cast(field.type)
             case "headers":
@@ -216,7 +216,7 @@ class Columns:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        stamps = _joined(self._stamps, pa.int64())
+        stamps = _concat(self._stamps, pa.int64())
         least, most = pc.min_max(stamps).as_py().values() if len(stamps) else (0, 0)
         if least < FIRST_SHOWN_MS or most > LAST_SHOWN_MS:
             shown = pc.and_(pc.greater_equal(stamps, FIRST_SHOWN_MS), pc.less_equal(stamps, LAST_SHOWN_MS))
@@ -240,7 +240,7 @@ def _refuse(batch: StoredBatch, error: CorruptBatch) -> None:
     raise error
 
 
-def _joined(arrays: Sequence[Any], kind: Any = None) -> Any:
+def _concat(arrays: Sequence[Any], kind: Any = None) -> Any:
     import pyarrow as pa
 
     return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) if arrays else pa.array([], kind)
@@ -259,7 +259,7 @@ def _offset_array(runs: Sequence[tuple[int, int]]) -> Any:
         pa.arange(first, end) if hasattr(pa, "arange") else pa.array(range(first, end), pa.int64())
         for first, end in joined
     ]
-    return _joined(parts, pa.int64())
+    return _concat(parts, pa.int64())
 
 
 def _header_array(headers: Sequence[list[tuple[str, bytes | None]]], kind: Any) -> Any:

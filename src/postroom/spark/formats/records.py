@@ -48,12 +48,12 @@ def unpacked(batches: Sequence[tuple[Buffer, BatchHeader]]) -> Unpacked | None:
 
     if any(plain[_LOG_TIME_AT] & _LOG_TIME_BIT for plain, _ in batches):
         return None
-    joined = _END.join([b"", *(memoryview(plain)[HEADER_SIZE:] for plain, _ in batches), b""])
-    data = np.frombuffer(joined, np.uint8)
+    whole = _END.join([b"", *(memoryview(plain)[HEADER_SIZE:] for plain, _ in batches), b""])
+    data = np.frombuffer(whole, np.uint8)
     begin, attributes = _candidates(np, data)
     lengths, _ = _numbers(np, data, begin)
     deltas, at = _numbers(np, data, attributes + 1)
-    places, at = _numbers(np, data, at)
+    offsets, at = _numbers(np, data, at)
     key_sizes, key_at = _numbers(np, data, at)
     key_end = key_at + np.maximum(key_sizes, 0)
     value_sizes, value_at = _numbers(np, data, key_end)
@@ -61,8 +61,8 @@ def unpacked(batches: Sequence[tuple[Buffer, BatchHeader]]) -> Unpacked | None:
     end = value_end + 1
     sound = attributes + lengths == end
     if not sound.all():
-        found = (begin, end, deltas, places, key_sizes, key_at, key_end, value_sizes, value_at, value_end)
-        begin, end, deltas, places, key_sizes, key_at, key_end, value_sizes, value_at, value_end = (
+        found = (begin, end, deltas, offsets, key_sizes, key_at, key_end, value_sizes, value_at, value_end)
+        begin, end, deltas, offsets, key_sizes, key_at, key_end, value_sizes, value_at, value_end = (
             one[sound] for one in found
         )
     counts = np.array([header.records for _, header in batches])
@@ -76,15 +76,15 @@ def unpacked(batches: Sequence[tuple[Buffer, BatchHeader]]) -> Unpacked | None:
         (begin == follows).all()
         and end[-1] == len(data) - 1
         and not data[value_end].any()  # no headers
-        and (places == np.arange(len(begin)) - np.repeat(firsts, counts)).all()
+        and (offsets == np.arange(len(begin)) - np.repeat(firsts, counts)).all()
         and min(key_sizes.min(), value_sizes.min()) >= -1
     )
     if not usual:
         return None
-    # Keys and values are every second one of the pieces that these places cut the bytes into.
+    # Keys and values are every second one of the pieces that these offsets cut the bytes into.
     cuts = np.empty((len(begin), 4), np.int32)
     cuts[:, 0], cuts[:, 1], cuts[:, 2], cuts[:, 3] = key_at, key_end, value_at, value_end
-    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(joined)]
+    buffers = [None, pa.py_buffer(cuts), pa.py_buffer(whole)]
     pieces = pa.Array.from_buffers(pa.binary(), cuts.size - 1, buffers, null_count=0)
     first = np.arange(0, cuts.size, 4)
     keys = pieces.take(pa.array(first, mask=key_sizes < 0))
@@ -104,7 +104,7 @@ def _candidates(np: Any, data: Any) -> tuple[Any, Any]:
 
 
 def _numbers(np: Any, data: Any, at: Any) -> tuple[Any, Any]:
-    """The numbers of variable length that begin at these places, and where they end; -2: it is too long."""
+    """The numbers of variable length that begin at these offsets, and where they end; -2: it is too long."""
     byte = data.take(at, mode="clip")
     found, at, more, shift = (byte & 127).astype(np.int64), at + 1, byte > 127, 7
     while more.any():
@@ -119,7 +119,7 @@ def _numbers(np: Any, data: Any, at: Any) -> tuple[Any, Any]:
 
 # ---- packing ----
 
-_JOINED_BYTES = 256 << 20  # Arrow has no more than 2 GiB in an array of this kind
+_ARRAY_BYTES = 256 << 20  # Arrow has no more than 2 GiB in an array of this kind
 _TRIED_EVERY = 16  # batches: whether compression pays is looked at again
 _PAYS = 0.75  # of what they were: lz4 takes longer than to write the rest
 
@@ -148,8 +148,8 @@ class Packing:
         self._np = np
         self._ids = [piece.partition_id for piece in route.ranges]
         self._of_slot = np.repeat(np.arange(len(self._ids)), [piece.slots for piece in route.ranges])
-        self._turn = secrets.randbelow(len(self._ids))  # where messages without a key go now
-        self._kept: tuple[Any, Any, Any] | None = None  # keys, values and places that fill no batch yet
+        self._unkeyed = secrets.randbelow(len(self._ids))  # where messages without a key go now
+        self._kept: tuple[Any, Any, Any] | None = None  # keys, values and targets that fill no batch yet
         self._built = 0
         self._pays = True
 
@@ -158,50 +158,50 @@ class Packing:
         rows = len(values)
         if not rows:
             return []
-        if rows > 1 and keys.nbytes + values.nbytes > _JOINED_BYTES:
+        if rows > 1 and keys.nbytes + values.nbytes > _ARRAY_BYTES:
             half = rows // 2
             first = self.add(keys[:half], values[:half], now_ms)
             return first + self.add(keys[half:], values[half:], now_ms)
-        places = self._places(keys)
+        targets = self._targets(keys)
         if self._kept is not None:
             import pyarrow as pa
 
-            kept_keys, kept_values, kept_places = self._kept
+            kept_keys, kept_values, kept_targets = self._kept
             keys = pa.concat_arrays([kept_keys, keys])
             values = pa.concat_arrays([kept_values, values])
-            places = self._np.concatenate([kept_places, places])
-        return self._cut(keys, values, places, now_ms, everything=False)
+            targets = self._np.concatenate([kept_targets, targets])
+        return self._cut(keys, values, targets, now_ms, everything=False)
 
     def end(self, now_ms: int) -> list[tuple[int, bytes]]:
         """What is left, in batches that are not full."""
         return [] if self._kept is None else self._cut(*self._kept, now_ms, everything=True)
 
-    def _places(self, keys: Any) -> Any:
-        """For each row the place of its partition in the route."""
+    def _targets(self, keys: Any) -> Any:
+        """For each row, which of the partitions of the route takes it."""
         np = self._np
         encoded = keys.dictionary_encode()  # keys come again and again
         of_key = self._of_slot[slots_of(encoded.dictionary.to_pylist())].astype(np.uint16)
         if not keys.null_count:
             return of_key[encoded.indices.to_numpy()]
-        places = np.empty(len(keys), np.uint16)
+        targets = np.empty(len(keys), np.uint16)
         none = keys.is_null().to_numpy(zero_copy_only=False)
-        places[~none] = of_key[encoded.indices.drop_null().to_numpy()]
-        turns = self._turn + 1 + np.arange(keys.null_count) // DEFAULTS.batch_messages
-        places[none] = turns % len(self._ids)
-        self._turn = int(turns[-1]) % len(self._ids)
-        return places
+        targets[~none] = of_key[encoded.indices.drop_null().to_numpy()]
+        chosen = self._unkeyed + 1 + np.arange(keys.null_count) // DEFAULTS.batch_messages
+        targets[none] = chosen % len(self._ids)
+        self._unkeyed = int(chosen[-1]) % len(self._ids)
+        return targets
 
     def _cut(
-        self, keys: Any, values: Any, places: Any, now_ms: int, *, everything: bool
+        self, keys: Any, values: Any, targets: Any, now_ms: int, *, everything: bool
     ) -> list[tuple[int, bytes]]:
         np = self._np
-        order = np.argsort(places, kind="stable")
+        order = np.argsort(targets, kind="stable")
         key_sizes, value_sizes = _sizes(keys), _sizes(values)
         ends = np.cumsum((key_sizes + value_sizes + _RECORD_BYTES)[order])
-        bounds = np.searchsorted(places[order], np.arange(len(self._ids) + 1))
-        batches: list[tuple[int, int, int]] = []  # place, first row in this order, and behind the last
+        bounds = np.searchsorted(targets[order], np.arange(len(self._ids) + 1))
+        batches: list[tuple[int, int, int]] = []  # target, first row in this order, and behind the last
         kept = []
-        for place, (at, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
+        for target, (at, stop) in enumerate(zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)):
             while at < stop:
                 before = int(ends[at - 1]) if at else 0
                 room = int(np.searchsorted(ends, before + DEFAULTS.batch_bytes, side="right"))
@@ -209,27 +209,27 @@ class Packing:
                 if full > stop and not everything:
                     kept.append(order[at:stop])
                     break
-                batches.append((place, at, min(full, stop)))
+                batches.append((target, at, min(full, stop)))
                 at = min(full, stop)
-        self._keep(keys, values, places, kept)
+        self._keep(keys, values, targets, kept)
         if not batches:
             return []
         rows = np.concatenate([order[at:stop] for _, at, stop in batches])
         counts = [stop - at for _, at, stop in batches]
         records = _packed(np, keys, values, key_sizes[rows], value_sizes[rows], rows, counts)
         return [
-            (self._ids[place], self._batch(some, count, now_ms))
-            for (place, _, _), some, count in zip(batches, records, counts, strict=True)
+            (self._ids[target], self._batch(some, count, now_ms))
+            for (target, _, _), some, count in zip(batches, records, counts, strict=True)
         ]
 
-    def _keep(self, keys: Any, values: Any, places: Any, kept: list[Any]) -> None:
+    def _keep(self, keys: Any, values: Any, targets: Any, kept: list[Any]) -> None:
         self._kept = None
         if kept:
             import pyarrow as pa
 
             rows = self._np.sort(self._np.concatenate(kept))  # as they came
             at = pa.array(rows)
-            self._kept = keys.take(at), values.take(at), places[rows]
+            self._kept = keys.take(at), values.take(at), targets[rows]
 
     def _batch(self, records: Buffer, count: int, now_ms: int) -> bytes:
         """Compressed, if that pays."""
@@ -260,13 +260,13 @@ def _packed(
 
     total = len(rows)
     firsts = np.cumsum(counts) - counts
-    places = _encoded(np, np.arange(total) - np.repeat(firsts, counts))
+    offsets = _encoded(np, np.arange(total) - np.repeat(firsts, counts))
     key_size, value_size = _encoded(np, key_sizes), _encoded(np, value_sizes)
     lengths = 3 + np.maximum(key_sizes, 0) + np.maximum(value_sizes, 0)  # attributes, time, no headers
-    lengths += places.sizes + key_size.sizes + value_size.sizes
+    lengths += offsets.sizes + key_size.sizes + value_size.sizes
     zero = _encoded(np, np.zeros(total, np.int64))
     # What is before a key begins with the end of the record before it: the number of its headers.
-    before = _bytes_of(np, [zero, _encoded(np, lengths), zero, zero, places, key_size])
+    before = _bytes_of(np, [zero, _encoded(np, lengths), zero, zero, offsets, key_size])
     between = _bytes_of(np, [value_size])
     pieces = pa.concat_arrays([before, between, keys, values])
     picked = np.empty((total, 4), np.int64)
@@ -275,10 +275,10 @@ def _packed(
     found = pieces.take(pa.array(picked.reshape(-1)))
     _, cuts, data = found.buffers()
     begin = np.frombuffer(cuts, np.int32)[: 4 * total + 1][::4]
-    joined = memoryview(data)
+    whole = memoryview(data)
     ends = [*begin[firsts[1:]].tolist(), int(begin[-1])]
     starts = [0, *ends[:-1]]
-    return [b"".join((joined[start + 1 : end], _END)) for start, end in zip(starts, ends, strict=True)]
+    return [b"".join((whole[start + 1 : end], _END)) for start, end in zip(starts, ends, strict=True)]
 
 
 class _Numbers(NamedTuple):
