@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from postroom.errors import CorruptBatch, InvalidSetting
-from postroom.model.messages.batch import BatchBuilder, build_control, with_base_offset
+from postroom.model.messages.batch import BatchBuilder, assemble, build_control, with_base_offset
 from postroom.spark.columns import HEADERS, Columns, check_schema, schema_text
 from postroom.spark.planning import Span
 from postroom.store.contract import StoredBatch
@@ -135,3 +135,19 @@ def test_columns_that_may_not_be_null_are_taken_as_they_are() -> None:
     columns = Columns(fields)
     columns.add(stored(0, 2), SPAN)
     assert columns.flush(SPAN).schema.equals(to_arrow_schema(fields, timezone="UTC"))
+
+
+def test_records_that_turn_out_to_be_no_records_are_told_when_the_rows_are_given() -> None:
+    """The checksum is right, and what it covers is not."""
+    bad = with_base_offset(assemble(b"\x00\x01" * 20, 3, MS, "none"), 2)
+    broken, told = StoredBatch(2, 3, MS, bad), list[StoredBatch]()
+    columns = Columns(schema("value binary, offset bigint"))
+    for batch in (stored(0, 2), broken, stored(5, 2)):
+        columns.add(batch, SPAN)
+    found = columns.flush(SPAN, lambda batch, error: told.append(batch))
+    assert told == [broken]
+    assert found.to_pydict() == {"value": [b"v0", b"v1", b"v5", b"v6"], "offset": [0, 1, 5, 6]}
+    columns = Columns(schema("value binary"))
+    columns.add(broken, SPAN)
+    with pytest.raises(CorruptBatch):
+        columns.flush(SPAN)

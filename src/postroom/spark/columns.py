@@ -1,4 +1,4 @@
-"""Messages as columns: stored batches become Arrow batches, without an object for each row in between.
+"""Messages as columns: stored batches become Arrow batches.
 
 The columns are those of the Kafka source. A schema that the user gives leaves out columns; only what is asked
 for is decoded, and a batch is not opened at all where its header has everything. Must match the schema that
@@ -11,11 +11,21 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
-from ..errors import InvalidSetting
-from ..model.messages.batch import Record, opened, read_header
+from ..errors import CorruptBatch, InvalidSetting
+from ..model.messages.batch import (
+    HEADER_SIZE,
+    BatchHeader,
+    Buffer,
+    is_compressed,
+    opened,
+    plain_form,
+    read_header,
+    verify_stored,
+)
 from ..model.messages.timestamps import FIRST_SHOWN_MS, LAST_SHOWN_MS
 from ..store.contract import StoredBatch
 from .formats.arrow import parse_schema
+from .formats.records import unpacked
 from .formats.typed import Typed, check_nulls
 from .planning import Span
 
@@ -41,6 +51,8 @@ _CREATE_TIME = 0
 
 Odd: TypeAlias = Callable[[Span, Sequence[tuple[int, int]]], None]
 """Takes the offsets of rows, and what their timestamps are."""
+
+Unreadable: TypeAlias = Callable[[StoredBatch, CorruptBatch], None]
 
 
 def schema_text(headers: bool, source: bool = False) -> str:
@@ -86,15 +98,17 @@ class Columns:
         self._raw = self._schema if typed is None else typed.raw_schema(self._schema)
         self._names: list[str] = list(self._raw.names)
         self._opens = any(name in _INSIDE for name in self._names)
+        self._usual = "headers" not in self._names  # records are of the form that is quickly unpacked
         self._odd = odd or _warn
         self._clear()
 
     def _clear(self) -> None:
         self.rows = self.bytes = 0
         self._runs: list[tuple[int, int]] = []  # offsets: the first, and behind the last
-        self._keys: list[bytes | None] = []
-        self._values: list[bytes | None] = []
-        self._stamps: list[int] = []
+        self._keys: list[Any] = []  # arrays
+        self._values: list[Any] = []
+        self._stamps: list[Any] = []
+        self._plain: list[tuple[StoredBatch, slice, Buffer, BatchHeader]] = []  # not looked into yet
         self._headers: list[list[tuple[str, bytes | None]]] = []
 
     def add(self, batch: StoredBatch, span: Span) -> None:
@@ -104,29 +118,65 @@ class Columns:
         if header.control or first >= end:
             return
         if self._opens:
-            found, size = opened(batch)
-            self.bytes += size
-            if end - first < len(found):
-                found = found[first - batch.base_offset : end - batch.base_offset]
-            self._take(found)
+            self._open(batch, slice(first - batch.base_offset, end - batch.base_offset))
         self._runs.append((first, end))
         self.rows += end - first
 
-    def _take(self, found: Sequence[Record]) -> None:
-        names = self._names
-        if "key" in names:
-            self._keys += [record.key for record in found]
-        if "value" in names:
-            self._values += [record.value for record in found]
-        if "timestamp" in names:
-            self._stamps += [record.timestamp for record in found]
-        if "headers" in names:
-            self._headers += [record.headers for record in found]
+    def _open(self, batch: StoredBatch, part: slice) -> None:
+        header = verify_stored(batch) if self._usual else None
+        if header is None:
+            self._decode(batch, part)
+            return
+        try:
+            plain = plain_form(batch.data, header) if is_compressed(batch.data) else batch.data
+        except Exception as error:
+            raise CorruptBatch(f"the records of the batch cannot be read: {error}") from error
+        self.bytes += len(plain) - HEADER_SIZE
+        self._plain.append((batch, part, plain, header))
 
-    def flush(self, span: Span) -> Any:
-        """The rows gathered so far, as an Arrow batch of the schema."""
+    def _decode(self, batch: StoredBatch, part: slice) -> None:
+        """Record by record."""
         import pyarrow as pa
 
+        found, size = opened(batch)
+        self.bytes += size
+        found, binary = found[part], pa.binary()
+        if "headers" in self._names:
+            self._headers += [record.headers for record in found]
+        if "key" in self._names:
+            self._keys.append(pa.array([record.key for record in found], binary))
+        if "value" in self._names:
+            self._values.append(pa.array([record.value for record in found], binary))
+        self._stamps.append(pa.array([record.timestamp for record in found], pa.int64()))
+
+    def _unpack(self, unreadable: Unreadable) -> None:
+        """What was put off by `_open`: all batches at once, or else one by one."""
+        pending, self._plain = self._plain, []
+        found = unpacked([(plain, header) for _, _, plain, header in pending])
+        if found is not None:
+            first, last = pending[0], pending[-1]
+            behind = last[3].records - (last[1].stop or 0)
+            part = slice(first[1].start, len(found.keys) - behind)
+            self._keys, self._values, self._stamps = ([array[part]] for array in found)
+            return
+        self._usual = False  # those that follow are like these
+        runs, self._runs, self.rows = self._runs, [], 0
+        for (batch, part, _, _), run in zip(pending, runs, strict=True):
+            try:
+                self._decode(batch, part)
+            except CorruptBatch as error:
+                unreadable(batch, error)
+            else:
+                self._runs.append(run)
+                self.rows += run[1] - run[0]
+
+    def flush(self, span: Span, unreadable: Unreadable | None = None) -> Any:
+        """The rows gathered so far, as an Arrow batch of the schema. `unreadable`: as CorruptBatch of `add`,
+        for batches of which it is found out only now."""
+        import pyarrow as pa
+
+        if self._plain:
+            self._unpack(unreadable or _refuse)
         arrays = {field.name: self._array(field, span) for field in self._raw}
         if self._typed is not None:
             arrays = self._typed.decode(arrays, lambda row: self._place(span, row))
@@ -143,9 +193,9 @@ class Columns:
 
         match field.name:
             case "key":
-                return pa.array(self._keys, field.type)
+                return _concat(self._keys, field.type).cast(field.type)
             case "value":
-                return pa.array(self._values, field.type)
+                return _concat(self._values, field.type).cast(field.type)
             case "timestamp":
                 return self._moments(span).cast(field.type)
             case "headers":
@@ -166,8 +216,8 @@ class Columns:
         import pyarrow as pa
         import pyarrow.compute as pc
 
-        stamps = pa.array(self._stamps, pa.int64())
-        least, most = pc.min_max(stamps).as_py().values()
+        stamps = _concat(self._stamps, pa.int64())
+        least, most = pc.min_max(stamps).as_py().values() if len(stamps) else (0, 0)
         if least < FIRST_SHOWN_MS or most > LAST_SHOWN_MS:
             shown = pc.and_(pc.greater_equal(stamps, FIRST_SHOWN_MS), pc.less_equal(stamps, LAST_SHOWN_MS))
             offsets = _offset_array(self._runs).filter(pc.invert(shown)).to_pylist()
@@ -186,6 +236,16 @@ def _warn(span: Span, found: Sequence[tuple[int, int]]) -> None:
     )  # fmt: skip
 
 
+def _refuse(batch: StoredBatch, error: CorruptBatch) -> None:
+    raise error
+
+
+def _concat(arrays: Sequence[Any], kind: Any = None) -> Any:
+    import pyarrow as pa
+
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays) if arrays else pa.array([], kind)
+
+
 def _offset_array(runs: Sequence[tuple[int, int]]) -> Any:
     import pyarrow as pa
 
@@ -199,7 +259,7 @@ def _offset_array(runs: Sequence[tuple[int, int]]) -> Any:
         pa.arange(first, end) if hasattr(pa, "arange") else pa.array(range(first, end), pa.int64())
         for first, end in joined
     ]
-    return parts[0] if len(parts) == 1 else pa.concat_arrays(parts)
+    return _concat(parts, pa.int64())
 
 
 def _header_array(headers: Sequence[list[tuple[str, bytes | None]]], kind: Any) -> Any:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -191,16 +192,17 @@ def read_spans(reach: Reach, spans: Iterable[Span], columns: Columns, losses: Lo
     """Arrow batches."""
     with uncollected(), task_log(reach) as queue:
         for span, first in _begun(queue, spans):
+            unreadable = partial(losses.meet_unreadable, span)
             for fetched in _fetched(queue, span, first, losses):
                 for batch in fetched.batches:
                     try:
                         columns.add(batch, span)
                     except CorruptBatch as error:
-                        losses.meet_unreadable(span, batch, error)
+                        unreadable(batch, error)
                     if columns.rows >= _ROWS or columns.bytes >= _BYTES:
-                        yield columns.flush(span)
+                        yield columns.flush(span, unreadable)
             if columns.rows:
-                yield columns.flush(span)
+                yield columns.flush(span, unreadable)
 
 
 def _begun(queue: TaskLog, spans: Iterable[Span]) -> Iterator[tuple[Span, Future[Fetched]]]:

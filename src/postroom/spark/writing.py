@@ -24,12 +24,13 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from .. import sync
-from ..client.producer.staging import Staged
+from ..client.producer.staging import Staged, check_longest
 from ..errors import InvalidMessage, InvalidSetting, PostroomError, UsageError
 from ..model.moves.staging import Span, check_name, joined, summed
 from ..model.topology.names import HEADER_PREFIX, check_topic
 from .columns import HEADERS
 from .compat import StreamArrowWriter, one_sentence
+from .formats.records import Packing, can_pack, longest
 from .options import CONNECTION, Reach, bad_option, reach_options, unknown_option
 from .queue import patiently
 from .reading import set_apart, uncollected
@@ -171,16 +172,27 @@ class Columns:
 
     def parts(self) -> Iterator[Part]:
         """By topic; within it in the order of the rows."""
+        for topic, batch in self._by_topic():
+            keys, values = self._binary(batch)
+            headers = _headers(batch.column("headers")) if self._shape.has_headers else None
+            yield Part(topic, keys.to_pylist() if self._shape.has_key else None, values.to_pylist(), headers)
+
+    def arrays(self) -> Iterator[tuple[str, Any, Any]]:
+        """The same without headers: topic, keys and values, as binary arrays."""
+        for topic, batch in self._by_topic():
+            yield (topic, *self._binary(batch))
+
+    def _by_topic(self) -> Iterator[tuple[str, Any]]:
         topics = self.topics if self.rows else []
         if len(topics) == 1:
-            yield self._part(topics[0], self._batch)
+            yield topics[0], self._batch
             return
         import pyarrow.compute as pc
 
         for topic in topics:
-            yield self._part(topic, self._batch.filter(pc.equal(self._batch.column("topic"), topic)))
+            yield topic, self._batch.filter(pc.equal(self._batch.column("topic"), topic))
 
-    def _part(self, topic: str, batch: Any) -> Part:
+    def _binary(self, batch: Any) -> tuple[Any, Any]:
         import pyarrow as pa
 
         value = batch.column("value")
@@ -189,9 +201,8 @@ class Columns:
                 f"column value: it is null in {value.null_count} rows, and a message has a value: leave such "
                 "rows out (where value is not null), or write coalesce(value, '')"
             )
-        keys = batch.column("key").cast(pa.binary()).to_pylist() if self._shape.has_key else None
-        headers = _headers(batch.column("headers")) if self._shape.has_headers else None
-        return Part(topic, keys, value.cast(pa.binary()).to_pylist(), headers)
+        key = batch.column("key") if self._shape.has_key else pa.nulls(len(value))
+        return key.cast(pa.binary()), value.cast(pa.binary())
 
 
 def _headers(column: Any) -> list[list[tuple[str, bytes | None]]]:
@@ -315,6 +326,29 @@ class Written(WriterCommitMessage):  # type: ignore[misc]
 Messages = Sequence[Written | None]
 
 
+class _Columnar:
+    """Fills a segment with rows without headers: they are packed here, as columns, and only staged there."""
+
+    def __init__(self, segment: Any) -> None:
+        self._segment, self._call = segment._target, segment._portal.call
+        self._packing: dict[str, Packing] = {}
+
+    def add(self, columns: Columns) -> None:
+        for topic, keys, values in columns.arrays():
+            check_longest(longest(keys), longest(values))
+            packing = self._packing.get(topic)
+            if packing is None:
+                route = self._call(self._segment._packing_of, topic).route
+                packing = self._packing[topic] = Packing(route)
+            batches = packing.add(keys, values, self._segment._endpoint.now_ms())
+            self._call(self._segment._add_packed, topic, batches, len(values))
+
+    def end(self) -> None:
+        for topic, packing in self._packing.items():
+            batches = packing.end(self._segment._endpoint.now_ms())
+            self._call(self._segment._add_packed, topic, batches, 0)
+
+
 class _Writing:
     """What both writers do. Sent to other processes: holds options, and nothing that is open."""
 
@@ -339,18 +373,26 @@ class _Writing:
 
     def _fill(self, staging: Any, segment: Any, rows: Iterator[Any]) -> None:
         marks: dict[str, int] | None = None
+        compared = self._options.compare and not self._shape.has_source
+        columnar = None if compared or self._shape.has_headers or not can_pack() else _Columnar(segment)
         for arrow in rows:
             columns = Columns(self._shape, arrow)
-            topics, source = columns.topics if columns.rows else [], columns.source()
+            seen, topics, source = columns.rows, columns.topics if columns.rows else [], columns.source()
             if source and marks is None:
                 marks = staging.marks(topics)
             known = marks or {}
-            parts = list(columns.above(known, source).parts())
-            for part in parts:
-                segment.add_columns(part.topic, part.values, part.keys, part.headers)
-            content = content_of(parts) if self._options.compare and not self._shape.has_source else b""
+            columns, content = columns.above(known, source), b""
+            if columnar is not None:
+                columnar.add(columns)
+            else:
+                parts = list(columns.parts())
+                for part in parts:
+                    segment.add_columns(part.topic, part.values, part.keys, part.headers)
+                content = content_of(parts) if compared else b""
             at = {name: known.get(name, -1) for name in source}
-            segment.saw(columns.rows, topics, source, at, content)
+            segment.saw(seen, topics, source, at, content)
+        if columnar is not None:
+            columnar.end()
 
     def _commit(self, messages: Messages) -> None:
         set_apart()

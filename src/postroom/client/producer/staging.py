@@ -37,7 +37,7 @@ from ..codec import Entry, pack_all
 from ..message import Message
 from ..owner_check import Guard
 
-__all__ = ["Segment", "Staged", "Staging"]
+__all__ = ["Segment", "Staged", "Staging", "check_longest"]
 
 T = TypeVar("T")
 
@@ -223,16 +223,29 @@ class Segment:
             await asyncio.wait((self._sending,))
         return await self._staging._drop(tuple(self._packing), [self.name])
 
+    async def _add_packed(self, topic: str, batches: Iterable[tuple[int, bytes]], messages: int) -> None:
+        """Stage batches that somebody else has packed; they have so many messages."""
+        packing = await self._packing_of(topic)
+        for place, batch in batches:
+            packing.ready.append((place, batch))
+            packing.size += len(batch)
+        self._staged = replace(self._staged, messages=self._staged.messages + messages)
+        await self._send(topic, packing)
+
     async def _add(self, topic: str, entries: list[Entry]) -> None:
+        packing = await self._packing_of(topic)
+        packing.add(entries, self._endpoint.now_ms())
+        self._staged = replace(self._staged, messages=self._staged.messages + len(entries))
+        await self._send(topic, packing)
+
+    async def _packing_of(self, topic: str) -> _Packing:
         if self._closed:
             raise UsageError("this segment is closed: begin another")
         packing = self._packing.get(topic)
         if packing is None:
             route = await self._staging._trying(lambda: self._route(topic))
             packing = self._packing[topic] = _Packing(route)
-        packing.add(entries, self._endpoint.now_ms())
-        self._staged = replace(self._staged, messages=self._staged.messages + len(entries))
-        await self._send(topic, packing)
+        return packing
 
     async def _send(self, topic: str, packing: _Packing, *, everything: bool = False) -> None:
         """One call at a time; the next batches are built meanwhile."""
@@ -261,6 +274,7 @@ class _Packing:
     """Messages of one topic on their way into batches."""
 
     def __init__(self, route: Route) -> None:
+        self.route = route
         self._places = [piece.partition_id for piece in route.ranges]
         of_id = {place: at for at, place in enumerate(self._places)}
         self._of_slot = [of_id[piece.partition_id] for piece in route.ranges for _ in range(piece.slots)]
@@ -324,6 +338,13 @@ class _Packing:
 def _check_sizes(values: Sequence[bytes], keys: Sequence[bytes | None] | None) -> None:
     longest = max(map(len, values), default=0)
     longest_key = 0 if keys is None else max((len(key) for key in keys if key is not None), default=0)
+    check_longest(longest_key, longest)
+    if keys is not None and len(keys) != len(values):
+        raise InvalidMessage(f"there are {len(values)} values and {len(keys)} keys")
+
+
+def check_longest(longest_key: int, longest: int) -> None:
+    """MessageTooLarge, for the longest key and the longest value of some rows, which need not be of one."""
     if longest + longest_key > DEFAULTS.max_message_bytes:
         raise MessageTooLarge(
             f"a message has {longest + longest_key:,} bytes, the limit is {DEFAULTS.max_message_bytes:,}: "
@@ -333,8 +354,6 @@ def _check_sizes(values: Sequence[bytes], keys: Sequence[bytes | None] | None) -
         raise MessageTooLarge(
             f"a key has {longest_key:,} bytes, the limit is {DEFAULTS.max_key_bytes:,}: use a hash of it"
         )
-    if keys is not None and len(keys) != len(values):
-        raise InvalidMessage(f"there are {len(values)} values and {len(keys)} keys")
 
 
 # ---- what tasks saw, put together ----

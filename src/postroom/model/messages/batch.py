@@ -42,6 +42,7 @@ __all__ = [
     "Record",
     "Stored",
     "TopicBounds",
+    "assemble",
     "batches_in",
     "build_control",
     "control_kind",
@@ -58,6 +59,7 @@ __all__ = [
     "stamp",
     "stored_records",
     "verify",
+    "verify_stored",
     "with_base_offset",
 ]
 
@@ -77,7 +79,8 @@ _ATTRIBUTES = struct.Struct(">h")
 _IDENTITY = struct.Struct(">qhi")
 _CONTROL_KEY = struct.Struct(">hh")  # version, kind
 _COUNT = struct.Struct(">i")
-_LENGTH_AT, _CRC_AT, _ATTRIBUTES_AT, _IDENTITY_AT, _COUNT_AT = 8, 17, 21, 43, 57
+_LENGTH_AT, _EPOCH_AT, _CRC_AT, _ATTRIBUTES_AT, _IDENTITY_AT, _COUNT_AT = 8, 12, 17, 21, 43, 57
+_NO_EPOCH = b"\xff" * 4  # of a leader
 
 _CODEC_BITS, _CONTROL_BIT = 0x07, 0x20
 _NAMES = tuple(COMPRESSIONS)
@@ -215,13 +218,19 @@ def stored_records(batch: Stored) -> list[Record]:
 
 def opened(batch: Stored) -> tuple[list[Record], int]:
     """The messages of a stored batch, as `stored_records`, and how many bytes they take unpacked."""
+    header = verify_stored(batch)
+    return ([], 0) if header.control else _open(batch.data, header)
+
+
+def verify_stored(batch: Stored) -> BatchHeader:
+    """Checks a stored batch as `verify` does, and that it is the one of its place."""
     header = verify(batch.data)
     if header.base_offset != batch.base_offset or header.records != batch.records:
         raise CorruptBatch(
             f"the batch says that it has {header.records} messages from offset {header.base_offset} on; "
             f"it was stored with {batch.records} from {batch.base_offset} on"
         )
-    return ([], 0) if header.control else _open(batch.data, header)
+    return header
 
 
 def plain_form(batch: Buffer, header: BatchHeader, limit: int | None = None) -> memoryview:
@@ -246,6 +255,19 @@ def each_between(plain: memoryview, start: int, stop: int, count: int) -> Iterat
     part += bytes(_PAD)
     end = len(part) - _PAD
     return each(memoryview(part)[:end])
+
+
+def assemble(records: Buffer, count: int, timestamp: int, compression: str) -> bytes:
+    """A batch of so many records that were encoded elsewhere, all of one moment."""
+    kind = COMPRESSIONS[compression]
+    packed = compress(kind, bytes(records)) if kind else records
+    batch = bytearray(HEADER_SIZE + len(packed))
+    _HEADER.pack_into(
+        batch, 0, 0, len(batch) - 12, 2, kind, count - 1, timestamp, timestamp, -1, -1, -1, count
+    )
+    batch[_EPOCH_AT : _EPOCH_AT + 4] = _NO_EPOCH
+    batch[HEADER_SIZE:] = packed
+    return _sealed(batch)
 
 
 def build_control(kind: int, payload: bytes = b"", *, timestamp: int = 0) -> bytes:
