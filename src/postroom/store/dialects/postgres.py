@@ -185,6 +185,12 @@ _NOT_PREPARED = ("26000", "42P05")
 _SPOILT = ("XX001", "XX002")
 
 
+def _was_idle(error: psycopg.Error) -> bool:
+    """Whether the server had ended the session because its transaction stood still: it waited for a statement
+    then, so that none of those that were sent since was run, and no commit either (I15)."""
+    return getattr(error, "sqlstate", None) == "25P03" or "idle-in-transaction timeout" in str(error)
+
+
 class PostgresDialect(ServerDialect):
     kind = "postgresql"
     failures = (psycopg.Error,)
@@ -293,6 +299,8 @@ class PostgresDialect(ServerDialect):
         failed = self._leave_pipeline(connection, commit)
         self._roll_back(connection)
         if failed is not None and commit:  # else it is being raised already
+            if _was_idle(failed):
+                failed.before_commit = True  # type: ignore[attr-defined]
             raise failed
 
     def _leave_pipeline(self, connection: Any, commit: bool) -> psycopg.Error | None:
