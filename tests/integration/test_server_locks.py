@@ -87,7 +87,7 @@ def test_a_deadlock_with_a_stranger_is_survived(ground: Ground, store: SqlStore,
     until(lock_waits(ground))  # it is back, and waits
     stranger.connection.rollback()
     assert [stored(result).base_offset for result in ours.result(30)] == [0, 0]
-    assert deadlocks(ground) == before + 1
+    assert deadlocks(ground) > before  # others on the same server may meet one meanwhile
     assert [len(read_all(store, place)) for place in places] == [1, 1]
 
 

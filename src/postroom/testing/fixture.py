@@ -30,7 +30,8 @@ from ..client.connection import Connection
 from ..client.consumer.opened import Browsed
 from ..client.message import Received, Value
 from ..clock import ManualClock
-from ..errors import UsageError
+from ..endpoint.endpoint import Told
+from ..errors import PostroomError, UsageError
 from ..model.messages.batch import records
 from ..store import open_memory
 from ..store.contract import Appended
@@ -173,7 +174,7 @@ class Captured:
 def capture(mq: Connection | sync.Connection) -> Captured:
     """Record what is sent through this connection from now on, by whatever way it is sent."""
     endpoint: Any = (mq._target if isinstance(mq, sync.Connection) else mq)._endpoint
-    captured, append = Captured(), endpoint.append
+    captured, append, append_soon = Captured(), endpoint.append, endpoint.append_soon
 
     async def recording(topic: str, partition_id: int, batch: bytes, **options: Any) -> Appended:
         appended: Appended = await append(topic, partition_id, batch, **options)
@@ -181,7 +182,15 @@ def capture(mq: Connection | sync.Connection) -> Captured:
             captured._record(topic, batch)
         return appended
 
-    endpoint.append = recording
+    def recording_soon(topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
+        def answered(result: Appended | PostroomError) -> None:
+            if isinstance(result, Appended) and not result.duplicate:
+                captured._record(topic, batch)
+            told(result)
+
+        return bool(append_soon(topic, partition_id, batch, producer, answered))
+
+    endpoint.append, endpoint.append_soon = recording, recording_soon
     return captured
 
 
