@@ -159,6 +159,7 @@ async def test_a_client_that_vanishes_while_its_poll_waits_takes_nothing_along()
                 raw.send(POLL, [request("gone", token=100 + round)])
                 raw.send(BROKERS, [], id=3)
                 await raw.receive()  # so the poll is there
+            await settled(server)  # the broker knows that it has gone
             await mq.send("orders", b"%d" % round)
             reply = await polled(mq._endpoint, "other", 1 + round)
             assert [grant.leases[0].first for grant in reply.grants] == [round]
