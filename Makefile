@@ -58,7 +58,8 @@ check: $(STAMP) ## Format, lint, types and layers, without changing anything
 	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/mypy --strict $(TYPED)
-	$(BIN)/python -m pytest -q tests/unit/test_architecture.py tests/unit/test_glossary.py tests/docs/test_architecture_page.py
+	$(BIN)/python -m pytest -q $(addprefix tests/unit/repository/,test_architecture.py test_glossary.py) \
+		tests/docs/test_architecture_page.py
 
 bench: $(STAMP) servers peers ## Measure speed: python -m bench
 	$(BIN)/python -m bench $(ARGS)

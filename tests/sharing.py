@@ -17,13 +17,14 @@ __all__ = ["unit_of"]
 
 _SPARK = "tests/integration/spark/"
 _WITHOUT_JVM = f"{_SPARK}test_readers.py"
+_TIERS = "tests/unit/repository/test_tiers.py"  # they share what was collected, which takes seconds
 _PAGES = "tests/docs/test_snippets.py::test_a_page_does_what_it_shows[docs/howto/spark"
 
 
 def unit_of(nodeid: str) -> str:
     if nodeid.startswith("tests/chaos/"):
         return "chaos"
-    if nodeid.startswith("tests/unit/test_tiers.py"):  # they share what was collected, which takes seconds
+    if nodeid.startswith(_TIERS):
         return "tiers"
     in_session = nodeid.startswith(_SPARK) and not nodeid.startswith(_WITHOUT_JVM)
     return "spark" if in_session or nodeid.startswith(_PAGES) else nodeid

@@ -6,8 +6,9 @@
 A place is a store, an endpoint, a database server: a parameter that says where a test runs, not what it does.
 The place is chosen by a hash of the test's name: always the same one for a test, another one for the next, so
 that all places are in the default run. The store contract runs in full on an SQLite file; `parts` says what
-of it runs elsewhere. `slow("why")` keeps a test out of the default run. `tests/unit/test_tiers.py` sees to it
-that each test function is in the default run, or says why not.
+of it runs elsewhere. `slow("why")` keeps a test out of the default run.
+`tests/unit/repository/test_tiers.py` sees to it that each test function is in the default run, or says why
+not.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The queue has a durable and a volatile topic, since logs are made with their topic. Migrations are pinned as
 they are written: by them queues of every version have got the tables they have. That each older version
-becomes this one is tested by `test_store_schema.py` (files, every version) and `test_cli_migrate.py`
-(servers).
+becomes this one is tested by `tests/integration/store/test_schema.py` (files, every version) and
+`tests/contract/cli/operate/test_migrate.py` (servers).
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from postroom.store.sharded.store import ShardedStore
 from postroom.testing.store_contract import MovableClock
 from postroom.testing.store_contract.harness import read_all, values
 from postroom.testing.store_contract.staging import stage, wish
-from tests.contract.test_store_across_shards import away, moved
+from tests.contract.store.test_across_shards import away, moved
 
 VALUES = [f"k{number}.{turn}" for turn in range(20) for number in range(20)]
 

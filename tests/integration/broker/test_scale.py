@@ -42,8 +42,7 @@ from postroom.wire.server.answers import Answers
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
 from postroom.wire.server.session import Session
-
-from . import wire_raw
+from tests.integration.wire import wire_raw
 
 FEW, MANY = 5, 200
 

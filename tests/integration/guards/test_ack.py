@@ -14,8 +14,8 @@ import postroom
 from postroom import LeaseLost, UsageError
 from postroom.client.consumer.in_flight import ACKED
 from postroom.client.consumer.settle import delivery_of
-from tests.integration.children import child, received
-from tests.integration.guarding import Place, effects, note
+from tests.integration.guards.guarding import Place, effects, note
+from tests.integration.processes.children import child, received
 
 SERVERS = {"postgres": "postgres_ready", "mysql": "mysql_ready"}
 PATIENCE_S = 60

@@ -19,8 +19,8 @@ import pytest
 from postroom import RetryLater, guards
 from postroom.client import databases
 from postroom.client.message import Received
-from tests.integration.children import child, received
-from tests.integration.guarding import SCOPE, Place, database_of, delivered
+from tests.integration.guards.guarding import SCOPE, Place, database_of, delivered
+from tests.integration.processes.children import child, received
 
 PATIENCE_S = 240
 _SERIAL = {

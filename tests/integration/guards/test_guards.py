@@ -26,7 +26,16 @@ from postroom import (
     guards,
 )
 from postroom.clock import ManualClock
-from tests.integration.guarding import SCOPE, Place, database_of, delivered, effects, empty, note, prepare
+from tests.integration.guards.guarding import (
+    SCOPE,
+    Place,
+    database_of,
+    delivered,
+    effects,
+    empty,
+    note,
+    prepare,
+)
 
 WAIT_S = 60
 KINDS = ("sqlite", "postgres", "mysql")

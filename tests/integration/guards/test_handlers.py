@@ -13,8 +13,8 @@ import pytest
 
 import postroom
 from postroom import RetryLater, SchemaMismatch, guards
-from tests.integration.children import child, received
-from tests.integration.guarding import SCOPE, Place, delivered, effects, note, prepare
+from tests.integration.guards.guarding import SCOPE, Place, delivered, effects, note, prepare
+from tests.integration.processes.children import child, received
 
 PATIENCE_S = 60
 

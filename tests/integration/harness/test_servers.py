@@ -21,7 +21,7 @@ from tests.servers import MariaServer, PostgresServer
 from tests.servers.processes import running
 from tests.servers.server import Server
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 DriverError = (psycopg.OperationalError, pymysql.err.OperationalError, pymysql.err.InterfaceError)
 
 both = pytest.mark.parametrize("kind", ["postgres", "mariadb"])

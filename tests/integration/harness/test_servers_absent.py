@@ -17,7 +17,7 @@ from tests.servers import MariaServer, MissingServer, PostgresServer, binaries
 from tests.servers.processes import running
 from tests.servers.server import Server
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 TESTS = """
     def test_postgres(postgres_url): pass
     def test_mariadb(own_mariadb): pass

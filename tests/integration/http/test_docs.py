@@ -11,7 +11,7 @@ import pytest
 
 from tests.docs.pages import ROOT, blocks
 from tests.docs.test_snippets import run_console
-from tests.integration.test_http import served
+from tests.integration.http.test_http import served
 
 PAGE = ROOT / "docs" / "howto" / "http.md"
 SHOWN = "localhost:7071"

@@ -14,7 +14,7 @@ import pytest
 from postroom.http import server as module
 from postroom.model.access import Principal, parse_permissions
 from tests.certificates import Authority
-from tests.integration.test_http import SECONDS, client, say, served
+from tests.integration.http.test_http import SECONDS, client, say, served
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 

@@ -11,7 +11,7 @@ import pytest
 from postroom.http import monitoring
 from tests.ready import Ground
 from tests.servers.proxy import Proxy
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 
 async def test_the_life_of_a_message(ground: Ground) -> None:

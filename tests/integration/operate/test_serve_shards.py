@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import postroom
-from tests.integration.test_serve import Served, logged
+from tests.integration.operate.test_serve import Served, logged
 from tests.ready import opened
 from tests.servers import PostgresServer
 

@@ -19,9 +19,9 @@ import postroom
 from postroom.client.forward.outbox_source import OutboxSource
 from postroom.store.sql.log.log import SqlLog
 from postroom.store.sql.outbox import Drawing
-from tests.integration.children import Connection, child
-from tests.integration.children import received as told
-from tests.integration.outbox_world import KINDS, Database, database_of, eventually, received
+from tests.integration.outbox.outbox_world import KINDS, Database, database_of, eventually, received
+from tests.integration.processes.children import Connection, child
+from tests.integration.processes.children import received as told
 
 RELAYING = ["taken", "stamping", "stamped", "stored", "deleting", "deleted"]
 DRAWING = ["taken", "locked", "removed", "committed"]  # the last three: of the append's own transaction

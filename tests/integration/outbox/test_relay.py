@@ -18,7 +18,7 @@ import postroom
 from postroom.client.databases import opening
 from postroom.client.forward.outbox_source import OutboxSource
 from postroom.errors import SchemaMismatch, UsageError
-from tests.integration.outbox_world import KINDS, Database, database_of, eventually, received
+from tests.integration.outbox.outbox_world import KINDS, Database, database_of, eventually, received
 
 NEVER = 3600  # how often a relay looks that is to be woken
 

@@ -12,7 +12,7 @@ import postroom
 from postroom.broker.broker import Broker
 from postroom.http.monitoring import Collector, Sampler
 from tests.contract.cli_runner import Cli
-from tests.integration.outbox_world import KINDS, Database, database_of, eventually
+from tests.integration.outbox.outbox_world import KINDS, Database, database_of, eventually
 
 FIGURES = ("messages", "oldest_age_seconds", "stuck_topics")
 

@@ -28,7 +28,7 @@ from postroom.errors import (
     SchemaMismatch,
     UsageError,
 )
-from tests.integration.outbox_world import KINDS, Database
+from tests.integration.outbox.outbox_world import KINDS, Database
 
 
 @pytest.fixture(scope="module", params=KINDS)

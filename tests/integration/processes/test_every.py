@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import postroom
-from tests.integration.children import child
+from tests.integration.processes.children import child
 
 SECONDS = 60  # a child that has not died by then never does
 STEPS = ["before the mark", "after the mark", "before a run", "after a run", "in the handler"]

@@ -9,7 +9,7 @@ from typing import Any
 
 import postroom
 from postroom.errors import SendTimeout
-from tests.integration.children import Connection, child, received
+from tests.integration.processes.children import Connection, child, received
 
 PER_S = 400
 SECONDS = 2.0

@@ -1,6 +1,6 @@
 """Processes on one database server, with no broker between them: many at once, and killed at any moment (R8).
 
-The same promises as on a file (`test_store_processes`), kept here by the server's locks.
+The same promises as on a file (`test_store`), kept here by the server's locks.
 """
 
 from __future__ import annotations
@@ -29,7 +29,16 @@ from postroom.testing.store_contract.harness import (
     spans,
     values,
 )
-from tests.integration.children import CONTEXT, POINTS, Connection, child, die_in, drained, numbered, received
+from tests.integration.processes.children import (
+    CONTEXT,
+    POINTS,
+    Connection,
+    child,
+    die_in,
+    drained,
+    numbered,
+    received,
+)
 from tests.ready import Ground, both, opened
 from tests.servers.server import Server
 

@@ -1,6 +1,6 @@
 """Processes on one file: many at once, killed at any moment, and stopped in the middle.
 
-`test_server_processes` has the same on database servers.
+`test_servers` has the same on database servers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,16 @@ from postroom.testing.store_contract.harness import (
     spans,
     values,
 )
-from tests.integration.children import CONTEXT, POINTS, Connection, child, die_in, drained, numbered, received
+from tests.integration.processes.children import (
+    CONTEXT,
+    POINTS,
+    Connection,
+    child,
+    die_in,
+    drained,
+    numbered,
+    received,
+)
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs signals and fork")
 

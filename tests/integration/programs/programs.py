@@ -12,7 +12,7 @@ from pathlib import Path
 
 __all__ = ["LIMIT", "ROOT", "program", "ran", "until"]
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 LIMIT = 90  # seconds
 
 

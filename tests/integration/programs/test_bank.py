@@ -24,8 +24,8 @@ from typing import Any
 import pytest
 
 from postroom.broker.broker import Broker
-from tests.integration.children import child, received
-from tests.integration.programs import program, ran, until
+from tests.integration.processes.children import child, received
+from tests.integration.programs.programs import program, ran, until
 
 PATIENCE_S = 100
 START, CENTS = 10_000, 100

@@ -18,7 +18,7 @@ import pytest
 import postroom.sync
 from postroom.clock import ManualClock
 from postroom.testing.fixture import TestQueue
-from tests.integration.programs import LIMIT, program, ran, until
+from tests.integration.programs.programs import LIMIT, program, ran, until
 from tests.servers.places import free_port
 
 PATIENCE_S = 2.0  # of the gateway

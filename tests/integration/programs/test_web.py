@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 import postroom.sync
-from tests.integration.programs import LIMIT, ROOT, ran, until
+from tests.integration.programs.programs import LIMIT, ROOT, ran, until
 from tests.servers.places import free_port
 
 

@@ -35,7 +35,7 @@ from postroom.testing.store_contract.harness import (
     values,
 )
 from postroom.testing.store_contract.log.ids import send
-from tests.integration.interleaving import kill, lock_waits, run_all, soon, stopped_at_commit, until
+from tests.integration.races.interleaving import kill, lock_waits, run_all, soon, stopped_at_commit, until
 from tests.ready import Ground
 from tests.servers import Proxy
 

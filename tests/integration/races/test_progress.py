@@ -22,7 +22,7 @@ from postroom.testing.store_contract.harness import (
     partitions,
     spans,
 )
-from tests.integration.interleaving import kill, lock_waits, soon, stopped_at_commit, until
+from tests.integration.races.interleaving import kill, lock_waits, soon, stopped_at_commit, until
 from tests.ready import Ground
 
 ANN, BOB, CAT = 11, 22, 33

@@ -28,7 +28,7 @@ from postroom.testing.store_contract.harness import (
     values,
 )
 from postroom.testing.store_contract.routes import carried_out, control
-from tests.integration.interleaving import SECONDS, kill, lock_waits, soon, stopped_at_commit, until
+from tests.integration.races.interleaving import SECONDS, kill, lock_waits, soon, stopped_at_commit, until
 from tests.ready import Ground, both, ready
 from tests.servers.server import Server
 

@@ -28,7 +28,7 @@ from postroom.testing.store_contract.harness import (
     partitions,
     read_all,
 )
-from tests.integration.pooled import pooled
+from tests.integration.store.pooled import pooled
 
 
 class Scene:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import postroom
-from tests.integration.test_server_faults import connected
+from tests.integration.servers.test_faults import connected
 from tests.ready import Ground, ready
 from tests.servers.server import Server
 

@@ -21,7 +21,7 @@ from postroom.model.policy.settings import TopicSettings
 from postroom.store.sql.schema import VERSION
 from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import append, batch, partitions
-from tests.integration.interleaving import until
+from tests.integration.races.interleaving import until
 from tests.ready import Ground, both, ready
 from tests.servers import MariaServer, PostgresServer, Proxy
 from tests.servers.server import Server

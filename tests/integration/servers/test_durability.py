@@ -30,7 +30,7 @@ from postroom.testing.store_contract.harness import (
     spans,
     values,
 )
-from tests.integration.interleaving import until
+from tests.integration.races.interleaving import until
 from tests.ready import Ground, both, opened, ready
 from tests.servers import PostgresServer
 from tests.servers.server import Server

@@ -21,8 +21,8 @@ import postroom
 from postroom.address import parse
 from postroom.broker.broker import open_endpoint
 from postroom.config import DEFAULTS
-from tests.integration.children import Connection, child, received
-from tests.integration.interleaving import kill
+from tests.integration.processes.children import Connection, child, received
+from tests.integration.races.interleaving import kill
 from tests.ready import Ground, both, ready
 from tests.servers import Proxy
 from tests.servers.server import Server

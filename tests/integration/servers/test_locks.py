@@ -35,8 +35,8 @@ from postroom.testing.store_contract.harness import (
     spans,
     stored,
 )
-from tests.integration.children import Connection, child, received
-from tests.integration.interleaving import (
+from tests.integration.processes.children import Connection, child, received
+from tests.integration.races.interleaving import (
     kill,
     lock_waits,
     soon,

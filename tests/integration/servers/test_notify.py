@@ -21,8 +21,8 @@ from postroom.store import SqlStore
 from postroom.store.dialects.postgres import Notifier
 from postroom.store.sql.session import Area
 from postroom.testing.store_contract.harness import _failing_commits, append, batch, in_threads, partitions
-from tests.integration.children import Connection, child, received
-from tests.integration.interleaving import until
+from tests.integration.processes.children import Connection, child, received
+from tests.integration.races.interleaving import until
 from tests.ready import Ground, opened, ready
 from tests.servers import PostgresServer
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import postroom
-from tests.integration.children import Connection, child, received
+from tests.integration.processes.children import Connection, child, received
 from tests.ready import Ground
 
 LEASE_S, RETRY_S, DELAY_S = 1.5, 0.6, 1.0

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import postroom
-from tests.unit.spark_formats import (
+from tests.unit.spark.formats.spark_formats import (
     ORDER,
     ORDER_AVRO,
     ORDER_DDL,

@@ -16,8 +16,8 @@ import postroom
 from postroom import Message, sync
 from postroom.client.forward.spool_file import SpoolFile, look, owner_of
 from tests.contract.cli_runner import Cli
-from tests.integration.children import child, received
-from tests.integration.spooling import fill, in_order, stored
+from tests.integration.processes.children import child, received
+from tests.integration.spool.spooling import fill, in_order, stored
 
 NOBODY = "postroom://127.0.0.1:1"
 LONG = 60

@@ -10,8 +10,8 @@ import pytest
 
 import postroom
 from postroom.client.forward.spool_file import look
-from tests.integration.children import child, drained, received
-from tests.integration.spooling import STEPS, fill, fill_and_die, in_order, serve, stored
+from tests.integration.processes.children import child, drained, received
+from tests.integration.spool.spooling import STEPS, fill, fill_and_die, in_order, serve, stored
 
 LONG = 60
 

@@ -36,9 +36,9 @@ from postroom.testing.store_contract.harness import (
     in_threads,
     partitions,
 )
-from tests.integration.pooled import pooled
+from tests.integration.store.pooled import pooled
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 OFF, NORMAL, FULL = 0, 1, 2
 DEAD = Stamp(producer_id=77, partition_id=9)
 
@@ -321,7 +321,7 @@ def flushes(trace: str) -> dict[str, int]:
 def test_the_system_flushes_for_those_verbs_and_no_others(tmp_path: Path) -> None:
     output = tmp_path / "trace"
     strace = ["strace", "-f", "-qq", "-s", "80", "-e", "trace=fsync,fdatasync,write", "-o", str(output)]
-    command = [*strace, sys.executable, "-m", "tests.integration.test_store_durability", str(tmp_path)]
+    command = [*strace, sys.executable, "-m", "tests.integration.store.test_durability", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, cwd=ROOT)
     if "ptrace" in done.stderr or "Operation not permitted" in done.stderr:
         pytest.skip("strace is not allowed to trace here")

@@ -38,7 +38,7 @@ from postroom.testing.store_contract.harness import (
     refused,
     spans,
 )
-from tests.integration.pooled import pooled
+from tests.integration.store.pooled import pooled
 
 IMPATIENT = replace(DEFAULTS, busy_timeout_ms=200, side_lock_ms=100)
 KIB = 1024

@@ -24,8 +24,8 @@ from postroom.store import open_sqlite
 from postroom.store.contract import Append, Store
 from postroom.store.dialects import ballast
 from postroom.store.dialects.ballast import BALLAST
-from tests.integration.test_store_faults import check_sound, fill, mounted
-from tests.integration.wire_raw import broker_of
+from tests.integration.store.test_faults import check_sound, fill, mounted
+from tests.integration.wire.wire_raw import broker_of
 
 KIB = 1024
 SECONDS = 60

@@ -18,8 +18,7 @@ from postroom.broker.access import Gatekeeper
 from postroom.clock import SystemClock
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
-
-from .wire_raw import broker_of
+from tests.integration.wire.wire_raw import broker_of
 
 __all__ = ["ThreadedBroker"]
 

@@ -1,6 +1,6 @@
 """A served broker in a process of its own, that says what each callback of its loop has cost.
 
-    python -m tests.integration.hostile_broker FILE
+    python -m tests.integration.wire.hostile_broker FILE
 
 Prints a line of JSON when it is served. Then each line on its standard input is a command, answered by a line
 of JSON: `mark` (what the loop and the memory did since the last one), `renew` (the attacker's own topic is as

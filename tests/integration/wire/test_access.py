@@ -12,8 +12,7 @@ from postroom.broker.access import SHOWN, new_token
 from postroom.errors import NotAuthenticated, PermissionDenied, UnknownPartition
 from postroom.model.access import ALL, Principal, hash_of, parse_permissions
 from postroom.wire.server.server import WireServer
-
-from .wire_raw import HELLO, Raw, broker_of, served
+from tests.integration.wire.wire_raw import HELLO, Raw, broker_of, served
 
 SHOP, BOSS, CLERK = new_token(), new_token(), new_token()
 APPEND, TOPICS, TOPIC, SHARDS, POLL, SETTLE, BEAT = 10, 31, 32, 46, 22, 23, 25

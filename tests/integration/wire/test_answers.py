@@ -15,8 +15,7 @@ from postroom.endpoint.values import PollRequest, Settle, Verdict
 from postroom.model.policy.settings import GroupWish
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
-
-from .wire_raw import ERROR, REPLY, Raw, eventually, healthy, served
+from tests.integration.wire.wire_raw import ERROR, REPLY, Raw, eventually, healthy, served
 
 FETCH, POLL, TOPICS, LETTERS = 11, 22, 31, 60
 MB = 1 << 20

@@ -12,8 +12,7 @@ import postroom
 from postroom.model.messages.batch import BatchBuilder
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
-
-from .wire_raw import ASK, CANCEL, HELLO, REPLY, Raw, frame, healthy, served
+from tests.integration.wire.wire_raw import ASK, CANCEL, HELLO, REPLY, Raw, frame, healthy, served
 
 TOPIC, APPEND, FETCH, SUBSCRIBE, POLL, SETTLE = 32, 10, 11, 20, 22, 23
 

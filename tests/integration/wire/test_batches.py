@@ -13,8 +13,7 @@ from postroom.errors import CorruptBatch, InvalidMessage, MessageTooLarge, Usage
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.messages.batch import BatchBuilder, build_control
 from tests.damage import garbage
-
-from .wire_raw import broker_of, served
+from tests.integration.wire.wire_raw import broker_of, served
 
 TOKEN = new_token()
 

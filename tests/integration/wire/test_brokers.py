@@ -17,10 +17,9 @@ import pytest
 import postroom
 from postroom.errors import BrokerUnavailable
 from postroom.wire.client.remote import RemoteEndpoint
+from tests.integration.wire.brokers_threads import ThreadedBroker
+from tests.integration.wire.wire_raw import broker_of
 from tests.servers.proxy import Proxy
-
-from .brokers_threads import ThreadedBroker
-from .wire_raw import broker_of
 
 SECONDS = 30
 

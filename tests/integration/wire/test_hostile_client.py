@@ -24,10 +24,9 @@ import pytest
 from postroom.endpoint.operations import OPERATIONS, Operation
 from postroom.model.messages.batch import BatchBuilder
 from postroom.wire import messages as m
-
-from .hostile_broker import RIGHTS
-from .hostile_values import World, hostile, sound
-from .wire_raw import CANCEL, ERROR, HELLO, REPLY, Raw
+from tests.integration.wire.hostile_broker import RIGHTS
+from tests.integration.wire.hostile_values import World, hostile, sound
+from tests.integration.wire.wire_raw import CANCEL, ERROR, HELLO, REPLY, Raw
 
 EVERYTHING = os.environ.get("POSTROOM_HOSTILE") == "all"
 SAMPLE = {"owner": 25}  # of each operation, requests of somebody with more rights than it takes; and
@@ -85,7 +84,7 @@ async def running(tmp_path: Path, url: str = "") -> AsyncIterator[Broker]:
     log = tmp_path / "log"
     with log.open("wb") as errors:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "tests.integration.hostile_broker", url or f"sqlite:///{tmp_path}/queue.db",
+            sys.executable, "-m", "tests.integration.wire.hostile_broker", url or f"sqlite:///{tmp_path}/queue.db",
             stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, limit=1 << 20,
         )  # fmt: skip
     try:

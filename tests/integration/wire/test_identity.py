@@ -20,8 +20,7 @@ from postroom.model.policy.settings import GroupWish
 from postroom.store.contract import Appended
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
-
-from .wire_raw import broker_of, eventually, served
+from tests.integration.wire.wire_raw import broker_of, eventually, served
 
 SHOP, EVIL = new_token(), new_token()
 

@@ -11,10 +11,9 @@ import pytest
 
 from postroom.model.messages.batch import BatchBuilder, records
 from postroom.model.messages.slot import slot_of
-
-from . import mini_client
-from .mini_client import MiniClient, MiniError
-from .wire_raw import served
+from tests.integration.wire import mini_client
+from tests.integration.wire.mini_client import MiniClient, MiniError
+from tests.integration.wire.wire_raw import served
 
 
 def batch(*values: bytes, sequence: int = 0) -> bytes:

@@ -20,8 +20,7 @@ from postroom.model.policy.settings import LONGEST_LEASE_MS, GroupSettings, Grou
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
 from postroom.wire.server.session import Session
-
-from .wire_raw import REPLY, Raw, broker_of, served
+from tests.integration.wire.wire_raw import REPLY, Raw, broker_of, served
 
 KIND = {name: one.kind for name, one in OPERATIONS.items()}
 END = 2**62

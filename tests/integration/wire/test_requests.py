@@ -23,10 +23,9 @@ from postroom.config import DEFAULTS
 from postroom.model.access import Principal, hash_of, parse_permissions
 from postroom.model.topology.names import is_reply
 from tests.contract.brokers import run_duty
-
-from .brokers_threads import ThreadedBroker
-from .children import child, received
-from .wire_raw import broker_of, served
+from tests.integration.processes.children import child, received
+from tests.integration.wire.brokers_threads import ThreadedBroker
+from tests.integration.wire.wire_raw import broker_of, served
 
 SECONDS = 40
 

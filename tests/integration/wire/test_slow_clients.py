@@ -16,8 +16,19 @@ from postroom.endpoint.values import PollReply, PollRequest, Settle, Verdict
 from postroom.model.policy.settings import GroupWish
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.session import Session
-
-from .wire_raw import ASK, BROKERS, ERROR, REPLY, Raw, broker_of, eventually, frame, healthy, served, settled
+from tests.integration.wire.wire_raw import (
+    ASK,
+    BROKERS,
+    ERROR,
+    REPLY,
+    Raw,
+    broker_of,
+    eventually,
+    frame,
+    healthy,
+    served,
+    settled,
+)
 
 TOPIC, FETCH, POLL, SETTLE = 32, 11, 22, 23
 QUICK = Listening(port=0, frame_ms=300, silent_ms=1000)

@@ -15,8 +15,7 @@ from postroom.model.access import ALL, Principal, hash_of, parse_permissions
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.moves.staging import Wish
 from postroom.wire.server.server import WireServer
-
-from .wire_raw import broker_of, served
+from tests.integration.wire.wire_raw import broker_of, served
 
 SHOP, BOSS, EVIL = new_token(), new_token(), new_token()
 

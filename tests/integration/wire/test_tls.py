@@ -17,8 +17,7 @@ from postroom.wire.client.remote import _BlockingLink
 from postroom.wire.messages import Hello
 from postroom.wire.server.listening import Listening
 from tests.certificates import Authority
-
-from .wire_raw import Raw, healthy, served
+from tests.integration.wire.wire_raw import Raw, healthy, served
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from postroom.model.messages.batch import records
 from postroom.model.messages.slot import slot_of
 from postroom.model.topology.route import Range, Route
 from postroom.store.contract import Appended
-from tests.unit.client_endpoint import FakeEndpoint, Partition
+from tests.unit.client.client_endpoint import FakeEndpoint, Partition
 
 AWAY = StoreUnavailable("the database is away")  # whether a batch was stored is not known
 REFUSED = StoreUnavailable("the connection was refused", stored=False, reason="refused", shard="b")

@@ -25,7 +25,7 @@ from postroom.endpoint.values import (
 )
 from postroom.model.delivery.delivery import Line, Span
 from postroom.model.messages.batch import records
-from tests.unit.client_endpoint import FakeEndpoint
+from tests.unit.client.client_endpoint import FakeEndpoint
 
 STOPPED = 2**62
 

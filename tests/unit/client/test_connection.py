@@ -12,7 +12,7 @@ import postroom
 from postroom import ClosedError, ForkError, InvalidSetting, Message, UnknownPartition, UsageError
 from postroom.client.connection import Connection
 from postroom.clock import ManualClock
-from tests.unit.client_endpoint import FakeEndpoint
+from tests.unit.client.client_endpoint import FakeEndpoint
 
 
 async def test_connect_works_both_ways() -> None:

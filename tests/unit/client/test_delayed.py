@@ -16,7 +16,7 @@ from postroom.model.messages.ids import digest
 from postroom.model.messages.slot import slot_of
 from postroom.model.moves.schedule import SLOT_HEADER
 from postroom.model.topology.route import Range, Route
-from tests.unit.client_endpoint import FakeEndpoint, Partition, failing, waiting
+from tests.unit.client.client_endpoint import FakeEndpoint, Partition, failing, waiting
 
 NOW = 1_700_000_000_000
 

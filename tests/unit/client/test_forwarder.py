@@ -22,7 +22,7 @@ from postroom.errors import (
 )
 from postroom.model.moves.forwarding import Batch, ForwardRow
 from postroom.model.topology.route import Route
-from tests.unit.client_endpoint import FakeEndpoint
+from tests.unit.client.client_endpoint import FakeEndpoint
 
 LONG = 20
 

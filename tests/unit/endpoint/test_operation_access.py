@@ -1,7 +1,8 @@
 """Which principal may ask what, at both doors: every operation × permission × wire and HTTP (R48).
 
 The answers are recorded in `recorded/operation_access.txt`. Whoever changes them on purpose records them anew
-with `python -m tests.unit.test_operation_access`, and explains every line of the difference in the commit.
+with `python -m tests.unit.endpoint.test_operation_access`, and explains every line of the difference in the
+commit.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from postroom.wire import messages as m
 from postroom.wire.server.answers import Answers
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.session import Session
-from tests.unit.http_client import API, staged
+from tests.unit.http.http_client import API, staged
 
 RECORDED = Path(__file__).parent / "recorded" / "operation_access.txt"
 

@@ -19,7 +19,7 @@ from postroom.http.access import CERTIFICATE_NAME, Permitted, token_of
 from postroom.model.access import Principal, parse_permissions
 from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.rate import topic_rate
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 DEEP = "[" * 50_000 + "]" * 50_000
 ODD: list[str] = [

@@ -11,7 +11,7 @@ from postroom.clock import ManualClock
 from postroom.http.app import HttpLimits
 from postroom.http.models import ANSWER_BYTES, json_bytes
 from postroom.model.messages.batch import BatchBuilder
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"
 MB = 1 << 20

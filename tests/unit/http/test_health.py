@@ -12,7 +12,7 @@ from postroom.errors import StoreFull, StoreUnavailable
 from postroom.http import monitoring
 from postroom.http.monitoring import Readiness
 from postroom.store.sql.session import Area
-from tests.unit.http_client import Stage, staged
+from tests.unit.http.http_client import Stage, staged
 
 
 async def test_health_asks_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from postroom.http.app import HttpLimits
 from postroom.http.models import Handle
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 EVERYTHING = os.environ.get("POSTROOM_HOSTILE") == "all"
 NUMBERS = (-(2**63), -1, 0, 1, 1001, 2**31, 2**53, 2**62, 2**63, 2**70, 1e400, 0.5)

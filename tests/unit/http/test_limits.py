@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from postroom.http.app import HttpLimits
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 SMALL = HttpLimits(body_bytes=1000, all_bodies_bytes=1500, body_s=0.2, request_s=0.5, drained_bytes=2000)
 FOREVER = b"(waits)"

@@ -19,7 +19,7 @@ from postroom.http import monitoring
 from postroom.http.monitoring import Sampler
 from postroom.model.policy.slow_lane import Seen
 from tests.docs.pages import ROOT, table
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 PAGE = ROOT / "docs" / "howto" / "metrics.md"
 RULES = (ROOT / "docs" / "examples" / "prometheus-rules.yml").read_text(encoding="utf-8")

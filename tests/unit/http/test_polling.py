@@ -13,7 +13,7 @@ from postroom.clock import ManualClock
 from postroom.endpoint.values import Verdict
 from postroom.http.models import Handle, merged, spans_of
 from tests.damage import garbage
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"
 

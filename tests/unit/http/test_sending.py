@@ -13,7 +13,7 @@ from postroom.config import DEFAULTS
 from postroom.errors import StoreFull, StoreUnavailable
 from postroom.model.access import ANONYMOUS
 from postroom.model.messages.slot import slot_of
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 PATH = f"{API}/topics/orders/messages"
 

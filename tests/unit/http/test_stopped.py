@@ -9,7 +9,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from postroom.clock import ManualClock
 from postroom.endpoint.values import PollRequest, Settle, Verdict
-from tests.unit.http_client import API, Stage, staged
+from tests.unit.http.http_client import API, Stage, staged
 
 GROUP = "/topics/orders/groups/billing"
 

@@ -21,12 +21,14 @@ import postroom
 from postroom import errors
 from tests.pins.public_names import PUBLIC
 
-SOURCE = Path(__file__).resolve().parents[2] / "src"
+SOURCE = Path(__file__).resolve().parents[3] / "src"
+TESTS = SOURCE.parent / "tests"
 
 MAX_MODULE_LINES = 600
 MAX_FUNCTION_LINES = 70
 MIN_MODULE_LINES = 40
 MAX_FOLDER_MODULES = 12
+MAX_FOLDER_TESTS = 16
 
 # A module this short is a name that somebody else looks for, or a program's start.
 SHORT = frozenset(
@@ -371,6 +373,23 @@ def test_nothing_is_too_long(modules: dict[str, Module]) -> None:
 
 def test_a_folder_is_a_room(modules: dict[str, Module]) -> None:
     assert crowded_folders(modules) == []
+
+
+def test_unit_tests_are_in_folders_like_the_rooms() -> None:
+    folders = {path.parent.relative_to(TESTS / "unit") for path in (TESTS / "unit").rglob("test_*.py")}
+    rooms = {path for path in folders if (SOURCE / "postroom" / path).is_dir()}
+    assert {str(path) for path in folders - rooms} == {
+        "bench",
+        "repository",
+    }  # of this repository, not of `src`
+
+
+def test_a_folder_of_tests_is_not_crowded() -> None:
+    crowds = Counter(str(path.parent.relative_to(TESTS)) for path in TESTS.rglob("test_*.py"))
+    found = [
+        f"tests/{folder} has {count} modules" for folder, count in crowds.items() if count > MAX_FOLDER_TESTS
+    ]
+    assert found == [], f"the limit is {MAX_FOLDER_TESTS}: find the room that hides in it"
 
 
 def test_a_module_is_worth_its_file(modules: dict[str, Module]) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "src" / "postroom"
 
 MEANS = {
@@ -223,7 +223,10 @@ def nameless_classes(source: Path) -> list[str]:
 
 
 def counted(found: list[Use]) -> dict[str, dict[str, int]]:
-    """The table as it would be now, to store as `ALLOWED`: python -m tests.unit.test_glossary prints it."""
+    """The table as it would be now, to store as `ALLOWED`.
+
+    `python -m tests.unit.repository.test_glossary` prints it.
+    """
     table: dict[str, Counter[str]] = defaultdict(Counter)
     for use in found:
         table[use.word][use.room] += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # Collects everything, and tells of each test where it would run.
 COLLECT = """
 import json, sys
@@ -69,7 +69,7 @@ def test_slow_tests_say_why(collected: list[Collected]) -> None:
 
 def test_all_places_are_in_the_default_run(collected: list[Collected]) -> None:
     """As many tests here as there, more or less: a hash that favours one would leave another untested."""
-    sdk = [test.test for test in collected if test.by_default and "/test_sdk_" in test.test]
+    sdk = [test.test for test in collected if test.by_default and "contract/sdk/" in test.test]
     places = ("memory", "sqlite", "sqlite-served", "postgres", "postgres-served", "mysql", "mysql-served")
     for place in places:
         assert sum(test.endswith(f"[{place}]") for test in sdk) >= 5, place

@@ -62,7 +62,7 @@ def test_a_stream_reader_can_be_sent_and_has_limits() -> None:
 
 
 def test_the_wheel_has_what_spark_looks_for() -> None:
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     settings = tomllib.loads((root / "pyproject.toml").read_text())
     packed = settings["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     assert sorted(packed) == sorted(f"src/{init.parent.name}" for init in root.glob("src/*/__init__.py"))

@@ -14,7 +14,7 @@ from postroom.errors import DataLoss, InvalidSetting
 from postroom.spark.options import Position, Reach, ReadOptions, Topics
 from postroom.spark.planning import VERSION, Span
 from postroom.spark.streaming import Stream
-from tests.unit.spark_world import SLOTS, Driver, Killed, World
+from tests.unit.spark.spark_world import SLOTS, Driver, Killed, World
 
 OPTIONS = ReadOptions(
     Reach("sqlite:////nowhere.db"),

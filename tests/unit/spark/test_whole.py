@@ -13,8 +13,8 @@ from hypothesis.stateful import rule
 from postroom.errors import InvalidSetting
 from postroom.spark.options import Position
 from postroom.spark.streaming import WholeStream, refuse_short_runs
-from tests.unit.spark_world import Driver, Killed, World
-from tests.unit.test_spark_stream import LATEST, OPTIONS, Streams
+from tests.unit.spark.spark_world import Driver, Killed, World
+from tests.unit.spark.test_stream import LATEST, OPTIONS, Streams
 
 
 class OldDriver(Driver):

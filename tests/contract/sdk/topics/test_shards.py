@@ -1,7 +1,7 @@
 """A queue on several databases through the SDK (R6, R22, R25, R28, I9, I11, I12).
 
 Two SQLite files, and in a few tests PostgreSQL with MariaDB. What happens when a shard is down is shown in
-`tests/integration/test_shards_down.py`.
+`tests/integration/broker/test_shards_down.py`.
 """
 
 from __future__ import annotations

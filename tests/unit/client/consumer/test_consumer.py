@@ -28,7 +28,7 @@ from postroom.clock import ManualClock
 from postroom.endpoint.values import PollRequest
 from postroom.model.messages.batch import build_control, with_base_offset
 from postroom.store.contract import StoredBatch
-from tests.unit.client_endpoint import FakeEndpoint, failing, waiting
+from tests.unit.client.client_endpoint import FakeEndpoint, failing, waiting
 
 
 @pytest.fixture

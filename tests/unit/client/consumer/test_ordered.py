@@ -14,8 +14,8 @@ from postroom.client.connection import Connection
 from postroom.client.consumer.ordered import fetch as ordered
 from postroom.clock import ManualClock, SystemClock
 from postroom.endpoint.values import PollRequest
-from tests.unit.client_endpoint import failing, waiting
-from tests.unit.ordered_endpoint import STOPPED, OrderedEndpoint, Unsettled
+from tests.unit.client.client_endpoint import failing, waiting
+from tests.unit.client.ordered_endpoint import STOPPED, OrderedEndpoint, Unsettled
 
 
 @pytest.fixture

@@ -23,8 +23,8 @@ from postroom import (
 from postroom.client.connection import Connection
 from postroom.client.consumer import consumer as consumer_module
 from postroom.clock import ManualClock
-from tests.unit.client_endpoint import FakeEndpoint
-from tests.unit.ordered_endpoint import OrderedEndpoint
+from tests.unit.client.client_endpoint import FakeEndpoint
+from tests.unit.client.ordered_endpoint import OrderedEndpoint
 
 LEASE = "200ms"
 AWAY = StoreUnavailable("the database is away")

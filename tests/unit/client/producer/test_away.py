@@ -11,8 +11,8 @@ import pytest
 
 from postroom import ClosedError, Message, SendTimeout, StoreBusy
 from postroom.client.connection import Connection
-from tests.unit.changing_endpoint import AWAY, HIGH, LIMIT, LOW, REFUSED, Changing, turns
-from tests.unit.client_endpoint import failing, waiting
+from tests.unit.client.changing_endpoint import AWAY, HIGH, LIMIT, LOW, REFUSED, Changing, turns
+from tests.unit.client.client_endpoint import failing, waiting
 
 BUSY = StoreBusy("busy")
 

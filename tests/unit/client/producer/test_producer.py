@@ -29,7 +29,7 @@ from postroom.client.connection import Connection
 from postroom.client.producer.accumulator import Accumulator
 from postroom.model.messages.slot import slot_of
 from postroom.model.topology.route import Range, Route
-from tests.unit.client_endpoint import FakeEndpoint, Partition, failing, waiting
+from tests.unit.client.client_endpoint import FakeEndpoint, Partition, failing, waiting
 
 BUSY, AWAY, FULL = StoreBusy("busy"), StoreUnavailable("away"), StoreFull("full")
 

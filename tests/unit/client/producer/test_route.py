@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from postroom import Message, PartitionSealed, SendTimeout, StoreBusy
 from postroom.backoff import Pauses
 from postroom.client.connection import Connection
-from tests.unit.changing_endpoint import AWAY, HIGH, LIMIT, LOW, Changing, turns
-from tests.unit.client_endpoint import Fault, failing, waiting
+from tests.unit.client.changing_endpoint import AWAY, HIGH, LIMIT, LOW, Changing, turns
+from tests.unit.client.client_endpoint import Fault, failing, waiting
 
 BUSY = StoreBusy("busy")
 

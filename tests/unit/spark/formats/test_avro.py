@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from postroom.errors import DecodeError, InvalidSetting
 from postroom.spark.formats.arrow import arrow_type
-from tests.unit.spark_formats import (
+from tests.unit.spark.formats.spark_formats import (
     ORDER,
     ORDER_AVRO,
     ORDER_COLUMNS,

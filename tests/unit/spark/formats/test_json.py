@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from postroom.errors import DecodeError, InvalidSetting
 from postroom.spark.formats.arrow import arrow_type, parse_schema
-from tests.unit.spark_formats import ORDER, ORDER_COLUMNS, ORDER_DDL, decode, rows, typed
+from tests.unit.spark.formats.spark_formats import ORDER, ORDER_COLUMNS, ORDER_DDL, decode, rows, typed
 
 DAY = datetime(2024, 2, 3, 4, 5, 6, tzinfo=UTC)
 

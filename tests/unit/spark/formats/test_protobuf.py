@@ -15,7 +15,7 @@ from postroom.errors import InvalidSetting
 from postroom.spark.formats.arrow import arrow_type, gather
 from postroom.spark.formats.protobuf_values import ProtobufValues
 from postroom.spark.formats.typed import Typed
-from tests.unit.spark_formats import (
+from tests.unit.spark.formats.spark_formats import (
     ORDER,
     ORDER_COLUMNS,
     decode,

@@ -11,7 +11,17 @@ import pytest
 from postroom.errors import InvalidSetting, UsageError
 from postroom.spark.formats import registry as asking
 from postroom.spark.formats.typed import format_options
-from tests.unit.spark_formats import ORDER, ORDER_AVRO, Registry, avro, decode, framed, registry, rows, typed
+from tests.unit.spark.formats.spark_formats import (
+    ORDER,
+    ORDER_AVRO,
+    Registry,
+    avro,
+    decode,
+    framed,
+    registry,
+    rows,
+    typed,
+)
 
 
 @pytest.fixture(autouse=True)

@@ -20,7 +20,7 @@ from postroom.spark.formats.arrow import parse_schema
 from postroom.spark.planning import Span
 from postroom.spark.source import PostroomSource
 from postroom.store.contract import StoredBatch
-from tests.unit.spark_formats import ORDER_AVRO, registry
+from tests.unit.spark.formats.spark_formats import ORDER_AVRO, registry
 
 GIVEN = {"url": "postroom://h:7070", "subscribe": "orders"}
 JSON = {"valueFormat": "json", "valueSchema": "id bigint, name string"}

@@ -9,7 +9,7 @@ import pytest
 
 from postroom.errors import InvalidSetting, StagingConflict, UsageError
 from postroom.spark.jobs.lake import Lake, Mark, SetBack, open_lake
-from tests.unit.lakes import WORLDS, filled, offsets, overtaken, written
+from tests.unit.spark.jobs.lakes import WORLDS, filled, offsets, overtaken, written
 
 
 @pytest.fixture(params=WORLDS, ids=lambda world: world.format)
