@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pymysql
@@ -23,6 +23,8 @@ from ...clock import Clock
 from ...config import DEFAULTS, Limits
 from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from ..contract import Watcher
+from ..sql.log.lone_append import LoneAppend
+from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction, by_key
 from .server import LookingWatcher, ServerDialect
 
@@ -43,6 +45,27 @@ _FULL = (1021, 1026, 1114, 1041, 1037)
 _CROWDED = (1040, 1203, 1226)
 _BUSY = (1020, 1062, 1205, 1213, 1317, 1969, 3024)
 _SPOILT = (126, 127, 1034, 1194, 1195, 1712)
+
+_LONE = (
+    "START TRANSACTION",
+    "SET @postroom_now = {now}",
+    """UPDATE postroom_partitions p, postroom_sequences s SET p.next_offset = ?, p.next_bytes = ?,
+       p.appended_at = GREATEST(?, @postroom_now), s.state = ?, s.seen_at = @postroom_now
+       WHERE p.id = ? AND p.next_offset = ? AND p.next_bytes = ? AND p.state IN ('new', 'open')
+       AND s.producer_id = ? AND s.partition_id = p.id AND s.state = ?""",
+    # both rows were met, or this fails; and what follows a failure is not run
+    "SELECT IF(ROW_COUNT() = 2, @postroom_now, (SELECT 1 UNION ALL SELECT 2))",
+    """INSERT INTO {log} (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)
+       VALUES (?, ?, ?, ?, GREATEST(?, @postroom_now), ?, ?, ?)""",
+    "COMMIT",
+)
+_LONE_TOLD = 3  # the statement that says the time
+_OTHERWISE = 1242
+
+
+@lru_cache(maxsize=10_000)
+def _lone(partition_id: int, now: str) -> str:
+    return "; ".join(_LONE).format(now=now, log=log_table(partition_id)).replace("?", "%s")
 
 
 class MysqlDialect(ServerDialect):
@@ -234,6 +257,36 @@ class MysqlDialect(ServerDialect):
             return rows, found, self.clock.now_ms()
         self._time.told(now, began)
         return rows, found, now
+
+    def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
+        clock, header, (producer, partition) = self.clock, lone.header, lone.line
+        now = f"({self.now})" if clock is None else str(clock.now_ms())
+        values = (
+            lone.next_offset, lone.next_bytes, lone.appended_at, lone.remembered, partition, lone.offset,
+            lone.bytes_before, producer, lone.known, lone.offset, header.records, header.size,
+            lone.bytes_before, lone.appended_at, header.first_ts, header.last_ts, lone.batch,
+        )  # fmt: skip
+        cursor, done, began = connection.cursor(), 0, self._time.begin()
+        try:
+            cursor.execute(_lone(lone.partition_id, now), values)
+            for done in range(1, len(_LONE)):
+                if done == _LONE_TOLD + 1:
+                    told = int(cursor.fetchone()[0])
+                cursor.nextset()
+        except pymysql.MySQLError as error:
+            if _code(error) == _OTHERWISE:
+                self._roll_back(connection)
+                return None
+            if not connection.open:  # lost on its way: it may have been committed
+                error.in_doubt = error.run_once = True
+            elif done == len(_LONE) - 1:  # by the commit itself
+                error.in_doubt = True
+            else:
+                self._roll_back(connection)
+            raise
+        if clock is None:
+            self._time.told(told, began)
+        return max(lone.appended_at, told)
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import psycopg
@@ -24,6 +24,8 @@ from ...clock import Clock
 from ...config import DEFAULTS, Limits
 from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from ..contract import Watcher
+from ..sql.log.lone_append import LoneAppend
+from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction
 from .server import LookingWatcher, ServerDialect
 
@@ -173,6 +175,21 @@ _END_STUCK = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                 AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
                 AND state_change < clock_timestamp() - %s * interval '1 ms'"""
 _END_STUCK_EVERY_S = 1.0
+# What is written depends on what is met: nothing at all, if the partition is otherwise; and a sequence that
+# is otherwise divides by zero, which undoes the rest. A row that another just changed is met as it is then.
+_LONE = """WITH t AS MATERIALIZED (SELECT now, GREATEST(%(before)s, now) AS at FROM (SELECT COALESCE(
+             %(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now) AS told),
+           p AS (UPDATE postroom_partitions SET next_offset = %(next_offset)s, next_bytes = %(next_bytes)s,
+             appended_at = t.at FROM t WHERE id = %(partition)s AND next_offset = %(offset)s
+             AND next_bytes = %(bytes_before)s AND state IN ('new', 'open') RETURNING id),
+           s AS (UPDATE postroom_sequences SET state = %(remembered)s, seen_at = t.now FROM t
+             WHERE producer_id = %(producer)s AND partition_id = %(partition)s AND state = %(known)s
+             AND EXISTS (SELECT 1 FROM p) RETURNING 1)
+           INSERT INTO {log}
+             (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)
+             SELECT %(offset)s, %(records)s, %(bytes)s, %(bytes_before)s, t.at, %(first)s, %(last)s, %(batch)s
+             FROM t, p WHERE 1 / (SELECT COUNT(*) FROM s) = 1
+           RETURNING appended_at, (SELECT now FROM t)"""
 _MIGRATION_LOCK = 7_235_801_226
 _MIGRATION_S = 3600.0  # a large table may take its time to be changed
 _UNKNOWN_DATABASE, _TOO_MANY = "3D000", "53300"
@@ -189,6 +206,11 @@ def _was_idle(error: psycopg.Error) -> bool:
     """Whether the server had ended the session because its transaction stood still: it waited for a statement
     then, so that none of those that were sent since was run, and no commit either (I15)."""
     return getattr(error, "sqlstate", None) == "25P03" or "idle-in-transaction timeout" in str(error)
+
+
+@lru_cache(maxsize=10_000)
+def _lone(partition_id: int) -> str:
+    return _LONE.format(log=log_table(partition_id))
 
 
 class PostgresDialect(ServerDialect):
@@ -215,6 +237,7 @@ class PostgresDialect(ServerDialect):
         super().__init__(shown, clock, limits)
         self._dsn = dsn
         self._bouncer = pgbouncer
+        self.commits_lone = not pgbouncer  # whose sessions are set to flush
         self._notifier = Notifier(self._plain)
         self._ending = threading.Lock()
         self._ended_at = 0.0  # by the monotonic clock
@@ -385,6 +408,31 @@ class PostgresDialect(ServerDialect):
         now = int(clock.fetchone()[0])
         self._time.told(now, began)
         return rows, found, now
+
+    def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
+        header, (producer, partition) = lone.header, lone.line
+        values = {
+            "before": lone.appended_at, "now": None if self.clock is None else self.clock.now_ms(),
+            "next_offset": lone.next_offset, "next_bytes": lone.next_bytes, "offset": lone.offset,
+            "bytes_before": lone.bytes_before, "partition": partition, "producer": producer,
+            "remembered": lone.remembered, "known": lone.known, "batch": lone.batch,
+            "records": header.records, "bytes": header.size, "first": header.first_ts, "last": header.last_ts,
+        }  # fmt: skip
+        began = self._time.begin()
+        try:
+            row = connection.execute(_lone(lone.partition_id), values, binary=True).fetchone()
+        except psycopg.errors.DivisionByZero:
+            return None
+        except psycopg.Error as error:
+            if not self.usable(connection):  # lost on its way: it may have been committed
+                error.in_doubt = error.run_once = True  # type: ignore[attr-defined]
+            raise
+        if row is None:
+            return None
+        at, now = row
+        if self.clock is None:
+            self._time.told(now, began)
+        return int(at)
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def newest(self, sql: str, table: str, key: tuple[str, ...]) -> str:

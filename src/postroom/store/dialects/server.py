@@ -95,6 +95,7 @@ class ServerDialect(ABC):
     pooled = True
     shows_flushed = True
     quick = False
+    commits_lone = True
     one_connection = False
 
     failures: ClassVar[tuple[type[Exception], ...]]  # the driver's

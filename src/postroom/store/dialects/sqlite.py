@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from ...config import DEFAULTS, Limits
 from ...errors import StoreBusy, StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from ...files import make_private, open_private
 from ..contract import Watcher
+from ..sql.log.lone_append import LoneAppend
+from ..sql.schema import log_table
 from ..sql.session import Area, Row, Session, Transaction, by_key
 from .ballast import Ballast
 from .file_events import open_events
@@ -113,6 +115,13 @@ _RETRY_S = 0.005
 _QUIET_S = 0.04  # after a commit others may follow: for so long is looked, and not waited
 _COMMIT_S = 0.001  # a commit takes about so long from its first write
 _PATIENCE_S = 1.0  # a look waits for so long at most
+_ADVANCE_LONE = """UPDATE postroom_partitions SET next_offset = ?, next_bytes = ?, appended_at = ?
+                   WHERE id = ? AND next_offset = ? AND next_bytes = ? AND state IN ('new', 'open')"""
+_REMEMBER_LONE = """UPDATE postroom_sequences SET state = ?, seen_at = ?
+                    WHERE producer_id = ? AND partition_id = ? AND state = ?"""
+_INSERT_LONE = """INSERT INTO {log}
+                  (base_offset, records, bytes, bytes_before, appended_at, first_ts, last_ts, batch)
+                  VALUES (?, ?, ?, ?, ?, ?, ?, ?)"""
 _UNWRITABLE = (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PERM)
 
 
@@ -125,6 +134,11 @@ _SYNCHRONOUS = {
     (Area.VOLATILE, False): "OFF",
 }
 """How a commit is flushed: by area, and whether the transaction asked for it."""
+
+
+@lru_cache(maxsize=10_000)
+def _insert_lone(partition_id: int) -> str:
+    return _INSERT_LONE.format(log=log_table(partition_id))
 
 
 class _Connection(sqlite3.Connection):
@@ -141,6 +155,7 @@ class SqliteDialect:
     pooled = False
     shows_flushed = True
     quick = True
+    commits_lone = False
     serial = "INTEGER PRIMARY KEY AUTOINCREMENT"  # AUTOINCREMENT: ids are never used again (I11)
     offset = "INTEGER"  # INTEGER PRIMARY KEY is the row's own id: no second index
     indexes_by_table = False
@@ -304,6 +319,21 @@ class SqliteDialect:
         for query, args in then:
             found += execute(query, args)
         return rows, found, self.time_ms()
+
+    def append_lone(self, connection: _Connection, lone: LoneAppend) -> int | None:
+        execute, now, header = connection.execute, self.time_ms(), lone.header
+        at = max(lone.appended_at, now)
+        ends = lone.next_offset, lone.next_bytes, at, lone.partition_id, lone.offset, lone.bytes_before
+        if execute(_ADVANCE_LONE, ends).rowcount != 1:
+            return None
+        if execute(_REMEMBER_LONE, (lone.remembered, now, *lone.line, lone.known)).rowcount != 1:
+            return None
+        execute(
+            _insert_lone(lone.partition_id),
+            (lone.offset, header.records, header.size, lone.bytes_before, at,
+             header.first_ts, header.last_ts, lone.batch),
+        )  # fmt: skip
+        return at
 
     @cache  # noqa: B019 - one dialect per store, a handful of statements
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:

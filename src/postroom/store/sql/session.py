@@ -24,12 +24,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from enum import Enum
 from types import TracebackType
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ...clock import Clock
 from ...errors import ClosedError, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from ..contract import Watcher
 from ..contract.values import WouldWaitError
+
+if TYPE_CHECKING:
+    from .log.lone_append import LoneAppend
 
 __all__ = ["Area", "Dialect", "Row", "Session", "Transaction", "by_key", "empties", "verbs"]
 
@@ -65,6 +68,7 @@ class Dialect(Protocol):
     pooled: bool  # connections go stale when they are not used
     shows_flushed: bool  # nobody sees a commit that a crash could take back
     quick: bool  # without a server: a verb may be run `at_once`
+    commits_lone: bool  # a lone append is a transaction by itself, undone if something is otherwise
     one_connection: bool  # all threads share it: whoever reads has to keep writers out
     clock: Clock | None  # what time goes by; None: the server's clock
 
@@ -113,6 +117,11 @@ class Dialect(Protocol):
         """Lock what a SELECT of one row finds, for each in that order, then run the queries behind the locks.
 
         Return the locked rows, those of the queries, and the time after that (I1, I16)."""
+
+    def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
+        """Append a batch if all is as it says, and return the time it was stored at; None: something is
+        otherwise, and what was written is to be undone. Within a write transaction, unless it
+        `commits_lone` ones."""
 
     def upsert(self, table: str, key: tuple[str, ...], columns: tuple[str, ...]) -> str:
         """Insert a row (values in the order key, columns), or change the columns of the one with that key."""

@@ -56,6 +56,7 @@ from .duties import (  # noqa: E402
 from .harness import MovableClock, StoreHarness  # noqa: E402
 from .log.appending import (  # noqa: E402
     AppendContract,
+    LoneAppendContract,
     SealContract,
 )
 from .log.ids import (  # noqa: E402
@@ -102,6 +103,7 @@ __all__ = ["MovableClock", "StoreContract", "StoreHarness"]
 
 class StoreContract(
     AppendContract,
+    LoneAppendContract,
     ReadContract,
     MarkContract,
     RetentionContract,

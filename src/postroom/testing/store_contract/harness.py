@@ -128,7 +128,10 @@ def _failing_commits(store: SqlStore, meanwhile: Callable[[], object]) -> Iterat
         if commit:
             raise StoreUnavailable("the commit fails: the test wants it so")
 
-    with mock.patch.object(dialect, "end", end):
+    with (
+        mock.patch.object(dialect, "end", end),
+        mock.patch.object(dialect, "append_lone", return_value=None),  # which has no `end`
+    ):
         yield
 
 

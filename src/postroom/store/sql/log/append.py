@@ -24,10 +24,11 @@ from ..schedule import Delayed
 from ..schema import log_table
 from ..session import Area, Session, Transaction
 from .dedup_append import DedupPass, Repeats, check_ids, kept_of
+from .lone_append import KnownEnds, Line
 from .lookups import GONE, unknown_partition
 from .volatile import LIFE_OFFSETS
 
-__all__ = ["Appending", "PartitionKey", "seal"]
+__all__ = ["Appending", "PartitionKey", "header_of", "line_of", "seal"]
 
 NO_OFFSET = -1  # of a delayed batch: it gets its offsets when it is due; of one with nothing but repeats
 
@@ -47,9 +48,6 @@ _INSERT = """INSERT INTO {log}
 PartitionKey = tuple[Area, int]
 """The area whose table has the partition's row, and the partition."""
 
-_Line = tuple[int, int]
-"""The producer whose sequence it is, and the partition."""
-
 
 @dataclass(slots=True)
 class _Partition:
@@ -60,6 +58,7 @@ class _Partition:
     next_bytes: int
     appended_at: int
     topic_id: int
+    began: int = 0  # where it ended before them
     removed: bool = False  # its log is gone; what was stored in it is still known (I11)
     rows: list[tuple[Any, ...]] = field(default_factory=list)
     log_start: int | None = None  # another one: what was there is lost
@@ -103,11 +102,11 @@ class Appending:
         self._remembered = remembered
         self._appends = appends
         self._headers: list[BatchHeader | CorruptBatch] = []
-        self._lines: list[_Line | None] = []  # the sequence in which each batch counts
+        self._lines: list[Line | None] = []  # the sequence in which each batch counts
         for append in appends:
-            header = append.header or _header_of(append)
+            header = append.header or header_of(append)
             self._headers.append(header)
-            self._lines.append(None if isinstance(header, CorruptBatch) else _line(append, header))
+            self._lines.append(None if isinstance(header, CorruptBatch) else line_of(append, header))
 
     def begin(self, tx: Transaction, ids: DedupPass | None, given: Mapping[PartitionKey, int]) -> None:
         """Lock the partitions, in the order of their ids, and look up the sequences of all producers.
@@ -123,9 +122,9 @@ class Appending:
         for partition_id, row in zip(order, rows, strict=True):
             if row is not None and row[0] != "dropped":
                 part = _Partition(row[0] != "new" and row[0] != "open", *row[1:])
-                part.removed = row[0] == "removed"
+                part.began, part.removed = row[1], row[0] == "removed"
                 self._partitions[partition_id] = part
-        self._sequences: dict[_Line, sequence.SequenceState | None] = dict.fromkeys(lines)
+        self._sequences: dict[Line, sequence.SequenceState | None] = dict.fromkeys(lines)
         for producer_id, partition_id, state in states:
             self._sequences[producer_id, partition_id] = state
         self._drawing: Drawing | None = None  # of outboxes in this database
@@ -137,13 +136,22 @@ class Appending:
             self._look_for_a_crash(given)
         if ids is not None:
             ids.begin(tx, self._area, {one: part.next_offset for one, part in self._partitions.items()})
-        self._moved: set[_Line] = set()
+        self._moved: set[Line] = set()
         self._delayed: Delayed | None = None
         self._now = tx.now_ms()
 
     def ends(self) -> dict[PartitionKey, int]:
         """Return where the partitions end, with what was added so far."""
         return {(self._tables, one): part.next_offset for one, part in self._partitions.items()}
+
+    def tell(self, known: KnownEnds) -> None:
+        """Say what is known now that it is committed."""
+        ends = [
+            (one, part.began, (part.next_offset, part.next_bytes, part.appended_at))
+            for one, part in self._partitions.items()
+            if not part.sealed
+        ]
+        known.saw(ends, self._sequences)
 
     def _look_for_a_crash(self, given: Mapping[PartitionKey, int]) -> None:
         """A crash of the server empties volatile logs, and may forget the last offsets that were given.
@@ -175,7 +183,7 @@ class Appending:
         self._write()
         return results
 
-    def _add(self, append: Append, header: BatchHeader, line: _Line | None) -> Appended:
+    def _add(self, append: Append, header: BatchHeader, line: Line | None) -> Appended:
         if append.ids:
             check_ids(append, header.records)
         partition = self._partitions.get(append.partition_id)
@@ -261,7 +269,7 @@ class Appending:
         tx.announce(Area.LOG)
 
 
-def _header_of(append: Append) -> BatchHeader | CorruptBatch:
+def header_of(append: Append) -> BatchHeader | CorruptBatch:
     """Read the header of a batch; one that is not sound is refused when its turn comes."""
     try:
         return read_header(append.batch)
@@ -269,7 +277,7 @@ def _header_of(append: Append) -> BatchHeader | CorruptBatch:
         return refused
 
 
-def _line(append: Append, header: BatchHeader) -> _Line | None:
+def line_of(append: Append, header: BatchHeader) -> Line | None:
     """Return the sequence in which the batch counts; None for a one-way send, which counts in none."""
     if header.producer_id < 0 or header.base_sequence < 0:
         return None
@@ -277,7 +285,7 @@ def _line(append: Append, header: BatchHeader) -> _Line | None:
     return producer_id, append.partition_id
 
 
-def _sequence_queries(lines: Sequence[_Line]) -> list[tuple[str, Sequence[int]]]:
+def _sequence_queries(lines: Sequence[Line]) -> list[tuple[str, Sequence[int]]]:
     """Return the few statements that look up the sequences, each with its values."""
     return [
         (_SEQUENCES + " OR ".join([_SEQUENCE] * len(some)), [*chain(*some)])

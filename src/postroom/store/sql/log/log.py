@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from ....config import DEFAULTS, Limits
-from ....errors import PostroomError, StoreCorrupt, StoreError, StoreFull
+from ....errors import CorruptBatch, PostroomError, StoreCorrupt, StoreError, StoreFull
 from ....model.messages.batch import mark_of
 from ....model.policy.bounds import make_room
 from ...contract import Append, Appended, Bounds, News, StoredBatch
@@ -20,9 +20,10 @@ from ..catalog.catalog import SqlCatalog
 from ..lists import blanks, each, parts
 from ..schema import log_table
 from ..session import Area, Session, Transaction, empties, verbs
-from .append import Appending, PartitionKey, seal
+from .append import Appending, PartitionKey, header_of, line_of, seal
 from .dedup_append import DedupPass
 from .id_window import NotPreparedError, Windows
+from .lone_append import KnownEnds, LoneAppend, OtherwiseError
 from .lookups import (
     GONE,
     area_of,
@@ -61,6 +62,10 @@ class Ends:
     def expected(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, int]:
         """Return the highest end that was seen of each; 0: none was."""
         return {key: self._highest.get(key, 0) for key in keys}
+
+    def highest(self, key: PartitionKey) -> int:
+        """Return the highest end that was seen of one; 0: none was."""
+        return self._highest.get(key, 0)
 
     def saw(self, ends: Mapping[PartitionKey, int]) -> None:
         for key, end in ends.items():
@@ -131,6 +136,7 @@ class SqlLog:
         self._windows = self.windows = Windows(session, catalog, limits)
         self._ends = Ends()
         self._remembered = limits.remembered_batches
+        self._known = KnownEnds(limits.remembered_batches)
 
     # ---- append ----
 
@@ -138,6 +144,10 @@ class SqlLog:
         found: dict[int, Appended | PostroomError] = {}
         try:
             self._session.dialect.admit()
+            if len(appends) == 1 and (lone := self._planned(appends[0])) is not None:
+                stored = self._append_lone(lone)
+                if stored is not None:
+                    return [stored]
             areas = self._by_area(appends)
             if len(areas) == 1:
                 return self._append(next(iter(areas)), appends)
@@ -150,6 +160,39 @@ class SqlLog:
                 error.details["stored"] = False
             raise
         return [found[at] for at in range(len(appends))]
+
+    def _planned(self, append: Append) -> LoneAppend | None:
+        """Return what a batch needs for the short way; None: it is none for it."""
+        partition_id = append.partition_id
+        if append.ids or append.due_at or append.drawn is not None:
+            return None
+        if self._windows.kept(partition_id) is not None:
+            return None
+        header = append.header or header_of(append)
+        if isinstance(header, CorruptBatch):
+            return None  # it is refused on the long way
+        line = line_of(append, header)
+        if line is None or self._session.partition_areas.get(partition_id) is not Area.LOG:
+            return None
+        return self._known.plan(header, line, append.batch, self._ends.highest((Area.LOG, partition_id)))
+
+    def _append_lone(self, lone: LoneAppend) -> Appended | None:
+        """Return what became of it; None: something is not as it was known to be, and nothing is written."""
+        session, dialect = self._session, self._session.dialect
+        try:
+            with session.read(Area.LOG) if dialect.commits_lone else session.write(Area.LOG) as tx:
+                at = dialect.append_lone(tx.connection, lone)
+                if at is None:
+                    raise OtherwiseError
+                tx.announce(Area.LOG)
+        except BaseException as error:
+            self._known.doubt(lone.partition_id)
+            if isinstance(error, OtherwiseError):
+                return None
+            raise
+        self._known.stored(lone, at)
+        self._ends.saw({(Area.LOG, lone.partition_id): lone.next_offset})
+        return Appended(lone.offset, at)
 
     def _by_area(self, appends: Sequence[Append]) -> dict[Area, list[int]]:
         """Return the areas that the appends go to, and which of them go there."""
@@ -181,6 +224,8 @@ class SqlLog:
             if ids is not None:
                 ids.committed()
             self._ends.saw(appending.ends())
+            if area is Area.LOG:
+                appending.tell(self._known)
             return results
 
     def seal(self, partition_id: int, batch: bytes) -> int:

@@ -37,7 +37,7 @@ from ..harness import (
 )
 from ..routes import carried_out, control
 
-__all__ = ["AppendContract", "SealContract"]
+__all__ = ["AppendContract", "LoneAppendContract", "SealContract"]
 
 
 NOWHERE = 987_654_321
@@ -340,6 +340,116 @@ def _anything(draw: random.Random, log: _NaiveLog) -> _Call:
 
 
 # ---- `Log.seal`: a control batch is the last of a partition; what comes after it is refused (R26, I3) ----
+
+
+class LoneAppendContract(StoreHarness):
+    """One batch a call, again and again: a store may go a shorter way by what it knows of the last one (I1).
+
+    Whatever others do in between, the answers are those of the long way.
+    """
+
+    @pytest.fixture
+    def partition(self, topic: Topic) -> int:
+        return topic.route.ranges[0].partition_id
+
+    def send(
+        self, store: Store, partition: int, *numbers: int, producer: int = 7, epoch: int = 0
+    ) -> list[int]:
+        """Append batches of one message, each with its sequence; return their offsets."""
+        batches = [batch(producer=producer, epoch=epoch, sequence=n, value=b"%d" % n) for n in numbers]
+        return [append(store, partition, sent)[0].base_offset for sent in batches]
+
+    def test_offsets_are_dense_whoever_appends_in_between(
+        self, store: Store, other: Store, partition: int
+    ) -> None:
+        mine = theirs = 0
+        expected: list[bytes] = []
+        for ours, others in ((5, 1), (1, 1), (4, 3), (3, 0), (2, 5)):
+            self.send(store, partition, *range(mine, mine + ours))
+            self.send(other, partition, *range(theirs, theirs + others), producer=8)
+            expected += [b"%d-0" % n for n in range(mine, mine + ours)]
+            expected += [b"%d-0" % n for n in range(theirs, theirs + others)]
+            mine, theirs = mine + ours, theirs + others
+        kept = read_all(store, partition)
+        assert [piece.base_offset for piece in kept] == list(range(len(expected)))
+        assert values(kept) == expected
+        assert store.log.bounds([partition]) == {partition: Bounds(0, len(expected))}
+
+    def test_one_producer_that_moves_between_stores_is_known_to_both(
+        self, store: Store, other: Store, partition: int
+    ) -> None:
+        """I3: what one of them remembers of the producer is old by then."""
+        assert self.send(store, partition, 0, 1, 2, 3) == [0, 1, 2, 3]
+        assert self.send(other, partition, 4, 5, 6, 7) == [4, 5, 6, 7]
+        repeat = append(store, partition, batch(producer=7, sequence=7, value=b"7"))[0]
+        assert (repeat.base_offset, repeat.duplicate) == (7, True)
+        refused(store.log.append([Append(partition, batch(producer=7, sequence=9))])[0], SequenceGap)
+        assert self.send(store, partition, 8, 9, 10) == [8, 9, 10]
+        repeat = append(other, partition, batch(producer=7, sequence=10, value=b"10"))[0]
+        assert (repeat.base_offset, repeat.duplicate) == (10, True)
+        assert len(read_all(store, partition)) == 11
+
+    def test_a_repeat_is_answered_with_its_offset(self, store: Store, partition: int) -> None:
+        assert self.send(store, partition, 0, 1, 2, 3) == [0, 1, 2, 3]
+        for sequence in (3, 2, 3):
+            again = append(store, partition, batch(producer=7, sequence=sequence, value=b"%d" % sequence))[0]
+            assert (again.base_offset, again.duplicate) == (sequence, True)
+        assert self.send(store, partition, 4, 5) == [4, 5]
+
+    def test_what_another_sealed_takes_no_more(self, store: Store, other: Store, partition: int) -> None:
+        self.send(store, partition, 0, 1, 2, 3)
+        end = other.log.seal(partition, control())
+        refused(store.log.append([Append(partition, batch(producer=7, sequence=4))])[0], PartitionSealed)
+        assert store.log.bounds([partition])[partition].end == end
+
+    def test_whom_another_fenced_stays_out(self, store: Store, other: Store, partition: int) -> None:
+        self.send(store, partition, 0, 1, 2, 3)
+        self.send(other, partition, 0, epoch=1)
+        refused(store.log.append([Append(partition, batch(producer=7, sequence=4))])[0], ProducerFenced)
+        assert self.send(other, partition, 1, 2, 3, epoch=1) == [5, 6, 7]
+
+    def test_a_producer_that_another_forgot_begins_anew(
+        self, store: Store, other: Store, partition: int, clock: MovableClock
+    ) -> None:
+        self.send(store, partition, 0, 1, 2, 3)
+        assert other.log.forget_producers(clock.ms + 1) == 1
+        refused(store.log.append([Append(partition, batch(producer=7, sequence=4))])[0], UnknownProducer)
+        assert store.log.bounds([partition])[partition].end == 4
+        assert self.send(store, partition, 0, epoch=1) == [4]
+
+    def test_a_delayed_batch_moves_the_sequence_and_not_the_log(
+        self, store: Store, other: Store, partition: int, clock: MovableClock
+    ) -> None:
+        self.send(store, partition, 0, 1, 2, 3)
+        for through, sequence in ((store, 4), (other, 5)):
+            later = Append(partition, batch(producer=7, sequence=sequence), clock.ms + 60_000)
+            assert stored(through.log.append([later])[0]).base_offset < 0
+        assert append(store, partition, batch(producer=7, sequence=5))[0].duplicate
+        assert self.send(store, partition, 6, 7) == [4, 5]
+
+    def test_times_do_not_go_back_with_the_clock(
+        self, store: Store, partition: int, clock: MovableClock
+    ) -> None:
+        times = []
+        for number, step in enumerate((0, 5, 5, 5, -60_000, 5, 5)):
+            clock.ms += step
+            times.append(append(store, partition, batch(producer=7, sequence=number))[0].appended_at)
+        assert times == sorted(times)
+        assert [piece.appended_at for piece in read_all(store, partition)] == times
+
+    def test_two_who_send_one_by_one_at_the_same_time_are_told_the_truth(
+        self, store: Store, other: Store, partition: int
+    ) -> None:
+        def write(through: Store, producer: int) -> list[tuple[int, int]]:
+            return [(n, self.send(through, partition, n, producer=producer)[0]) for n in range(60)]
+
+        told = in_threads(lambda: write(store, 1), lambda: write(other, 2))
+        kept = read_all(store, partition)
+        assert [piece.base_offset for piece in kept] == list(range(120))
+        where = {piece.base_offset: (verify(piece.data).producer_id, values([piece])[0]) for piece in kept}
+        for producer, answers in enumerate(told, start=1):
+            for number, offset in answers:
+                assert where[offset] == (producer, b"%d-0" % number)
 
 
 class SealContract(StoreHarness):

@@ -1,0 +1,117 @@
+"""The short way of a lone append: when it is taken. What it answers is in the store contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from postroom.model.policy.settings import TopicSettings
+from postroom.store import SqlStore, open_memory, open_sqlite
+from postroom.store.contract import Append
+from postroom.store.sql.log.lone_append import LoneAppend
+from postroom.store.sql.session import Area
+from postroom.testing.store_contract.harness import batch, read_all, stored
+
+
+@contextmanager
+def short_ways(store: SqlStore) -> Iterator[list[int]]:
+    """The offsets of those that took it."""
+    taken: list[int] = []
+    dialect = store.session.dialect
+    real = dialect.append_lone
+
+    def append_lone(connection: object, lone: LoneAppend) -> int | None:
+        found = real(connection, lone)
+        if found is not None:
+            taken.append(lone.offset)
+        return found
+
+    with mock.patch.object(dialect, "append_lone", append_lone):
+        yield taken
+
+
+@pytest.fixture(params=["file", "memory"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[SqlStore]:
+    opened = open_sqlite(tmp_path / "store.db") if request.param == "file" else open_memory(str(tmp_path))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def partition(store: SqlStore) -> int:
+    return store.catalog.create_topic("orders", TopicSettings(), 1).route.ranges[0].partition_id
+
+
+def send(store: SqlStore, partition: int, *sequences: int, producer: int = 7) -> list[int]:
+    sent = [Append(partition, batch(producer=producer, sequence=number)) for number in sequences]
+    return [stored(store.log.append([one])[0]).base_offset for one in sent]
+
+
+def test_it_is_taken_from_the_second_on(store: SqlStore, partition: int) -> None:
+    with short_ways(store) as taken:
+        assert send(store, partition, *range(6)) == [0, 1, 2, 3, 4, 5]
+    assert taken == [1, 2, 3, 4, 5]
+
+
+def test_a_second_producer_takes_it_from_its_second_batch(store: SqlStore, partition: int) -> None:
+    with short_ways(store) as taken:
+        send(store, partition, *range(4))
+        send(store, partition, *range(3), producer=8)
+    assert taken == [1, 2, 3, 5, 6]
+
+
+def test_several_batches_of_one_commit_go_the_long_way_and_are_remembered(
+    store: SqlStore, partition: int
+) -> None:
+    with short_ways(store) as taken:
+        send(store, partition, *range(3))
+        both = [Append(partition, batch(producer=who, sequence=3 * (who == 7))) for who in (7, 8)]
+        assert [stored(one).base_offset for one in store.log.append(both)] == [3, 4]
+        send(store, partition, 4)
+        send(store, partition, 1, producer=8)
+    assert taken == [1, 2, 5, 6]
+
+
+def test_it_is_not_tried_where_others_append_too(tmp_path: Path) -> None:
+    store, other = open_sqlite(tmp_path / "store.db"), open_sqlite(tmp_path / "store.db")
+    partition = store.catalog.create_topic("orders", TopicSettings(), 1).route.ranges[0].partition_id
+    with short_ways(store) as taken, short_ways(other) as theirs:
+        send(store, partition, *range(3))
+        for number in range(4):
+            send(other, partition, number, producer=8)
+            send(store, partition, 3 + number)
+        assert (taken, theirs) == ([1, 2], [])
+        send(store, partition, *range(7, 10))  # the first of them finds that it is alone again
+    assert taken == [1, 2, 12, 13]
+    assert len(read_all(store, partition)) == 14
+    store.close()
+    other.close()
+
+
+def test_a_batch_that_failed_to_commit_is_not_believed(store: SqlStore, partition: int) -> None:
+    """I2: what is known is what was committed."""
+    send(store, partition, *range(3))
+    end = store.session.dialect.end
+
+    def fail(connection: object, area: Area, *, commit: bool) -> None:
+        end(connection, area, commit=False)
+        if commit:
+            raise OSError("the disk is gone")
+
+    with mock.patch.object(store.session.dialect, "end", fail), pytest.raises(OSError, match="gone"):
+        store.log.append([Append(partition, batch(producer=7, sequence=3))])
+    assert send(store, partition, 3, 4, 5) == [3, 4, 5]
+
+
+def test_ids_delays_and_outboxes_go_the_long_way(store: SqlStore, partition: int) -> None:
+    with short_ways(store) as taken:
+        send(store, partition, *range(3))
+        delayed = Append(partition, batch(producer=7, sequence=3), due_at=store.now_ms() + 60_000)
+        named = Append(partition, batch(producer=7, sequence=4), ids=bytes(16), dedup_ms=1000)
+        assert stored(store.log.append([delayed])[0]).base_offset < 0
+        assert stored(store.log.append([named])[0]).base_offset == 3
+    assert taken == [1, 2]
