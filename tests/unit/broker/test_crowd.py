@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 import uvloop
 
-from postroom.broker.deliver.poll_queue import Pacing, Permit, PollQueue
+from postroom.broker.deliver.poll_queue import Permit, PollQueue
 from postroom.broker.waiters import LULL_S, Waiters
 from postroom.client.producer.parcel import Parcel
 from postroom.client.producer.router import UnroutedParcels
@@ -252,48 +252,15 @@ async def test_all_are_dismissed(crowd: PollQueue) -> None:
     assert await asyncio.wait_for(asyncio.gather(*tasks), 20) == [None, None, None]
 
 
-async def looks(crowd: PollQueue, seconds: float, *, rich: bool) -> int:
-    """How often one looks who always finds something."""
-    loop, count = asyncio.get_running_loop(), 0
-    end = loop.time() + seconds
-    while loop.time() < end:
-        turn = await crowd.permit(end)
-        if turn is not None:
-            turn.begin()
-            turn.found(rich)
-            count += 1
-        await asyncio.sleep(0)
-    return count
-
-
-async def test_looks_that_empty_the_group_keep_a_distance(crowd: PollQueue) -> None:
-    """So that messages that come one by one, close to each other, cost less than a look each."""
-    most = (0.2 + Pacing.BURST_S) / Pacing.EACH_S + 2
-    assert 3 <= await looks(crowd, 0.2, rich=False) <= most
-    assert await looks(crowd, 0.2, rich=True) > 300  # where there is more, nobody waits
-
-
-@pytest.mark.parametrize("rich", [True, False])
-async def test_nobody_rests_for_long_however_many_looks_there_were(crowd: PollQueue, rich: bool) -> None:
-    for _ in range(2000):  # as short polls do, which do not wait
-        turn = crowd.at_once()
-        turn.begin()
-        turn.found(rich)
-    turn = crowd.at_once()
-    turn.begin()
-    turn.found(rich=False)
-    began = time.monotonic()
-    assert await crowd.permit(asyncio.get_running_loop().time() + LONG_S) is not None
-    assert time.monotonic() - began < 30
-
-
-async def test_one_now_and_then_is_looked_for_at_once(crowd: PollQueue) -> None:
-    for _ in range(4):
+async def test_messages_that_come_one_by_one_are_polled_for_one_by_one(crowd: PollQueue) -> None:
+    """No timer stands between a message and its poll, however close they come to each other."""
+    for _ in range(200):
         task = asks(crowd)
         await settle()
+        crowd.set()  # a message
+        await settle()
         assert task.done()
-        turn_of(task).found(rich=False)
-        await asyncio.sleep(2 * Pacing.EACH_S)
+        turn_of(task).found(rich=False, nothing_for_s=LONG_S)
 
 
 def test_timers_of_uvloop_that_are_due_at_once() -> None:

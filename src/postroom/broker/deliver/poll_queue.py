@@ -23,37 +23,12 @@ from ...errors import StoreError
 from ..topology.catalog_cache import Source
 from ..waiters import Key, Waiters
 
-__all__ = ["Pacing", "Permit", "PollQueue", "PollQueues"]
+__all__ = ["Permit", "PollQueue", "PollQueues"]
 
 _AFTER_FAILURE_S = 1.0  # the store failed somebody: the next in the queue tries after so long
 _KEPT_S = 60.0  # a queue that nobody has been in for so long is forgotten
 
 _Seen = tuple[int, int]
-
-
-class Pacing:
-    """Polls that empty the group keep a distance, so that messages that come one by one, close to each other,
-    are taken two or three at a time.
-
-    Each such poll counts as if it had lasted `EACH_S`. Those that come faster rest once they are ahead by
-    `BURST_S`, and for no longer than `EACH_S`: whoever sends now and then does not wait. In memory it saved a
-    tenth of the CPU at 300 messages a second; on files no difference stood out from the noise.
-    """
-
-    EACH_S = 0.003
-    BURST_S = 0.015
-
-    __slots__ = ("_busy_until",)
-
-    def __init__(self) -> None:
-        self._busy_until = 0.0
-
-    @property
-    def rests_until(self) -> float:
-        return self._busy_until - self.BURST_S
-
-    def polled(self, now: float) -> None:
-        self._busy_until = min(max(self._busy_until, now), now + self.BURST_S) + self.EACH_S
 
 
 class PollQueue:
@@ -70,7 +45,6 @@ class PollQueue:
         self._until = 0.0  # what is known is good until then
         self._permits = 0  # that are given, and not used yet
         self._rich = False  # the last poll brought all that it asked for
-        self._pacing = Pacing()
         self._keys: Sequence[Key] = ()
         self.sources: Sequence[Source] = ()
         self.fresh_s = 0.0
@@ -134,7 +108,7 @@ class PollQueue:
 
     async def permit(self, deadline: float) -> Permit | None:
         """Wait until it makes sense to ask the store. None: nothing came until the deadline."""
-        if not self._line and self._permits < self._most and not self._empty and not self._resting():
+        if not self._line and self._permits < self._most and not self._empty:
             return self.at_once()
         place: asyncio.Future[bool] = self._loop.create_future()
         self._line[place] = None
@@ -147,9 +121,6 @@ class PollQueue:
         """A permit, whatever is known."""
         self._permits += 1
         return Permit(self)
-
-    def _resting(self) -> bool:
-        return not self._rich and self._loop.time() < self._pacing.rests_until
 
     async def _called(self, place: asyncio.Future[bool], deadline: float) -> bool:
         try:
@@ -170,8 +141,6 @@ class PollQueue:
         while self._line and self._permits < (self._most if self._rich else 1):
             if self._empty:
                 return self._set_timer(self._until)
-            if self._resting():
-                return self._set_timer(self._pacing.rests_until)
             place = next(iter(self._line))
             del self._line[place]
             if not place.done():
@@ -212,12 +181,9 @@ class PollQueue:
         self._rich = rich
         untouched = nothing_for_s > 0 and seen == (self._news, self._waiters.lulls)
         self._news += 1  # whoever asked beside it does not know of its lease
-        now = self._loop.time()
         if untouched:
             self._known = (self._news, self._waiters.lulls)
-            self._until = now + min(self.fresh_s, nothing_for_s)
-        if not rich:
-            self._pacing.polled(now)
+            self._until = self._loop.time() + min(self.fresh_s, nothing_for_s)
         self.pass_on()
 
     def failed(self, seen: _Seen, error: BaseException) -> None:
