@@ -15,7 +15,7 @@ from .framework import exits
 from .framework.command import Debug, Json, Shard, Url, command, note_options
 from .messages import consume, dead, send, stopped
 from .operate import doctor, migrate, serve, worker
-from .queue import access, groups, lag, rate, route, shard, topics
+from .queue import access, groups, lag, rate, route, shard, status, topics
 
 __all__ = ["app", "run"]
 
@@ -43,8 +43,8 @@ app.add_typer(pipeline.app, rich_help_panel="The data pipeline")
 _COMMANDS: dict[str, tuple[Callable[..., Any], ...]] = {  # by panel, as `postroom --help` shows them
     "Messages": (send.send, send.cancel, consume.consume, consume.read),
     "Running": (
-        lag.lag, serve.serve, worker.worker, migrate.migrate, migrate.restored, doctor.doctor, worker.spool,
-        demo.demo,
+        status.status, lag.lag, serve.serve, worker.worker, migrate.migrate, migrate.restored, doctor.doctor,
+        worker.spool, demo.demo,
     ),
 }  # fmt: skip
 for _panel, _functions in _COMMANDS.items():

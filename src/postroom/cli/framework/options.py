@@ -17,6 +17,7 @@ from ...errors import InvalidSetting
 from ...units import duration_ms, moment_ms, size_bytes
 
 __all__ = [
+    "AnyTopic",
     "Exhausted",
     "Expires",
     "Group",
@@ -43,6 +44,9 @@ StartAt: TypeAlias = str | datetime | dict[int, int]
 """Where to start, stop or go: "earliest", "latest", a moment, or offsets by partition."""
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.", show_default=False)]
+AnyTopic = Annotated[
+    str | None, typer.Argument(metavar="[TOPIC]", help="Only this topic. Default: all.", show_default=False)
+]
 Group = Annotated[str, typer.Argument(metavar="GROUP", help="The group.", show_default=False)]
 
 _OFFSETS = re.compile(r"\d+=\d+(,\d+=\d+)*")

@@ -13,17 +13,17 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 
 import typer
 
 from .command import Run
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -37,6 +37,7 @@ __all__ = [
     "dead_letters",
     "encoded",
     "json_line",
+    "keep_showing",
     "message_fields",
     "messages",
     "moment",
@@ -143,6 +144,34 @@ def moment(ms: int) -> str:
     if not FIRST_SHOWN_MS <= ms <= LAST_SHOWN_MS:
         return f"{ms} ms"
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def keep_showing(
+    run: Run,
+    sample: Callable[[], Awaitable[X]],
+    fields: Callable[[X], Any],
+    render: Callable[[X], RenderableType],
+    every_s: float,
+) -> NoReturn:
+    """Show what there is, again and again, until Ctrl-C: on a terminal in one place, else one below the
+    other; with `--json` a line each."""
+    import asyncio
+
+    if run.json or not sys.stdout.isatty():
+        while True:
+            found = await sample()
+            if run.json:
+                json_line(fields(found))
+            else:
+                console().print(render(found))
+            sys.stdout.flush()
+            await asyncio.sleep(every_s)
+    from rich.live import Live
+
+    with Live(console=console(), auto_refresh=False) as live:
+        while True:
+            live.update(render(await sample()), refresh=True)
+            await asyncio.sleep(every_s)
 
 
 def nothing(text: str) -> None:

@@ -11,6 +11,7 @@ import typer
 from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.options import (
+    AnyTopic,
     Exhausted,
     Expires,
     Group,
@@ -74,14 +75,16 @@ async def create(
 
 
 @command(app, "list")
-async def list_groups(run: Run, topic: Topic) -> None:
-    """List the groups of a topic, whether somebody uses them, and what they hold."""
+async def list_groups(run: Run, topic: AnyTopic = None) -> None:
+    """List the groups of a topic or of all, whether somebody uses them, and what they hold."""
     async with run.connect() as mq:
-        found = await mq.groups(topic)
-        lagging = [(info, await mq.lag(topic, info.name)) for info in found]
-    none = f"topic {topic} has no groups yet: a group comes with its first consumer"
+        names = [topic] if topic is not None else [info.name for info in await mq.topics()]
+        found = [info for name in names for info in await mq.groups(name)]
+        lagging = [(info, await mq.lag(info.topic, info.name)) for info in found]
+    whose = "there are no groups yet" if topic is None else f"topic {topic} has no groups yet"
     ordered = any(info.settings.mode == "ordered" for info in found)
-    _GROUP.list(run, lagging, none=none, without=() if ordered else ("holders",))
+    hidden = [*(() if ordered else ("holders",)), *(() if topic is None else ("topic",))]
+    _GROUP.list(run, lagging, none=f"{whose}: a group comes with its first consumer", without=hidden)
 
 
 @command(app, "show")
@@ -303,6 +306,7 @@ def _state(info: GroupInfo) -> str:
 _GROUP: View[tuple[GroupInfo, Lag]] = View(
     fields=_listed,
     columns={
+        "topic": lambda one: one[0].topic,
         "group": lambda one: one[0].name,
         "mode": lambda one: one[0].settings.mode,
         "members": lambda one: str(len(one[0].members)),

@@ -7,7 +7,6 @@ stderr says which group crossed which.
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -15,8 +14,8 @@ import typer
 from ...units import duration_ms, format_bytes, format_duration
 from ..framework import exits, show
 from ..framework.command import Run
-from ..framework.options import Topic, seconds
-from ..framework.show import View
+from ..framework.options import AnyTopic, seconds
+from ..framework.show import View, keep_showing
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +29,7 @@ _SHOWN = 10  # slow sources
 
 async def lag(
     run: Run,
-    topic: Topic,
+    topic: AnyTopic = None,
     group: Annotated[
         str | None,
         typer.Argument(help="Only this group: by partition, or by member.", show_default=False),
@@ -46,17 +45,24 @@ async def lag(
     interval: Annotated[str, typer.Option(help="With --watch: how often.")] = "1s",
 ) -> None:
     """Show how far groups are behind: messages, bytes, age, rates, time to drain."""
+
+    def render(lags: list[Lag]) -> RenderableType:
+        return _render(topic, lags, by_partition=group is not None and len(lags) == 1)
+
     oldest_ms = None if max_age is None else duration_ms(max_age, name="--max-age")
     every_s = max(0.05, seconds(interval, name="--interval"))
     async with run.connect() as mq:
         if watch:
-            await _watch(run, mq, topic, group, every_s)
+            await keep_showing(run, lambda: _lags(mq, topic, group), _all_fields, render, every_s)
         lags = await _lags(mq, topic, group)
         if not run.json:
-            await _note_slow(mq, topic, lags)
+            await _note_slow(mq, lags)
         if run.shards:
             await _note_away(mq)
-    _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
+    if run.json:
+        show.json_line(_all_fields(lags))
+    else:
+        show.console().print(render(lags))
     if crossed := _crossed(lags, oldest_ms, max_messages):
         exits.say_error("threshold_crossed", crossed, as_json=run.json)
         raise typer.Exit(exits.CROSSED)
@@ -68,20 +74,24 @@ async def _note_away(mq: Connection) -> None:
         exits.say_note(f"shard {', '.join(away)} is away: what waits there is not counted")
 
 
-async def _note_slow(mq: Connection, topic: str, lags: list[Lag]) -> None:
+async def _note_slow(mq: Connection, lags: list[Lag]) -> None:
     """Sources whose messages go to a slow lane (R42)."""
-    watched = {info.name for info in await mq.groups(topic) if info.settings.slow_lane.on}
-    for lag in lags:
-        found = (await mq.lanes(topic, lag.group)).sources if lag.group in watched else ()
-        for one in found[:_SHOWN]:
-            since = show.moment(one.since)
-            exits.say_note(f"group {lag.group}: source {one.source} is slow since {since}: {one.reason}")
-        if len(found) > _SHOWN:
-            exits.say_note(f"group {lag.group}: and {len(found) - _SHOWN} more sources are slow")
+    for topic in dict.fromkeys(lag.topic for lag in lags):
+        watched = {info.name for info in await mq.groups(topic) if info.settings.slow_lane.on}
+        for group in [lag.group for lag in lags if lag.topic == topic and lag.group in watched]:
+            found = (await mq.lanes(topic, group)).sources
+            for one in found[:_SHOWN]:
+                since = show.moment(one.since)
+                exits.say_note(f"group {group}: source {one.source} is slow since {since}: {one.reason}")
+            if len(found) > _SHOWN:
+                exits.say_note(f"group {group}: and {len(found) - _SHOWN} more sources are slow")
 
 
-async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
-    """One group, or all; a broadcast group is followed by its members, each of which is a group (R11)."""
+async def _lags(mq: Connection, topic: str | None, group: str | None) -> list[Lag]:
+    """One group, all of a topic, or all there are; a broadcast group is followed by its members, each of
+    which is a group (R11)."""
+    if topic is None:
+        return [lag for info in await mq.topics() for lag in await _lags(mq, info.name, None)]
     if group is None:
         return [await mq.lag(topic, info.name) for info in await mq.groups(topic)]
     lags = [await mq.lag(topic, group)]  # raises, with a suggestion, if there is no such group
@@ -89,36 +99,14 @@ async def _lags(mq: Connection, topic: str, group: str | None) -> list[Lag]:
     return lags + [await mq.lag(topic, member) for member in members]
 
 
-async def _watch(run: Run, mq: Connection, topic: str, group: str | None, every_s: float) -> None:
-    """Never returns by itself. On a terminal a table that stays in place; else sample after sample."""
-    import asyncio
+def _render(topic: str | None, lags: list[Lag], *, by_partition: bool) -> RenderableType:
+    if not lags:
+        from rich.text import Text
 
-    if run.json or not sys.stdout.isatty():
-        while True:
-            lags = await _lags(mq, topic, group)
-            _show(run, topic, lags, by_partition=group is not None and len(lags) == 1)
-            sys.stdout.flush()
-            await asyncio.sleep(every_s)
-    from rich.live import Live
-
-    with Live(console=show.console(), auto_refresh=False) as live:
-        while True:
-            lags = await _lags(mq, topic, group)
-            by_partition = group is not None and len(lags) == 1
-            live.update(_render(topic, lags, by_partition=by_partition), refresh=True)
-            await asyncio.sleep(every_s)
-
-
-def _show(run: Run, topic: str, lags: list[Lag], *, by_partition: bool) -> None:
-    if run.json or not lags:
-        _LAG.list(run, lags, none=f"topic {topic} has no groups: nobody is behind")
-    else:
-        show.console().print(_render(topic, lags, by_partition=by_partition))
-
-
-def _render(topic: str, lags: list[Lag], *, by_partition: bool) -> RenderableType:
-    if not by_partition:
-        return lag_table(lags)
+        whose = "there are no groups" if topic is None else f"topic {topic} has no groups"
+        return Text(f"{whose}: nobody is behind", style="dim")
+    if topic is None or not by_partition:
+        return lag_table(lags, topics=topic is None)
     parts = [part for lag in lags for part in lag.partitions]
     ordered = any(part.holder or part.stopped for part in parts)
     changed = any(part.sealed or part.waits_for for part in parts)
@@ -127,10 +115,10 @@ def _render(topic: str, lags: list[Lag], *, by_partition: bool) -> RenderableTyp
     return _LINE.table(lines, without=("group", *hidden))
 
 
-def lag_table(lags: list[Lag]) -> RenderableType:
-    """Return a table with a row for each group."""
+def lag_table(lags: list[Lag], *, topics: bool = False) -> RenderableType:
+    """Return a table with a row for each group; `topics`: and its topic."""
     stopped = any(lag.total.stopped for lag in lags)
-    lines = [(lag.group, lag.total) for lag in lags]
+    lines = [(f"{lag.topic} / {lag.group}" if topics else lag.group, lag.total) for lag in lags]
     return _LINE.table(lines, without=("partition", "holder", "state", *(() if stopped else ("stopped",))))
 
 
@@ -165,6 +153,10 @@ def _fields(lag: Lag) -> dict[str, Any]:
     }
 
 
+def _all_fields(lags: list[Lag]) -> list[dict[str, Any]]:
+    return [_fields(lag) for lag in lags]
+
+
 def _edges(part: PartitionLag) -> dict[str, Any]:
     names = ("topic", "partition", "committed", "end", "holder", "sealed", "waits_for")
     return {name: getattr(part, name) for name in names}
@@ -189,8 +181,6 @@ _Line: TypeAlias = "tuple[str, PartitionLag]"
 """A name, and the figures of a partition or of all."""
 
 _ALL = "all"
-
-_LAG: View[Lag] = View(fields=_fields)
 
 _LINE: View[_Line] = View(
     columns={
