@@ -157,7 +157,7 @@ class Gatekeeper:
                 return found
             await self._slow_down()
             raise NotAuthenticated(
-                "nobody has this token: it is mistyped, or was rotated or removed; "
+                "invalid token: it is mistyped, or was rotated or revoked; "
                 "`postroom access rotate NAME` makes a new one"
             )
         if certificate_name:

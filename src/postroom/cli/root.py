@@ -21,7 +21,7 @@ __all__ = ["app", "run"]
 
 _EPILOG = (
     "[bold]Exit codes[/bold]  0 done · 1 an error of Postroom · 2 wrong usage · "
-    "3 a check did not hold (lag, migrate --check) · 4 refused, or answered no · 130 interrupted\n\n"
+    "3 a check did not hold (lag, migrate --check) · 4 not confirmed · 130 interrupted\n\n"
     "[bold]New here?[/bold]   [cyan]postroom demo[/cyan] shows what it does, in a minute"
 )
 

@@ -65,7 +65,7 @@ class RateLimits:
         await self._explained(topic or "", self._endpoint.set_rate(rate))
 
     async def rates(self) -> list[RateInfo]:
-        """All limits, and for how long whoever comes now waits for each."""
+        """All limits, and the wait that each imposes now."""
         self._guard.check()
         return await self._endpoint.rates()
 

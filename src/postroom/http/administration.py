@@ -328,7 +328,7 @@ async def open_shard(who: Who, name: str) -> ShardInfo:
 
 @queue_router.get("/rates", tags=["rates"])
 async def rates(who: Who) -> list[RateInfo]:
-    """All limits, and for how long whoever comes now waits for each."""
+    """All limits, and the wait that each imposes now."""
     return await who.mq.rates()
 
 

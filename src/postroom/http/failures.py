@@ -87,7 +87,7 @@ def failure(error: Exception) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         wrong = [{"where": list(map(str, one["loc"])), "message": one["msg"]} for one in error.errors()]
         first = f"{'.'.join(wrong[0]['where'])}: {wrong[0]['message']}" if wrong else "it is not valid"
-        sentence = f"the request is not what is taken here: {first}; /docs has what is"
+        sentence = f"invalid request: {first}; see /docs"
         return plain_failure(400, BadRequest.code, sentence, details={"errors": wrong[:20]})
     if isinstance(error, HTTPException):
         code = _CODES.get(error.status_code, "http")

@@ -413,7 +413,7 @@ class Collector:
         yield _by_topic("sealed_partitions", "Partitions to be read to their end.", s.sealed)
         debts = [((r.kind, r.topic, r.group, r.producer), r.debt_ms / 1000) for r in s.rates]
         labels = ("kind", "topic", "group", "producer")
-        yield _gauge("rate_debt_seconds", "How long whoever comes now waits for a limit.", labels, debts)
+        yield _gauge("rate_debt_seconds", "Current wait imposed by a rate limit.", labels, debts)
         yield from self._outbox()
         yield _one("brokers", "Brokers that serve this queue.", s.brokers)
         yield _one("groups_left_out", "Groups that this scrape left out: too many.", s.left_out)

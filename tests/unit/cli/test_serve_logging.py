@@ -74,7 +74,7 @@ def test_it_goes_to_stderr_at_the_level_that_was_asked_for(capsys: pytest.Captur
         (ServeSettings(), []),
         (ServeSettings(host="0.0.0.0"), ["tokens and messages cross the network"]),
         (ServeSettings(host="0.0.0.0", tls_cert="a", tls_key="b"), []),
-        (ServeSettings(dev=True), ["dev: whoever is on this machine"]),
+        (ServeSettings(dev=True), ["dev mode: anyone on this machine"]),
     ],
 )
 def test_what_a_start_warns_of(

@@ -391,7 +391,7 @@ class Groups:
             names = ", ".join(m.name for m in live[:3])
             raise GroupLive(
                 f"group {name!r} of topic {topic!r} is in use by {len(live)} member(s) ({names}); "
-                f"stop them, or pass force=True: then it is {what} under their hands",
+                f"stop them, or pass force=True: then it is {what} at once, and they lose their leases",
                 topic=topic,
                 group=name,
             )

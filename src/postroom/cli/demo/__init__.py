@@ -37,7 +37,7 @@ def demo(
     ] = False,
     folder: Annotated[Path, typer.Option(help="Where it happens.")] = Path("postroom-demo"),
 ) -> None:
-    """See it work: 100,000 messages, consumers killed at work, a poisonous message, order, a split, delay.
+    """See it work: 100,000 messages, consumers killed at work, a poison message, order, a split, delay.
 
     Then archive, audit and hotspots on Spark, where it is installed. Uses a SQLite file in its own folder.
     With --url (POSTROOM_URL does not count) it runs on a database server, in topics whose names begin

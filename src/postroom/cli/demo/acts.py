@@ -163,7 +163,7 @@ class _Play:
             actors[-1].refuse_failure()
             return False
 
-        await until(drained, "the poisonous message was not isolated")
+        await until(drained, "the poison message was not isolated")
         await actors[-1].stop()
         return actors
 

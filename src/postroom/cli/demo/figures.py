@@ -180,7 +180,7 @@ class Figures:
     deaths: int = 0  # processes that met the poison
     dead: int = 0  # dead letters
     dead_is_poison: bool = False
-    neighbours: Audit = _NOTHING  # of the poisonous message
+    neighbours: Audit = _NOTHING  # of the poison message
     redriven: int = 0
     redriven_handled: int = 0
     bookings: Audit = _NOTHING  # handled by an ordered group, one of whose members is killed

@@ -1,7 +1,7 @@
 """The demo's consumer processes: the program of one, and how they are started, watched and killed.
 
 The program, `python -m postroom.cli.demo.processes TOPIC GROUP NAME LEDGER …`, handles a message (a pause, so
-that one can watch), writes it into its ledger, and only then acks it. A poisonous message kills the process
+that one can watch), writes it into its ledger, and only then acks it. A poison message kills the process
 on the spot, as a bug in C code or the kernel's memory killer would. One that is to be killed keeps what it is
 given after a while in its hands, so that the kill meets it at work.
 

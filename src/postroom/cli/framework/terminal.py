@@ -52,7 +52,7 @@ def agreed(
     if yes:
         return True
     if run.json or not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise AbortedError(f"refusing to {what} without being asked: {counted}; add --yes if that is meant")
+        raise AbortedError(f"refusing to {what} without confirmation: {counted}; pass --yes to go ahead")
     typer.secho(f"About to {what}: {counted}.", bold=True)
     detail()
     try:

@@ -65,7 +65,7 @@ async def send(
     ] = None,
     expires: Annotated[
         str | None,
-        typer.Option(help='After so long ("1h"), or from that moment on, nobody is to see it.'),
+        typer.Option(help='Expire after a duration ("1h"), or at a moment.'),
     ] = None,
     timeout: Annotated[
         str | None,

@@ -115,4 +115,4 @@ def _print(run: Run, found: list[Finding]) -> None:
             out.print(Text.assemble(" " * (width + 10), ("→ ", "dim"), (finding.advice, "italic")))
     counts = {state: sum(f.state == state for f in found) for state in _STYLES}
     skipped = f", {counts['skip']} not looked at" if counts["skip"] else ""
-    out.print(Text(f"{counts['ok']} ok, {counts['warn']} to look at, {counts['fail']} failed{skipped}"))
+    out.print(Text(f"{counts['ok']} ok, {counts['warn']} to check, {counts['fail']} failed{skipped}"))

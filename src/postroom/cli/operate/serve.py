@@ -465,7 +465,7 @@ def _tell(told: asyncio.Event) -> None:
     if told.is_set():
         import os
 
-        log.warning("told again: ending at once")
+        log.warning("second signal: ending at once")
         sys.stderr.flush()
         os._exit(exits.INTERRUPTED)
     told.set()
@@ -508,7 +508,7 @@ def say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> N
             extra=fields(host=settings.host),
         )
     if settings.dev:
-        log.warning("dev: whoever is on this machine may do everything, without a token")
+        log.warning("dev mode: anyone on this machine has full access without a token")
 
 
 def _http_url(settings: ServeSettings, port: int) -> str:

@@ -73,7 +73,7 @@ def add(
     with _access(run, create=True) as access:
         made = access.add(principal, "" if token is None else hash_of(token))
     if not run.json:
-        typer.echo(f"principal {name} is there; it may {_permissions(made) or 'do nothing yet'}")
+        typer.echo(f"created principal {name}; it may {_permissions(made) or 'do nothing yet'}")
     _show_token(run, made, token)
 
 

@@ -71,7 +71,7 @@ async def create(
         info = await mq.create_group(topic, group, exist_ok=exist_ok, **wish)
     mode_said = "" if info.settings.mode == "shared" else f", in mode {info.settings.mode}"
     starts = f"it {'starts' if info.made else 'started'} {info.settings.start.said}"
-    answer(run, _fields(info), f"group {group} of topic {topic} is there{mode_said}; {starts}")
+    answer(run, _fields(info), f"group {group} of topic {topic} is ready{mode_said}; {starts}")
 
 
 @command(app, "list")

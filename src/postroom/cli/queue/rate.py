@@ -37,7 +37,7 @@ Producer = Annotated[
 
 @command(app, "list")
 async def list_rates(run: Run) -> None:
-    """List the limits, and for how long whoever comes now waits for each."""
+    """List the limits, and the wait that each imposes now."""
     async with run.connect() as mq:
         found = await mq.rates()
     _RATE.list(run, found)

@@ -77,7 +77,7 @@ async def create(
     async with run.connect(create=True) as mq:
         info = await mq.create_topic(topic, exist_ok=exist_ok, **settings)
     plural = "" if info.partitions == 1 else "s"
-    answer(run, _fields(info), f"topic {info.name} is there, with {info.partitions} partition{plural}")
+    answer(run, _fields(info), f"topic {info.name} is ready, with {info.partitions} partition{plural}")
 
 
 @command(app, "list")

@@ -482,7 +482,11 @@ async def _run(app: App) -> None:
     def tell() -> None:
         nonlocal told
         told += 1
-        log.info("told to stop; handlers may end" if told == 1 else "told again; handing back what runs")
+        log.info(
+            "shutting down; waiting for running handlers"
+            if told == 1
+            else "second signal: cancelling handlers; their messages return to the queue"
+        )
         stopping.append(asyncio.create_task(app.stop(None if told == 1 else 0)))
 
     with _signals(tell):

@@ -222,7 +222,7 @@ class Pool:
         pause_s = _AWAY_S[min(tries, len(_AWAY_S) - 1)]
         self._away[address] = (self._loop.time() + pause_s, tries + 1)
         log = _log.debug if tries else _log.warning
-        log("a broker is left alone for %g s: %s", pause_s, error)
+        log("skipping a broker for %g s: %s", pause_s, error)
 
     # ---- what brokers tell ----
 

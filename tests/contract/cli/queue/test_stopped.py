@@ -79,8 +79,8 @@ def test_one_is_skipped(cli: Cli) -> None:
 def test_what_is_dropped_is_asked_about(cli: Cli) -> None:
     refused = cli("stopped", "drop", *PLACE, "--key", "a")
     assert refused.code == 4 and refused.err.strip() == (
-        "error: refusing to drop what stopped in group 'billing' without being asked: 1 message will be lost "
-        "to the group; add --yes if that is meant"
+        "error: refusing to drop what stopped in group 'billing' without confirmation: 1 message will be "
+        "lost to the group; pass --yes to go ahead"
     )
     dry = cli.ok("stopped", "drop", *PLACE, "--all", "--dry-run").out
     assert dry.startswith("would drop what stopped in group 'billing': 2 messages will be lost")

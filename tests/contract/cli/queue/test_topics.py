@@ -29,7 +29,7 @@ def orders(cli: Cli) -> Cli:
 
 def test_creating_the_first_topic_makes_the_file_and_says_so(cli: Cli, tmp_path: Path) -> None:
     answer = cli.ok("topic", "create", "orders", "-p", "2")
-    assert answer.out == "topic orders is there, with 2 partitions\n"
+    assert answer.out == "topic orders is ready, with 2 partitions\n"
     assert f"created the queue {tmp_path / 'queue.db'}" in answer.err
     assert "created" not in cli.ok("topic", "create", "clicks").err
 
@@ -216,7 +216,7 @@ DESTROYING = [
 def test_what_destroys_refuses_when_nobody_can_be_asked(orders: Cli, words: tuple[str, ...]) -> None:
     before = orders.ok("lag", "orders", "billing", "--json").json[0]["messages"]
     answer = orders(*words)
-    assert answer.code == 4 and "add --yes" in answer.err and answer.out == ""
+    assert answer.code == 4 and "pass --yes" in answer.err and answer.out == ""
     assert orders(*words, "--json").error["error"] == "aborted"
     assert orders.ok("lag", "orders", "billing", "--json").json[0]["messages"] == before
 
