@@ -6,10 +6,19 @@ import os
 
 from hypothesis import settings
 
-pytest_plugins = ["tests.interrupts", "tests.servers.fixtures", "tests.ready", "tests.sharing", "tests.tiers"]
+from tests.model.examples import examples
+
+pytest_plugins = [
+    "tests.interrupts",
+    "tests.commands",
+    "tests.servers.fixtures",
+    "tests.ready",
+    "tests.sharing",
+    "tests.tiers",
+]
 
 # A deadline per example measures the machine, not the code; pytest-timeout guards against hangs.
-settings.register_profile("dev", deadline=None)
+settings.register_profile("dev", deadline=None, max_examples=examples(100))
 settings.register_profile("ci", deadline=None, derandomize=False, print_blob=True)
 settings.register_profile("thorough", parent=settings.get_profile("ci"), max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))

@@ -38,7 +38,11 @@ def command_help_text() -> str:
     }
     paths = [" ".join(path) for path in _commands(command_tree(), ())]
     done = subprocess.run(
-        [sys.executable, "-c", "from tests.pins.command_help import print_all; print_all()"],
+        [
+            sys.executable,
+            "-c",
+            "import tests.commands; from tests.pins.command_help import print_all; print_all()",
+        ],
         cwd=_ROOT,
         env=kept | _TERMINAL | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         input="\n".join(paths),
