@@ -11,12 +11,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-__all__ = ["HOST", "account", "base_folder", "free_port"]
+__all__ = ["HOST", "account", "base_folder", "free_port", "memory_folder"]
 
 HOST = "127.0.0.1"
 # Below the range from which Linux takes ports for outgoing connections: one of those could otherwise
 # occupy the port of a server that is stopped for a moment.
 PORTS = range(20_000, 32_000)
+_MEMORY = Path("/dev/shm")
+_ROOM = 4 << 30  # bytes; a whole run takes a quarter of it
 
 
 def account(names: Sequence[str]) -> pwd.struct_passwd | None:
@@ -37,6 +39,14 @@ def base_folder() -> Path:
         if os.geteuid() != 0 or all(p.stat().st_mode & stat.S_IXOTH for p in (path, *path.parents)):
             return path
     raise RuntimeError("No temporary folder that other users may enter; set TMPDIR to one (chmod o+x).")
+
+
+def memory_folder() -> Path | None:
+    """A folder in memory, where there is room: to flush costs nothing there. POSTROOM_TEST_DISK=1 says no."""
+    if os.environ.get("POSTROOM_TEST_DISK") or not os.access(_MEMORY, os.W_OK | os.X_OK):
+        return None
+    space = os.statvfs(_MEMORY)
+    return _MEMORY if space.f_bavail * space.f_frsize >= _ROOM else None
 
 
 def free_port() -> int:

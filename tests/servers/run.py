@@ -9,11 +9,12 @@ one that started it: the watchdog of the folder sees to that, also after Ctrl-C 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import TypeVar
 
-from .places import base_folder
+from .places import base_folder, memory_folder
 from .server import Server, locked
 from .watchdog import Watchdog
 
@@ -33,11 +34,22 @@ class Run:
     @classmethod
     def begin(cls) -> Run:
         """A new run, which ends with this process."""
-        run = cls(Path(tempfile.mkdtemp(prefix="postroom-tests-", dir=base_folder())))
+        memory = memory_folder()
+        run = cls(Path(tempfile.mkdtemp(prefix="postroom-tests-", dir=memory or base_folder())))
         run._watchdog = Watchdog(run.folder, "KILL")
         run.folder.chmod(0o711)  # servers run under accounts of their own
-        (run.folder / "pristine").mkdir(mode=0o711)
+        run.pristine.mkdir(mode=0o711)
+        if memory is not None:
+            run._keep_temporary_files()
         return run
+
+    def _keep_temporary_files(self) -> None:
+        """Those of all tests, and their servers, are in our folder: thousands of small queues flush there."""
+        folder = self.folder / "tmp"
+        folder.mkdir()
+        folder.chmod(0o1777)
+        os.environ["TMPDIR"] = str(folder)  # which the processes of this run inherit
+        tempfile.tempdir = None  # is asked for again
 
     @property
     def pristine(self) -> Path:
