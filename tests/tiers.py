@@ -16,10 +16,14 @@ from __future__ import annotations
 import os
 import zlib
 from collections import defaultdict
+from collections.abc import Generator
 
 import pytest
 
-__all__ = ["function_of", "in_default_run", "reason_to_wait"]
+__all__ = ["WHOLE", "function_of", "in_default_run", "reason_to_wait"]
+
+WHOLE = pytest.StashKey[list[pytest.Item]]()
+"""All there are, chosen or not, if this run has collected all."""
 
 # Where an argument of such a name has such a value, it says where.
 ARGUMENTS = {
@@ -42,8 +46,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Generator[None]:
+    if [config.rootpath / arg for arg in config.args] == [config.rootpath / "tests"]:
+        config.stash[WHOLE] = list(items)
+    yield
+    _leave_one_place(config, items)
+
+
+def _leave_one_place(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Whoever names a place gets it: `-k postgres` was heeded before, and so is a test's whole name."""
     if config.getoption("--matrix") == "all" or any("[" in arg for arg in config.args):
         return

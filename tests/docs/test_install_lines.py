@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import tomllib
 from collections.abc import Iterator
@@ -44,8 +45,13 @@ def from_the_index(text: str) -> list[str]:
     return lines + _WITH_EXTRA.findall(joined)
 
 
-def texts(path: Path) -> Iterator[str]:
+@functools.cache
+def texts(path: Path) -> tuple[str, ...]:
     """The file; of Python its strings too, each in one piece."""
+    return tuple(_texts(path))
+
+
+def _texts(path: Path) -> Iterator[str]:
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""How many examples a machine tries: POSTROOM_EXAMPLES times as many; a third in `make test`."""
+"""How many examples hypothesis tries: POSTROOM_EXAMPLES times as many; a third in `make test`."""
 
 from __future__ import annotations
 

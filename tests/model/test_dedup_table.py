@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from postroom.model.messages import ids as idtable
 from postroom.model.messages.ids import NO_FLOOR, NO_ID, IdTable, Window, digest, digests, split
+from tests.model.examples import examples
 
 IDS = [None, *(f"id-{number}" for number in range(60))]
 some_ids = st.lists(st.sampled_from(IDS), min_size=1, max_size=12)
@@ -24,7 +25,7 @@ def small_tables() -> Iterator[None]:
         yield
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     steps=st.lists(st.tuples(some_ids, st.integers(0, 40)), max_size=40),
     first=st.sampled_from([0, 3, 2**32 - 20]),
@@ -61,7 +62,7 @@ rows = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(rows=rows, limit=st.integers(1, 60), unsettled=st.none() | st.integers(0, 80))
 def test_the_window_remembers_what_the_rule_says(
     rows: list[tuple[list[str | None], bool, int, int, int]], limit: int, unsettled: int | None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import tiers
+
 ROOT = Path(__file__).parents[3]
 # Collects everything, and tells of each test where it would run.
 COLLECT = """
@@ -20,17 +22,14 @@ import pytest
 class Collector:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items):
-        from tests import tiers  # pytest wants to import it first
+        from tests.unit.repository.test_tiers import rows_of  # pytest wants to import it first
 
-        kept = tiers.in_default_run(items)
-        rows = [
-            (item.nodeid, tiers.function_of(item), item in kept, tiers.reason_to_wait(item)) for item in items
-        ]
         with open(sys.argv[1], "w") as file:
-            json.dump(rows, file)
+            json.dump(rows_of(items), file)
 
 sys.exit(pytest.main(["--collect-only", "-qq", "--matrix=all", "-p", "no:cacheprovider"], [Collector()]))
 """
+Row = tuple[str, str, bool, str | None]
 
 
 @dataclass(frozen=True)
@@ -47,8 +46,18 @@ class Collected:
         return self.chosen and self.why_slow is None
 
 
+def rows_of(items: list[pytest.Item]) -> list[Row]:
+    kept = tiers.in_default_run(items)
+    return [
+        (item.nodeid, tiers.function_of(item), item in kept, tiers.reason_to_wait(item)) for item in items
+    ]
+
+
 @pytest.fixture(scope="module")
-def collected(tmp_path_factory: pytest.TempPathFactory) -> list[Collected]:
+def collected(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> list[Collected]:
+    """By this run, if it has looked at everything; else by one of its own, which takes ten seconds."""
+    if tiers.WHOLE in pytestconfig.stash:
+        return [Collected(*row) for row in rows_of(pytestconfig.stash[tiers.WHOLE])]
     found = tmp_path_factory.mktemp("tiers") / "tests.json"
     done = subprocess.run(
         [sys.executable, "-c", COLLECT, str(found)], cwd=ROOT, capture_output=True, text=True, timeout=110

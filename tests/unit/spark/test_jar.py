@@ -24,6 +24,7 @@ def test_it_was_built_from_these_sources() -> None:
     assert jar.JAR.stat().st_size < 20_000
 
 
+@pytest.mark.slow("starts the Java compiler twice")
 @pytest.mark.skipif(shutil.which("javac") is None, reason="there is no javac here")
 def test_the_sources_compile_and_the_same_ones_give_the_same_jar(tmp_path: Path) -> None:
     for name in ("one.jar", "two.jar"):

@@ -14,6 +14,7 @@ from postroom.errors import DataLoss, InvalidSetting
 from postroom.spark.options import Position, Reach, ReadOptions, Topics
 from postroom.spark.planning import VERSION, Span
 from postroom.spark.streaming import Stream
+from tests.model.examples import examples
 from tests.unit.spark.spark_world import SLOTS, Driver, Killed, World
 
 OPTIONS = ReadOptions(
@@ -116,7 +117,7 @@ class Streams(RuleBasedStateMachine):
             self.drain(None)
 
 
-Streams.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+Streams.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=25, deadline=None)
 TestStreams = Streams.TestCase
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 from postroom.errors import InvalidSetting
 from postroom.spark.options import Position
 from postroom.spark.streaming import WholeStream, refuse_short_runs
+from tests.model.examples import examples
 from tests.unit.spark.spark_world import Driver, Killed, World
 from tests.unit.spark.test_stream import LATEST, OPTIONS, Streams
 
@@ -47,7 +48,7 @@ class WholeStreams(Streams):
         super().drain(None)
 
 
-WholeStreams.TestCase.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
+WholeStreams.TestCase.settings = settings(max_examples=examples(150), stateful_step_count=25, deadline=None)
 TestWholeStreams = WholeStreams.TestCase
 
 

@@ -21,6 +21,7 @@ from postroom import Received
 from postroom.client.consumer.ordered.key_queue import KeyQueue, StoredLine
 from postroom.model.delivery.delivery import Line
 from postroom.model.delivery.ordered import FAR
+from tests.model.examples import examples
 
 
 def message(position: int, key: bytes | None = b"a") -> Received:
@@ -499,5 +500,5 @@ class ParkedKeys(Keys):
 @pytest.mark.parametrize("machine", [Keys, WholePartition, ParkedKeys])
 def test_any_course_of_events(machine: type[Keys]) -> None:
     run_state_machine_as_test(
-        machine, settings=settings(max_examples=100, stateful_step_count=40, deadline=None)
+        machine, settings=settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
     )

@@ -29,6 +29,7 @@ from postroom.client.connection import Connection
 from postroom.client.producer.accumulator import Accumulator
 from postroom.model.messages.slot import slot_of
 from postroom.model.topology.route import Range, Route
+from tests.model.examples import examples
 from tests.unit.client.client_endpoint import FakeEndpoint, Partition, failing, waiting
 
 BUSY, AWAY, FULL = StoreBusy("busy"), StoreUnavailable("away"), StoreFull("full")
@@ -347,7 +348,7 @@ async def test_a_producer_the_store_forgot_begins_anew(mq: Connection, endpoint:
 FAULTS = st.sampled_from(["fine", "fine", "busy", "away", "lost"])
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(st.lists(FAULTS, max_size=40), st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 4))
 def test_whatever_fails_on_the_way_each_message_is_stored_once_and_in_order(
     faults: list[str], keys: list[int], batch_messages: int

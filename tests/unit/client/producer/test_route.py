@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from postroom import Message, PartitionSealed, SendTimeout, StoreBusy
 from postroom.backoff import Pauses
 from postroom.client.connection import Connection
+from tests.model.examples import examples
 from tests.unit.client.changing_endpoint import AWAY, HIGH, LIMIT, LOW, Changing, turns
 from tests.unit.client.client_endpoint import Fault, failing, waiting
 
@@ -424,7 +425,7 @@ class Scenario:
             self.endpoint.after["append"].append(failing(AWAY))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(STEPS, st.integers(1, 3))
 def test_whatever_changes_each_message_is_stored_once_and_keys_stay_in_order(
     steps: list[tuple[str, int]], batch_messages: int

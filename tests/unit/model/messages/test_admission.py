@@ -17,6 +17,7 @@ from postroom.model.messages import admission
 from postroom.model.messages.admission import MAX_HEADERS, admit, walk, walk_all
 from postroom.model.messages.batch import BatchBuilder, Headers, build_control, records, stamp
 from postroom.model.messages.compression import COMPRESSIONS, compress
+from tests.model.examples import examples
 
 NOW = 1_700_000_000_000
 AHEAD = DEFAULTS.timestamp_ahead_ms + 1
@@ -167,7 +168,7 @@ def test_every_batch_of_several_is_looked_at() -> None:
         list(walk_all(built() + b"more", NOW))
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(data=st.data(), compression=st.sampled_from(list(COMPRESSIONS)))
 def test_whatever_is_admitted_can_be_read(data: st.DataObject, compression: str) -> None:
     """A byte that was turned over is refused, or what is there can be read as it says."""
@@ -181,7 +182,7 @@ def test_whatever_is_admitted_can_be_read(data: st.DataObject, compression: str)
     assert [r.offset for r in records(batch)] == list(range(len(records(batch))))
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(data=st.data())
 def test_large_and_small_batches_are_judged_alike(data: st.DataObject) -> None:
     """What is given to the codec part by part is refused, or not, as what it is given as a whole."""

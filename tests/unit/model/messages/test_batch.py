@@ -29,6 +29,7 @@ from postroom.model.messages.batch import (
     verify,
     with_base_offset,
 )
+from tests.model.examples import examples
 
 NOW = 1_700_000_000_000
 every_compression = pytest.mark.parametrize("compression", list(COMPRESSIONS))
@@ -341,7 +342,7 @@ def test_no_cut_or_trailing_byte_goes_unnoticed(compression: str) -> None:
 
 
 @every_compression
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=st.data())
 def test_forged_records_are_corrupt_or_readable_never_worse(compression: str, data: st.DataObject) -> None:
     """The checksum is right, what it covers is not: only an enemy or a broken producer does so."""

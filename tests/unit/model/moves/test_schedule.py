@@ -16,6 +16,7 @@ from postroom.model.messages.slot import slot_of
 from postroom.model.moves import schedule
 from postroom.model.moves.schedule import SLOT_HEADER, DelayedRow, Part, Planned
 from postroom.model.topology.route import Range, Route, even_ranges
+from tests.model.examples import examples
 
 TOPIC = 1
 
@@ -243,7 +244,7 @@ shapes = st.lists(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(shapes=shapes, refused=st.sets(st.integers(0, 40)))
 def test_every_message_is_moved_once_or_left(
     shapes: list[tuple[int, int, bytes | None, bool]], refused: set[int]
