@@ -24,6 +24,7 @@ _TERMINAL = {
     "PYTHONUTF8": "1",
     "LC_ALL": "C.UTF-8",
 }
+_PRINT = "import tests.commands; from tests.pins.command_help import print_all; print_all()"
 _LEFT_OUT = ("FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "CLICOLOR_FORCE", "COVERAGE_PROCESS_START")
 
 
@@ -38,11 +39,7 @@ def command_help_text() -> str:
     }
     paths = [" ".join(path) for path in _commands(command_tree(), ())]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import tests.commands; from tests.pins.command_help import print_all; print_all()",
-        ],
+        [sys.executable, "-c", _PRINT],
         cwd=_ROOT,
         env=kept | _TERMINAL | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
         input="\n".join(paths),

@@ -173,10 +173,15 @@ async def test_a_send_that_runs_out_of_time_says_so(own: Ground) -> None:
         await mq.create_topic("orders", partitions=1)
         await mq.send("orders", b"1")
         await asyncio.to_thread(own.server.stop)
-        begin = time.monotonic()
-        with pytest.raises(postroom.SendTimeout, match="nothing was stored, sending again is safe"):
-            await mq.send("orders", b"2", timeout=1)
-        assert time.monotonic() - begin < 10  # not the half minute of the default
+        for _ in range(20):
+            begin = time.monotonic()
+            with pytest.raises(postroom.SendTimeout) as told:
+                await mq.send("orders", b"2", timeout=1)
+            assert time.monotonic() - begin < 10  # not the half minute of the default
+            if told.value.details.get("stored") is False:
+                break
+            told.match("it is not known whether anything was stored")  # its second ended within a try: again
+        told.match("nothing was stored, sending again is safe")
         with pytest.raises(postroom.StoreUnavailable, match="cannot be reached"):
             await mq.topics()
 
