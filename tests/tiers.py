@@ -31,7 +31,7 @@ ARGUMENTS = {
     *("server", "store", "store_url", "url"),
 }
 VALUES = {
-    *("memory", "sqlite", "postgres", "mysql", "mariadb", "embedded", "served"),
+    *("memory", "sqlite", "postgres", "mysql", "mariadb", "servers", "embedded", "served"),
     *("postgres_ready", "mysql_ready", "postgres_url", "mysql_url"),
 }
 

@@ -160,6 +160,7 @@ def any_cli(request: pytest.FixtureRequest, tmp_path: Path) -> ShardedCli:
     return cli
 
 
+@pytest.mark.slow("waits for a round of retention in real time; docs/howto/shards.md drains a shard, too")
 def test_drain_in_two_phases(any_cli: ShardedCli) -> None:
     """R28, I11: it says what it waits for, then that it is empty, and then it may be left out."""
     cli = any_cli
