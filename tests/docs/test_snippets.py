@@ -147,6 +147,8 @@ def run_until_shown(words: list[str], output: str) -> tuple[int, str]:
     """What `timeout` would interrupt later is interrupted when it has said all but the last line shown."""
     *before, _ = output.strip().splitlines()
     said, told = "", False
+    seconds = next(word for word in words if word.isdecimal())  # enough for a reader, not for a busy machine
+    words = [str(PAGE_SECONDS) if word is seconds else word for word in words]
     env = {**environment(), "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as ran:
         assert ran.stdout is not None
