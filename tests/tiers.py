@@ -28,7 +28,7 @@ WHOLE = pytest.StashKey[list[pytest.Item]]()
 # Where an argument of such a name has such a value, it says where.
 ARGUMENTS = {
     *("any_cli", "any_url", "cli", "database", "endpoint", "ground", "kind", "mq", "one_database", "place"),
-    *("server", "store", "store_url", "url"),
+    *("queue", "server", "store", "store_url", "url"),
 }
 VALUES = {
     *("memory", "sqlite", "postgres", "mysql", "mariadb", "servers", "embedded", "served"),

@@ -12,7 +12,7 @@ import pytest
 from postroom.http.app import HttpLimits
 from tests.unit.http.http_client import API, Stage, staged
 
-SMALL = HttpLimits(body_bytes=1000, all_bodies_bytes=1500, body_s=0.2, request_s=0.5, drained_bytes=2000)
+SMALL = HttpLimits(body_bytes=1000, all_bodies_bytes=1500, body_s=0.2, drained_bytes=2000)
 FOREVER = b"(waits)"
 
 
@@ -119,12 +119,13 @@ async def test_nobody_unknown_can_send_a_body() -> None:
         assert status == 401 and ask.taken == 0
 
 
-async def test_a_request_ends_in_time(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_request_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     async def never() -> None:
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(stage.service.broker, "shards", never)
-    error = await stage.error("GET", f"{API}/shards", 504)
+    async with staged(limits=HttpLimits(request_s=0.5)) as stage:
+        monkeypatch.setattr(stage.service.broker, "shards", never)
+        error = await stage.error("GET", f"{API}/shards", 504)
     assert error["code"] == "timeout"
 
 

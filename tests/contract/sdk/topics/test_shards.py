@@ -26,7 +26,7 @@ from postroom.store import SqlStore, open_sqlite
 from postroom.store.sharded.store import ShardSource, open_sharded
 from tests.contract.brokers import broker_of, serving
 
-LIMIT = 20  # seconds; for whatever must come
+LIMIT = 60  # seconds; for whatever must come
 Url = tuple[str, dict[str, str]]
 
 KINDS = ("sqlite", "servers")
@@ -146,7 +146,7 @@ async def test_order_is_kept_while_partitions_move_there_and_back(queue: Url) ->
         sending = asyncio.create_task(send(mq, range(300)))
         receiving = asyncio.create_task(receive(mq, 300, mode="ordered"))
         versions: list[int] = []
-        while not sending.done():
+        while not sending.done() and len(versions) < 20:  # each costs both sides time, on a busy machine much
             piece = (await mq.route("orders")).ranges[len(versions) % 2]
             versions.append((await mq.move("orders", piece.partition)).version)
             await asyncio.sleep(0.01)
