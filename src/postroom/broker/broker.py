@@ -11,10 +11,10 @@ import logging
 import os
 import socket
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from ..address import Address
 from ..clock import Clock, SystemClock
@@ -41,7 +41,7 @@ from ..endpoint.values import (
 from ..errors import PartitionSealed, PostroomError, StoreUnavailable, UsageError
 from ..model.access import Principal, producer_of
 from ..model.delivery.delivery import Span
-from ..model.messages.batch import TopicBounds, read_header, verify
+from ..model.messages.batch import BatchHeader, TopicBounds, read_header, verify
 from ..model.messages.ids import digest, digests_of
 from ..model.messages.requests import ReplyTopic
 from ..model.policy.bounds import Positions, make_room
@@ -95,6 +95,7 @@ _log = logging.getLogger("postroom.broker")
 _MOST_ENDS = 50_000  # partitions whose ends are remembered; whoever waits for another is woken once more
 _JUST_MS = 100  # equal moments may stand for two releases
 _HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
+_NOT_COUNTED: AbstractContextManager[None] = nullcontext()  # of a topic without a limit on its backlog
 _AT_ONCE_BYTES = 16 * 1024  # of a batch that is opened here; larger ones are opened in a thread
 _SOON_MS = 10_000  # what is due later is found by the next poll, and who waits in line looks then
 
@@ -386,36 +387,48 @@ class Broker(StagingVerbs):
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
-        producer_id, messages, size = header.producer_id, header.records, header.size
-        counted, passed = None, list[tuple[RateGate, Share]]()
+        producer_id, counted = header.producer_id, _NOT_COUNTED
         try:
             if owner and producer_id >= 0:
                 producer_id = producer_of(await self.identity_key(), owner, producer_id)
             known = await self._topic(topic)
             if self._backlog.limits(known.settings) and self._backlog.is_now(due_at):
-                counted = await self._backlog.pass_through(known, messages, size)
-            if not self._quotas.off:
-                passed = await self._quotas.pass_through(topic, producer, messages, size)
+                counted = await self._backlog.pass_through(known, header.records, header.size)
         except StoreUnavailable as error:
             raise never_stored(error) from None
-        window_ms = known.settings.dedup_ms
-        if (window_ms or due_at) and not ids:  # the sender does not know that they are looked at
-            small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
-            ids = digests_of(batch) if small else await self._in_thread(digests_of, batch)
-        if not (window_ms or due_at) or not ids.strip(b"\0"):  # nobody looks at them, or not one has an id
-            ids = b""
+        append = Append(partition_id, batch, due_at, ids, known.settings.dedup_ms, drawn, producer_id, header)
+        with counted:
+            return await self._append_within_rates(known, append, producer)
+
+    async def _append_within_rates(self, topic: Topic, append: Append, producer: str) -> Appended:
+        header, passed = append.header or read_header(append.batch), list[tuple[RateGate, Share]]()
+        if not self._quotas.off:
+            try:
+                passed = await self._quotas.pass_through(topic.name, producer, header.records, header.size)
+            except StoreUnavailable as error:
+                raise never_stored(error) from None
+        if append.dedup_ms or append.due_at or append.ids:
+            append = await self._with_ids(append, header)
         try:
-            writer = self._work.writer_of(partition_id) or await self._work.find_writer(partition_id)
-            stored = Append(partition_id, batch, due_at, ids, window_ms, drawn, producer_id, header)
-            return await writer.append(stored, (known.id, producer_id))
+            found = self._work.writer_of(append.partition_id)
+            writer = found or await self._work.find_writer(append.partition_id)
+            return await writer.append(append, (topic.id, cast(int, append.producer_id)))
         except PostroomError as error:
             self._quotas.put_back(passed)
-            if counted is not None:
-                counted.put_back(messages, size)
             if isinstance(error, PartitionSealed):
                 self._route_changed()
-                await self._help.met_seal(topic, partition_id, error)
+                await self._help.met_seal(topic.name, append.partition_id, error)
             raise
+
+    async def _with_ids(self, append: Append, header: BatchHeader) -> Append:
+        """Return it with the ids of its messages where they are looked at, and without where they are not."""
+        ids, looked_at = append.ids, append.dedup_ms or append.due_at
+        if looked_at and not ids:  # the sender does not know that they are
+            small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
+            ids = digests_of(append.batch) if small else await self._in_thread(digests_of, append.batch)
+        if not looked_at or not ids.strip(b"\0"):  # or not one has an id
+            ids = b""
+        return append if ids == append.ids else replace(append, ids=ids)
 
     def append_soon(self, topic: str, partition_id: int, batch: bytes, producer: str, told: Told) -> bool:
         """The short way of a batch that a producer in this process has made: nothing of it is checked again.

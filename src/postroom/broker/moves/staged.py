@@ -19,7 +19,7 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -321,15 +321,14 @@ class StagingWork:
         messages, size = sum(h.records for h in headers), sum(h.size for h in headers)
         known = await self.run(self._catalog.topic, topic)
         limited = self._backlog.limits(known.settings)
-        counted = await self._backlog.pass_through(known, messages, size) if limited else None
-        passed = await self._quotas.pass_through(topic, producer, messages, size)
-        try:
-            await self.run(self._store.staging.put, *place, rows, owner)
-        except PostroomError:
-            self._quotas.put_back(passed)
-            if counted is not None:
-                counted.put_back(messages, size)
-            raise
+        counted = self._backlog.pass_through(known, messages, size) if limited else None
+        with nullcontext() if counted is None else await counted:
+            passed = await self._quotas.pass_through(topic, producer, messages, size)
+            try:
+                await self.run(self._store.staging.put, *place, rows, owner)
+            except PostroomError:
+                self._quotas.put_back(passed)
+                raise
 
     # ---- in a thread ----
 

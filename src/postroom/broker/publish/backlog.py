@@ -1,9 +1,10 @@
 """Limits on the backlog of a topic (R9): a batch is refused while the slowest group is too far behind.
 
 The backlog of a topic is what its slowest group has not settled; without groups, all that is kept. It is
-measured at most every `backlog_look_ms`, and only while somebody sends to a topic that has a limit; in
-between, what this process has let through is added to it. So the limit is not exact: a batch that begins
-below it is stored whole, and other processes are seen at the next look. Must never be asked about internal
+measured at most every `backlog_look_ms`, and only while somebody sends to a topic that has a limit. What
+this process has let through since is added to it, and what it has let through before and is not stored yet.
+So the limit is not exact: a batch that begins below it is stored whole, and other processes are seen at the
+next look. Must never be asked about internal
 appends (I17); delayed messages are let in by the schedule when they are due, and count from then on. What is
 due before the next look is not delayed: else a due moment of now were a way around the limit.
 """
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...config import Limits
-from ...errors import BacklogFull
+from ...errors import BacklogFull, PostroomError
 from ...model.policy.bounds import make_room
 from ...model.policy.settings import TopicSettings
 from ...store.contract import Store, Topic
@@ -24,13 +25,13 @@ from ...tasks import SingleFlight
 from ...units import format_bytes
 from ..topology.catalog_cache import readers
 
-__all__ = ["BacklogGate", "Measured"]
+__all__ = ["BacklogGate", "Passage"]
 
 _MOST = 10_000  # topics whose backlog is remembered
 
 
 @dataclass(slots=True)
-class Measured:
+class _Measured:
     """A topic's backlog, and what this process has let through since."""
 
     messages: int
@@ -39,10 +40,30 @@ class Measured:
     largest: str  # the one with most bytes
     until: float = 0.0  # by the loop's clock: measured again after that
 
-    def put_back(self, messages: int, size: int) -> None:
-        """A batch that was let through was not stored."""
-        self.messages -= messages
-        self.bytes -= size
+    def add(self, passage: Passage, sign: int = 1) -> None:
+        self.messages += sign * passage.messages
+        self.bytes += sign * passage.size
+
+
+@dataclass(slots=True, eq=False)
+class Passage:
+    """A batch that was let through: in flight until the end of its `with`, and put back if it fails there."""
+
+    messages: int
+    size: int
+    _gate: BacklogGate
+    _topic_id: int
+
+    def __enter__(self) -> None:
+        self._gate._in_flight.setdefault(self._topic_id, set()).add(self)
+
+    def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
+        mine = self._gate._in_flight[self._topic_id]
+        mine.discard(self)
+        if not mine:
+            del self._gate._in_flight[self._topic_id]
+        if isinstance(error, PostroomError) and (now := self._gate._measured.get(self._topic_id)) is not None:
+            now.add(self, -1)
 
 
 class BacklogGate:
@@ -52,7 +73,8 @@ class BacklogGate:
         self._store = store
         self._look_ms, self._look_s = limits.backlog_look_ms, limits.backlog_look_ms / 1000
         self._in_thread = in_thread
-        self._measured: dict[int, Measured] = {}  # by topic id
+        self._measured: dict[int, _Measured] = {}  # by topic id
+        self._in_flight: dict[int, set[Passage]] = {}  # likewise: let through, and not stored yet
         self._looks = SingleFlight(self._look)
 
     @staticmethod
@@ -63,7 +85,7 @@ class BacklogGate:
         """Whether what is due then counts already."""
         return not due_at or due_at <= self._store.now_ms() + self._look_ms
 
-    async def pass_through(self, topic: Topic, messages: int, size: int) -> Measured:
+    async def pass_through(self, topic: Topic, messages: int, size: int) -> Passage:
         """Count a batch that is about to be stored; BacklogFull if there is no room for any."""
         found = self._measured.get(topic.id)
         if found is None or found.until <= asyncio.get_running_loop().time():
@@ -75,13 +97,16 @@ class BacklogGate:
         if 0 < settings.max_backlog_bytes <= found.bytes:
             limit = f"max_backlog_bytes={format_bytes(settings.max_backlog_bytes)!r}"
             raise _full(topic, found.largest, format_bytes(found.bytes), limit)
-        found.messages += messages
-        found.bytes += size
-        return found
+        passage = Passage(messages, size, self, topic.id)
+        found.add(passage)
+        return passage
 
-    async def _look(self, measure: Callable[[Topic], Measured], topic: Topic) -> Measured:
+    async def _look(self, measure: Callable[[Topic], _Measured], topic: Topic) -> _Measured:
         self._measured.pop(topic.id, None)
-        found: Measured = await self._in_thread(measure, topic)
+        before = self._in_flight.get(topic.id, set()).copy()
+        found: _Measured = await self._in_thread(measure, topic)
+        for passage in before & self._in_flight.get(topic.id, set()):  # not stored when it was measured
+            found.add(passage)
         found.until = asyncio.get_running_loop().time() + self._look_s
         make_room(self._measured, _MOST)
         self._measured[topic.id] = found
@@ -89,7 +114,7 @@ class BacklogGate:
 
     # ---- in a worker thread ----
 
-    def _measure(self, topic: Topic) -> Measured:
+    def _measure(self, topic: Topic) -> _Measured:
         places = [piece.partition_id for piece in topic.route.partitions]
         groups = readers(self._store.catalog.groups(topic.name))
         places = self._store.present(places)  # what is on a shard that is away does not hold up the others
@@ -106,7 +131,7 @@ class BacklogGate:
         if topic.settings.max_backlog_bytes:
             size = dict(zip(lowest, self._store.usage.bytes_from(list(lowest.values())), strict=True))
         slowest, largest = max(messages, key=messages.__getitem__), max(size, key=size.__getitem__)
-        return Measured(messages[slowest], size[largest], slowest, largest)
+        return _Measured(messages[slowest], size[largest], slowest, largest)
 
 
 def _full(topic: Topic, group: str, behind: str, limit: str) -> BacklogFull:
