@@ -158,7 +158,7 @@ async def test_what_is_due_calls_one(crowd: PollQueue) -> None:
 
 
 async def test_what_a_look_says_is_due_calls_one(crowd: PollQueue) -> None:
-    await barren(crowd, 0.02)
+    await barren(crowd, 0.5)
     tasks = [asks(crowd), asks(crowd)]
     await asyncio.wait_for(tasks[0], 20)
     await settle()
