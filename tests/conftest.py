@@ -15,6 +15,7 @@ pytest_plugins = [
     "tests.ready",
     "tests.sharing",
     "tests.tiers",
+    "tests.tuned",
 ]
 
 # A deadline per example measures the machine, not the code; pytest-timeout guards against hangs.

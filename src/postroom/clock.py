@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
 
+from .config import DEFAULTS, StoreTuning
+
 __all__ = [
     "FURTHEST_MS",
     "STEP_MS",
@@ -40,8 +42,6 @@ __all__ = [
 _FOLLOWS = 4  # a step is caught up with by one part in so many of the time that passes
 FURTHEST_MS = 2 * 3_600_000  # a step by more is taken at once
 STEP_MS = 1_000  # by less is no step
-_BELIEVED_MS = 60_000  # a time that is ahead by less is not doubted
-_LOOK_MS = 200  # how often the wall clock is looked at
 
 
 class Clock(Protocol):
@@ -111,7 +111,13 @@ class SteadyClock:
     """A clock that does not step. `on_step` is called by whoever reads the time after the wall clock was set:
     it must not wait, and sees to it that a new pace is adopted."""
 
-    def __init__(self, wall: Callable[[], int] = wall_ms, steady: Callable[[], int] = steady_ms) -> None:
+    def __init__(
+        self,
+        wall: Callable[[], int] = wall_ms,
+        steady: Callable[[], int] = steady_ms,
+        tuning: StoreTuning = DEFAULTS.tuning.store,
+    ) -> None:
+        self._check_ms = tuning.wall_check_ms
         self.wall, self.steady = wall, steady
         now = steady()
         self.pace = Pace(now, wall(), 0)
@@ -126,7 +132,7 @@ class SteadyClock:
         return now + self._ahead_ms if now >= self._there_at else self.pace.at(now)
 
     def _look(self, now: int) -> None:
-        self._look_at = now + _LOOK_MS
+        self._look_at = now + self._check_ms
         if self.step_ms():
             self.on_step()
 
@@ -151,7 +157,7 @@ class SteadyClock:
             self.stepped_ms = pace.queue_ms
         behind = abs(pace.behind_ms(pace.steady_ms))
         self._there_at, self._ahead_ms = pace.steady_ms + _FOLLOWS * behind, pace.ahead_ms  # the usual case
-        self.pace, self._look_at = pace, pace.steady_ms + _LOOK_MS
+        self.pace, self._look_at = pace, pace.steady_ms + self._check_ms
 
     def subscribe(self, moved: Callable[[], None]) -> Callable[[], None]:
         return lambda: None
@@ -170,9 +176,11 @@ class CautiousTime:
         now_ms: Callable[[], int],
         steady: Callable[[], int] = steady_ms,
         doubted: Callable[[int], None] | None = None,
+        tuning: StoreTuning = DEFAULTS.tuning.store,
     ) -> None:
         """`doubted` is told by how much that time is ahead, when it begins to be."""
         self._now_ms, self._steady, self._doubted = now_ms, steady, doubted
+        self._believed_ms = tuning.believed_ms
         self._lock = threading.Lock()
         self._last: tuple[int, int] | None = None  # the steady clock's, and ours then
         self._ahead = False
@@ -183,9 +191,9 @@ class CautiousTime:
             if self._last is not None:
                 ran = max(0, steady - self._last[0])
                 ahead_ms = now - self._last[1] - ran
-                if ahead_ms > _BELIEVED_MS and not self._ahead and self._doubted is not None:
+                if ahead_ms > self._believed_ms and not self._ahead and self._doubted is not None:
                     self._doubted(ahead_ms)
-                self._ahead = ahead_ms > _BELIEVED_MS
+                self._ahead = ahead_ms > self._believed_ms
                 now = min(now, self._last[1] + ran + ran // _FOLLOWS) if self._ahead else now
             self._last = (steady, now)
             return now

@@ -71,6 +71,7 @@ def names_text() -> str:
         "limits, default": [
             f"{one.name} = {getattr(internals.DEFAULTS, one.name)!r}"
             for one in dataclasses.fields(internals.DEFAULTS)
+            if one.repr  # heuristics are nobody's promise
         ],
         "settings of a topic, as stored": _fields(internals.TopicSettings),
         "settings of a group, as stored": _fields(internals.GroupSettings),
