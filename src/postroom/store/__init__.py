@@ -138,12 +138,12 @@ _shared: dict[str, tuple[SqlStore, int]] = {}
 _sharing = threading.Lock()
 
 
-def open_memory(name: str = "", clock: Clock | None = None) -> Store:
+def open_memory(name: str = "", clock: Clock | None = None, limits: Limits = DEFAULTS) -> Store:
     """A store in memory: a private one, or the one of that name, which lasts as long as somebody has it."""
     if not name:
-        return open_sqlite(None, clock)
+        return open_sqlite(None, clock, limits)
     with _sharing:
-        store, users = _shared.get(name) or (_SharedStore(name, _open(None, clock)), 0)
+        store, users = _shared.get(name) or (_SharedStore(name, _open(None, clock, limits), limits), 0)
         _shared[name] = (store, users + 1)
         return store
 
@@ -151,8 +151,8 @@ def open_memory(name: str = "", clock: Clock | None = None) -> Store:
 class _SharedStore(SqlStore):
     """A named store in memory: closed when its last user closes it."""
 
-    def __init__(self, name: str, session: Session) -> None:
-        super().__init__(session)
+    def __init__(self, name: str, session: Session, limits: Limits) -> None:
+        super().__init__(session, limits)
         self._name = name
 
     def close(self) -> None:
@@ -231,7 +231,7 @@ def open_store(
 
     def opening(address: Address, **how: Any) -> SqlStore:
         if address.kind == "memory":
-            shared = open_memory(address.name, clock)
+            shared = open_memory(address.name, clock, limits)
             assert isinstance(shared, SqlStore), "it is one"
             return SqlStore(shared.session, limits, closing=shared.close, **how)
         if address.kind == "sqlite":
@@ -243,10 +243,10 @@ def open_store(
 
     if shards or (growing and address.kind in ("postgresql", "mysql")):
         members = {name: member(one) for name, one in (shards or {}).items()}
-        store = open_sharded(member(address), members)
+        store = open_sharded(member(address), members, limits.tuning.store)
         store.member = member
         return store
-    single = open_memory(address.name, clock) if address.kind == "memory" else opening(address)
+    single = open_memory(address.name, clock, limits) if address.kind == "memory" else opening(address)
     assert isinstance(single, SqlStore), "it is one"
     with _closed_on_error(single):
         check_alone(single.session)

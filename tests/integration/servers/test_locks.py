@@ -367,7 +367,7 @@ def test_a_connection_unused_for_long_is_replaced_before_the_server_ends_it(
 
     append(store, places[0], batch())
     kill(ground)
-    monkeypatch.setattr(session, "_IDLE_S", 0.0)
+    monkeypatch.setattr(store.session, "_idle_s", 0.0)
     monkeypatch.setattr(session, "_TRIES", 1)  # nothing is run again: it must not have to be
     assert append(store, places[0], batch())[0].base_offset == 1
 

@@ -13,6 +13,7 @@ from postroom import StoreCorrupt
 from postroom.store.sql.log.log import Ends
 from postroom.store.sql.session import Area
 from tests.ready import Ground
+from tests.tuned import Tune
 
 LOST = (
     "UPDATE postroom_partitions SET next_offset = 5",
@@ -50,20 +51,20 @@ async def test_a_file_that_was_restored_under_a_running_process(tmp_path: Path) 
     await _notices(f"sqlite:///{tmp_path}/q.db", lose)
 
 
-async def test_a_failover_that_lost_commits(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.store.sql.log.log.FLUSHED_S", 0.0)  # what was read twice counts
+async def test_a_failover_that_lost_commits(ground: Ground, tune: Tune) -> None:
+    tune(store={"flushed_s": 0.0})  # what was read twice counts
     await _notices(ground.url, lambda statements: [ground.rows(statement) for statement in statements])
 
 
 def test_an_end_that_was_only_read_counts_when_it_is_flushed(monkeypatch: pytest.MonkeyPatch) -> None:
     """InnoDB shows commits before they are flushed: a crash that takes one back loses nothing confirmed."""
-    place, ends = (Area.LOG, 1), Ends()
+    place, ends = (Area.LOG, 1), Ends(flushed_s=60.0)
     ends.read({place: 104}, flushed=False)
     ends.check(ends.expected([place]), {place: 102})  # a crash came in between
     ends.read({place: 102}, flushed=False)
     ends.read({place: 103}, flushed=False)
     assert ends.expected([place]) == {place: 0}
-    monkeypatch.setattr("postroom.store.sql.log.log.FLUSHED_S", 0.0)  # a while later
+    monkeypatch.setattr(ends, "_flushed_s", 0.0)  # a while later
     ends.read({place: 105}, flushed=False)
     assert ends.expected([place]) == {place: 102}
     with pytest.raises(StoreCorrupt, match="older than it was"):

@@ -22,19 +22,19 @@ from postroom.model.messages.batch import BatchBuilder
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Append, Store
-from postroom.store.dialects import ballast
 from postroom.store.dialects.ballast import BALLAST
 from tests.integration.store.test_faults import check_sound, fill, mounted
 from tests.integration.wire.wire_raw import broker_of
+from tests.tuned import Tune
 
 KIB = 1024
 SECONDS = 60
 
 
 @pytest.fixture(autouse=True)
-def looking_always(monkeypatch: pytest.MonkeyPatch) -> None:
+def looking_always(tune: Tune) -> None:
     """The disk is full sooner than it is looked at."""
-    monkeypatch.setattr(ballast, "_LOOK_S", 0.0)
+    tune(store={"ballast_check_s": 0.0})
 
 
 class Queue:

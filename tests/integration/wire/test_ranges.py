@@ -11,12 +11,13 @@ import pytest
 
 import postroom
 from postroom.broker.broker import Broker
+from postroom.config import DEFAULTS
 from postroom.endpoint.operations import OPERATIONS
 from postroom.endpoint.requests import Answer, Ask
 from postroom.endpoint.values import Beat, Held, PollRequest, Settle, Verdict
 from postroom.errors import InvalidSetting, UsageError
 from postroom.model.access import ANONYMOUS
-from postroom.model.policy.settings import LONGEST_LEASE_MS, GroupSettings, GroupWish
+from postroom.model.policy.settings import GroupSettings, GroupWish
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
 from postroom.wire.server.session import Session
@@ -181,7 +182,7 @@ async def test_a_group_that_was_stored_with_a_silly_lease_is_joined(
     await mq.send("orders", b"1")
     async with postroom.connect(server.url) as client:
         assert [g.settings.lease_ms for g in await client.groups("orders") if g.name == "old"] == [
-            LONGEST_LEASE_MS
+            DEFAULTS.longest_lease_ms
         ]
         async with client.consumer("orders", group="old") as consumer:
             (message,) = await consumer.poll(wait=10)

@@ -14,6 +14,7 @@ from postroom.model.policy.settings import TopicSettings
 from postroom.store import open_sqlite
 from postroom.store.contract import Store
 from postroom.store.dialects.file_events import FileEvents, open_events
+from tests.tuned import Tune
 
 LONG = 30.0
 only_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")
@@ -67,9 +68,9 @@ def test_where_nothing_tells_there_are_no_events(file: Path, monkeypatch: pytest
 
 @only_linux
 def test_a_watcher_that_waits_is_told_of_a_commit_at_once(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch, tune: Tune
 ) -> None:
-    monkeypatch.setattr("postroom.store.dialects.sqlite._PATIENCE_S", LONG)
+    tune(store={"watch_patience_s": LONG})
     watcher = store.watch()
     while any(watcher.changed()):
         pass
@@ -81,7 +82,9 @@ def test_a_watcher_that_waits_is_told_of_a_commit_at_once(
     watcher.close()
 
 
-def test_a_watcher_that_was_not_told_looks_by_itself(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_was_not_told_looks_by_itself(
+    store: Store, monkeypatch: pytest.MonkeyPatch, tune: Tune
+) -> None:
     class Deaf:
         closed = False
 
@@ -96,7 +99,7 @@ def test_a_watcher_that_was_not_told_looks_by_itself(store: Store, monkeypatch: 
 
     deaf = Deaf()
     monkeypatch.setattr("postroom.store.dialects.sqlite.open_events", lambda files: deaf)
-    monkeypatch.setattr("postroom.store.dialects.sqlite._QUIET_S", 0.0)
+    tune(store={"watch_quiet_s": 0.0})
     watcher = store.watch()
     assert watcher.changed() == (True, True)
     assert watcher.changed()[0]  # the commit is seen, though nobody told of it

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from postroom.config import Limits
+from postroom.config import DEFAULTS, Limits
 from postroom.errors import StoreCorrupt, UnknownPartition
 from postroom.model.messages.ids import digest, digests
 from postroom.model.policy.settings import GroupSettings, TopicSettings
@@ -169,7 +169,7 @@ def test_an_older_copy_of_the_database_is_noticed(store: SqlStore, place: int) -
         tx.run("UPDATE postroom_partitions SET next_offset = 0 WHERE id = ?", place)
     with pytest.raises(StoreCorrupt):  # who has given the offsets (R6)
         send(store, place, "b", "c")
-    store.log._ends = Ends()  # type: ignore[attr-defined] # who has only read them
+    store.log._ends = Ends(DEFAULTS.tuning.store.flushed_s)  # type: ignore[attr-defined] # who has only read them
     done = send(store, place, "b", "c")
     assert (done.base_offset, done.repeats) == (0, ())
 

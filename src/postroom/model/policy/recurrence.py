@@ -20,13 +20,13 @@ from typing import Literal, get_args
 
 from cronsim import CronSim, CronSimError
 
+from ...config import DEFAULTS
 from ...errors import InvalidSetting
 
 __all__ = ["Cadence", "Due", "Missed", "cron", "due", "interval"]
 
 Missed = Literal["skip", "once", "all"]
 
-_SHORTEST_MS = 1_000
 _BACK = timedelta(hours=26)  # clocks are moved by less, also where a whole day is left out
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
 _LOOKS_MS = (_HOUR_MS, _DAY_MS, 32 * _DAY_MS, 400 * _DAY_MS)  # how far back ticks are looked for at first
@@ -99,7 +99,7 @@ def cron(expression: str, zone: tzinfo, zone_name: str) -> Cadence:
 
 
 def interval(every_ms: int) -> Cadence:
-    if every_ms < _SHORTEST_MS:
+    if every_ms < DEFAULTS.shortest_every_ms:
         raise InvalidSetting("a recurring schedule needs at least a second between its ticks", name="when")
     return Cadence(f"every {every_ms}ms", UTC, every_ms=every_ms)
 

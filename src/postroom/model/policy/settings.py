@@ -20,7 +20,6 @@ from .slow_lane import NO_LANE, LanePolicy
 
 __all__ = [
     "FIXED",
-    "LONGEST_LEASE_MS",
     "Exhausted",
     "GroupSettings",
     "GroupWish",
@@ -41,11 +40,7 @@ Keep = Literal["needed", "limits"]
 Storage = Literal["durable", "volatile"]
 Exhausted = Literal["dead", "stop"]
 
-LONGEST_LEASE_MS = 86_400_000
-"""Of a group. A message that its holder does not let go, and does not handle, is out of reach for so long."""
-
 _MOST_ATTEMPTS = 1_000_000
-_SKEW_MS = 10_000  # a clock that is so far ahead of the store's is taken for right
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +113,7 @@ class Start:
 
     def check_past(self, now_ms: int, *, name: str = "start") -> None:
         """InvalidSetting if it is a moment that has not come: nothing can start there."""
-        if self.kind == "time" and self.time_ms > now_ms + _SKEW_MS:
+        if self.kind == "time" and self.time_ms > now_ms + DEFAULTS.start_ahead_ms:
             raise InvalidSetting(
                 f"{name}={_moment(self.time_ms)} is in the future, where there are no messages yet; use "
                 "'latest' for those that come from now on",
@@ -215,7 +210,7 @@ class GroupWish:
 
     def _refuse_silly(self) -> None:
         """Refuse what is asked for, never what a group has: members still join one that was stored before."""
-        if self.lease_ms is not None and self.lease_ms > LONGEST_LEASE_MS:
+        if self.lease_ms is not None and self.lease_ms > DEFAULTS.longest_lease_ms:
             raise InvalidSetting("lease: at most a day, such as lease=30; heartbeats renew it", name="lease")
         if isinstance(self.max_attempts, int) and self.max_attempts > _MOST_ATTEMPTS:
             raise InvalidSetting(

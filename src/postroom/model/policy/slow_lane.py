@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
+from ...config import DEFAULTS
 from ...errors import InvalidSetting
 from ...units import Duration, duration_ms
 from ..frozen import dataclass
@@ -52,9 +53,7 @@ MOST_SOURCES = 1000
 _BUCKETS = 6  # of a window
 _QUIET_MS = 24 * 3_600_000  # a slow source of which nothing was seen for so long is forgotten
 _NAME = 100  # characters of a source's name that are kept
-_AHEAD_MS = 20  # as much of the lane as is done in that time may be in hand, and occupy more handlers
 _MOST_AHEAD = 8  # for each handler of the lane
-_SAVED_MS = 1_000  # of handlers' time that the lane did not use: it is not saved up for longer
 
 
 # ---- the policy -------------------------------------------------------------------------------------
@@ -313,6 +312,8 @@ class Pace:
     handlers: int = 1
     each_ms: float | None = None  # what a message of the lane takes; None: not known yet
     free_at: float = 0  # the time of handlers is used up until then
+    ahead_ms: int = DEFAULTS.tuning.client.slow_ahead_ms  # so much as is done in that time may be in flight
+    saved_ms: int = DEFAULTS.tuning.client.slow_saved_ms  # what was not used is not saved up for longer
 
     @property
     def slots(self) -> int:
@@ -326,7 +327,7 @@ def room(pace: Pace, now_ms: float, in_hand: int) -> int:
         return 0
     most = pace.slots
     if pace.each_ms is not None:
-        most = max(most, int(pace.slots * min(_AHEAD_MS / max(pace.each_ms, 0.001), _MOST_AHEAD)))
+        most = max(most, int(pace.slots * min(pace.ahead_ms / max(pace.each_ms, 0.001), _MOST_AHEAD)))
     return max(0, most - in_hand)
 
 
@@ -334,6 +335,6 @@ def spent(pace: Pace, now_ms: float, messages: int, ms: float) -> Pace:
     """Note that messages of the lane were handled, and how much of the handlers' time they took together."""
     each = ms / max(1, messages)
     began = now_ms - each
-    free_at = max(pace.free_at, began - _SAVED_MS) + ms / (pace.share * pace.handlers)
+    free_at = max(pace.free_at, began - pace.saved_ms) + ms / (pace.share * pace.handlers)
     known = each if pace.each_ms is None else pace.each_ms + (each - pace.each_ms) * 0.2
     return replace(pace, each_ms=max(each, known), free_at=free_at)

@@ -21,22 +21,20 @@ import threading
 import time
 from pathlib import Path
 
+from ...config import StoreTuning
 from ...files import open_private
 
 __all__ = ["BALLAST", "Ballast"]
 
 BALLAST = 16 * 1024 * 1024
 _AMPLE = 5  # times as much has to be free before it is made
-_SEEN_S = 0.005  # for so long others may append after one process released it
-_LOOK_S = 1.0  # how often is looked whether it can be made
-_AGAIN_S = 0.5  # how often is looked whether there is room again
-_READERS_MS = 250  # a checkpoint waits so long for those who read
 
 
 class Ballast:
     """The ballast of one database file. Any thread may use it."""
 
-    def __init__(self, database: Path) -> None:
+    def __init__(self, database: Path, tuning: StoreTuning) -> None:
+        self._tuning = tuning
         self._database = database
         self._file = database.with_name(f"{database.name}.reserve")
         self._seen_until = 0.0
@@ -50,7 +48,7 @@ class Ballast:
         now = time.monotonic()
         if now < self._seen_until and not self.released:
             return True
-        self._seen_until = now + _SEEN_S
+        self._seen_until = now + self._tuning.ballast_seen_s
         try:
             if os.stat(self._file).st_size:
                 self.released = False
@@ -58,7 +56,7 @@ class Ballast:
         except OSError:
             self.released = False
             if time.monotonic() >= self._look_at:
-                self._look_at = time.monotonic() + _LOOK_S
+                self._look_at = time.monotonic() + self._tuning.ballast_check_s
                 self._make()
             return True
         self.released = True
@@ -72,7 +70,7 @@ class Ballast:
                 return True
             if time.monotonic() < self._again_at:
                 return False
-            self._again_at = time.monotonic() + _AGAIN_S
+            self._again_at = time.monotonic() + self._tuning.ballast_again_s
             before = self._ahead()
             self.checkpoint()
             return self._ahead() < before
@@ -118,7 +116,7 @@ class Ballast:
         with self._turn:
             if time.monotonic() < self._again_at:
                 return False
-            self._again_at = time.monotonic() + _AGAIN_S
+            self._again_at = time.monotonic() + self._tuning.ballast_again_s
             self.checkpoint()
             try:
                 free, inside = self._free(), self._inside()
@@ -151,6 +149,7 @@ class Ballast:
             return 0
 
     def _connect(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self._database, isolation_level=None, timeout=_READERS_MS / 1000)
-        connection.execute(f"PRAGMA busy_timeout={_READERS_MS}")
+        readers_ms = self._tuning.ballast_readers_ms
+        connection = sqlite3.connect(self._database, isolation_level=None, timeout=readers_ms / 1000)
+        connection.execute(f"PRAGMA busy_timeout={readers_ms}")
         return connection

@@ -31,8 +31,6 @@ from .server import LookingWatcher, ServerDialect
 __all__ = ["MysqlDialect"]
 
 _MIGRATION_LOCK = "postroom-migrate"
-_MIGRATION_S = 3600  # a large table may take its time to be changed
-_UPTIME_MS = 2_000  # it is told in whole seconds
 _EXISTS = (1050, 1060, 1061, 1091)  # table, column, key, no key: a migration that was cut off did it
 _UNKNOWN_VARIABLE = 1193
 _TOGETHER_CHARS = 1 << 20  # what is deferred is sent before it is more
@@ -309,7 +307,7 @@ class MysqlDialect(ServerDialect):
             return 0
         uptime = self.ask(connection, "SHOW GLOBAL STATUS LIKE 'Uptime'", ()).fetchone()[1]
         started = self.now_ms(connection) - 1000 * int(uptime)
-        if abs(started - self._started) > _UPTIME_MS:  # else it is the same start
+        if abs(started - self._started) > self.tuning.uptime_ms:  # else it is the same start
             self._started = started
         return self._started
 
@@ -332,7 +330,7 @@ class MysqlDialect(ServerDialect):
                     f"{self.shown} is being migrated by somebody else; try again when that is done"
                 )
         patience = connection._read_timeout
-        self._be_patient(connection, _MIGRATION_S)
+        self._be_patient(connection, self.tuning.migration_s)
         try:
             yield
         finally:

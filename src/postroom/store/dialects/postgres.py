@@ -21,7 +21,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from ...clock import Clock
-from ...config import DEFAULTS, Limits
+from ...config import DEFAULTS, Limits, StoreTuning
 from ...errors import AccessDenied, StoreBusy, StoreCorrupt, StoreError
 from ..contract import Watcher
 from ..sql.log.lone_append import LoneAppend
@@ -61,8 +61,6 @@ class ImpatientConnection(psycopg.Connection[Any]):  # type: ignore[misc, unused
 
 
 _CHANNEL = "postroom"
-_WAIT_S = 0.05  # one look blocks for so long at most
-_ANYWAY_S = 2.0  # and says yes after so long without news
 
 
 class Notifier:
@@ -73,8 +71,8 @@ class Notifier:
     a pause, never a message.
     """
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Callable[[], Any], tuning: StoreTuning) -> None:
+        self._connect, self._tuning = connect, tuning
         self._pending: set[Area] = set()
         self._wake = threading.Event()
         self._lock = threading.Lock()
@@ -94,7 +92,7 @@ class Notifier:
         self._closed = True
         self._wake.set()
         if self._thread is not None:
-            self._thread.join(timeout=5)
+            self._thread.join(self._tuning.notifier_stop_s)
 
     def _run(self) -> None:
         connection: Any = None
@@ -130,8 +128,8 @@ class Listener:
     It says "look" also whenever it had to connect again, and now and then anyway.
     """
 
-    def __init__(self, connect: Callable[[], Any]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Callable[[], Any], tuning: StoreTuning) -> None:
+        self._connect, self._tuning = connect, tuning
         self._connection: Any = None
         self._yes_at = 0.0  # when it last said yes
 
@@ -141,13 +139,16 @@ class Listener:
                 self._connection = self._connect()
                 self._connection.execute(f"LISTEN {_CHANNEL}")
                 return self._yes(True, True)
-            told = {note.payload for note in self._connection.notifies(timeout=_WAIT_S, stop_after=1)}
+            told = {
+                note.payload
+                for note in self._connection.notifies(timeout=self._tuning.listen_s, stop_after=1)
+            }
             told |= {note.payload for note in self._connection.notifies(timeout=0)}
         except psycopg.Error:
             self.close()
-            time.sleep(_WAIT_S)
+            time.sleep(self._tuning.listen_s)
             return self._yes(True, True)
-        if not told and time.monotonic() - self._yes_at > _ANYWAY_S:
+        if not told and time.monotonic() - self._yes_at > self._tuning.listen_anyway_s:
             return self._yes(True, True)
         return self._yes(Area.LOG.value in told, Area.PROGRESS.value in told)
 
@@ -174,7 +175,6 @@ _END_STUCK = """SELECT pg_terminate_backend(pid) FROM pg_stat_activity
                 AND application_name = current_setting('application_name') AND query LIKE '%%postroom\\_%%'
                 AND state = 'active' AND wait_event = 'ClientRead' AND xact_start IS NOT NULL
                 AND state_change < clock_timestamp() - %s * interval '1 ms'"""
-_END_STUCK_EVERY_S = 1.0
 # What is written depends on what is met: nothing at all, if the partition is otherwise; and a sequence that
 # is otherwise divides by zero, which undoes the rest. A row that another just changed is met as it is then.
 _LONE = """WITH t AS MATERIALIZED (SELECT now, GREATEST(%(before)s, now) AS at FROM (SELECT COALESCE(
@@ -191,7 +191,6 @@ _LONE = """WITH t AS MATERIALIZED (SELECT now, GREATEST(%(before)s, now) AS at F
              FROM t, p WHERE 1 / (SELECT COUNT(*) FROM s) = 1
            RETURNING appended_at, (SELECT now FROM t)"""
 _MIGRATION_LOCK = 7_235_801_226
-_MIGRATION_S = 3600.0  # a large table may take its time to be changed
 _UNKNOWN_DATABASE, _TOO_MANY = "3D000", "53300"
 _UNDONE = ("40001", "40P01", "23505", "25P03", "57P01", "57P02", "57P03", "08")
 _DENIED = ("28", "42501")
@@ -238,7 +237,7 @@ class PostgresDialect(ServerDialect):
         self._dsn = dsn
         self._bouncer = pgbouncer
         self.commits_lone = not pgbouncer  # whose sessions are set to flush
-        self._notifier = Notifier(self._plain)
+        self._notifier = Notifier(self._plain, self.tuning)
         self._ending = threading.Lock()
         self._ended_at = 0.0  # by the monotonic clock
 
@@ -264,8 +263,8 @@ class PostgresDialect(ServerDialect):
             connect_timeout=max(2, limits.connect_timeout_ms // 1000),
             target_session_attrs="read-write",
             tcp_user_timeout=limits.idle_timeout_ms,
-            keepalives_idle=5,
-            keepalives_interval=2,
+            keepalives_idle=self.tuning.keepalive_idle_s,
+            keepalives_interval=self.tuning.keepalive_pause_s,
             keepalives_count=3,
             fallback_application_name="postroom",
             client_encoding="utf8",
@@ -356,7 +355,7 @@ class PostgresDialect(ServerDialect):
     def end_stuck(self) -> None:
         """Whoever stands still between a statement and the Sync behind it is "active" to the server."""
         with self._ending:
-            if time.monotonic() < self._ended_at + _END_STUCK_EVERY_S:
+            if time.monotonic() < self._ended_at + self.tuning.end_stuck_s:
                 return
             self._ended_at = time.monotonic()
         with suppress(psycopg.Error, StoreError), self._plain() as connection:
@@ -469,7 +468,7 @@ class PostgresDialect(ServerDialect):
     @contextmanager
     def migrating(self, connection: Any) -> Iterator[None]:
         """Locked until the transaction ends: behind PgBouncer a session's lock would outlive it."""
-        patience_s, connection.patience_s = connection.patience_s, _MIGRATION_S
+        patience_s, connection.patience_s = connection.patience_s, self.tuning.migration_s
         connection.postroom_migrating = True
         try:
             yield
@@ -493,7 +492,7 @@ class PostgresDialect(ServerDialect):
     def watch(self, session: Session) -> Watcher:
         if self._bouncer:
             return LookingWatcher(session, self._limits)
-        return Listener(self._plain)
+        return Listener(self._plain, self.tuning)
 
     def close(self) -> None:
         self._notifier.close()

@@ -107,7 +107,7 @@ class ServerDialect(ABC):
     def __init__(self, shown: str, clock: Clock | None, limits: Limits) -> None:
         self.shown = shown  # the address without its password
         self.clock = clock  # of a test; else the server's
-        self._limits = limits
+        self._limits, self.tuning = limits, limits.tuning.store
         self._time = ShardClock(set_by=self._was_set)
 
     def begin_read(self, area: Area) -> None:

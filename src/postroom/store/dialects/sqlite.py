@@ -39,9 +39,6 @@ except ImportError:  # pragma: no cover - not on Windows
     fcntl = None  # type: ignore[assignment]
 
 
-_PAUSE_S = 0.0005
-
-
 class FileLock:
     """Lets one writer in at a time: threads by a lock, processes by an advisory lock on a side file.
 
@@ -92,7 +89,7 @@ class FileLock:
                     deadline = now + self._limits.side_lock_ms / 1000
                 elif now > deadline:
                     return None
-                time.sleep(_PAUSE_S)
+                time.sleep(self._limits.tuning.store.file_lock_pause_s)
 
     def release(self) -> None:
         try:
@@ -111,10 +108,6 @@ class FileLock:
 _LOG_PAGE_BYTES = 8192
 _CHECKPOINT_PAGES = 1000
 _JOURNAL_BYTES = 64 * 1024 * 1024
-_RETRY_S = 0.005
-_QUIET_S = 0.04  # after a commit others may follow: for so long is looked, and not waited
-_COMMIT_S = 0.001  # a commit takes about so long from its first write
-_PATIENCE_S = 1.0  # a look waits for so long at most
 _ADVANCE_LONE = """UPDATE postroom_partitions SET next_offset = ?, next_bytes = ?, appended_at = ?
                    WHERE id = ? AND next_offset = ? AND next_bytes = ? AND state IN ('new', 'open')"""
 _REMEMBER_LONE = """UPDATE postroom_sequences SET state = ?, seen_at = ?
@@ -166,10 +159,10 @@ class SqliteDialect:
         self.one_connection = path is None
         self.clock: Clock | None = clock
         self.time_ms = clock.now_ms
-        self._limits = limits
+        self._limits, self.tuning = limits, limits.tuning.store
         self._locks = {area: FileLock(self._lock_file(area), limits, path) for area in Area}
         self._memory: dict[Area, _Connection] = {}
-        self._ballast = None if path is None else Ballast(path)
+        self._ballast = None if path is None else Ballast(path, self.tuning)
         self._commits = dict.fromkeys(Area, 0)  # in memory; a file has its own count
 
     def file(self, area: Area) -> Path | None:
@@ -251,7 +244,7 @@ class SqliteDialect:
             except sqlite3.OperationalError as error:
                 if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                     raise
-                time.sleep(_RETRY_S)
+                time.sleep(self.tuning.wal_pause_s)
 
     # ---- transactions ----
 
@@ -481,7 +474,7 @@ class _FileWatcher:
     """
 
     def __init__(self, dialect: SqliteDialect) -> None:
-        self._dialect = dialect
+        self._dialect, self._tuning = dialect, dialect.tuning
         self._connections = {area: dialect.connect(area) for area in Area}
         self._seen: dict[Area, int] = {}
         self._quiet_at = 0.0  # when nothing will have been committed for a while
@@ -490,14 +483,14 @@ class _FileWatcher:
     def changed(self) -> tuple[bool, bool]:
         found = self._moved()
         if any(found):
-            self._quiet_at = time.monotonic() + _QUIET_S
+            self._quiet_at = time.monotonic() + self._tuning.watch_quiet_s
             return found
         if self._events is None or time.monotonic() < self._quiet_at:
             return found
-        told = self._events.wait(_PATIENCE_S)
+        told = self._events.wait(self._tuning.watch_patience_s)
         if told:  # the log is written before the commit is done
-            self._quiet_at = time.monotonic() + _QUIET_S
-            time.sleep(_COMMIT_S)
+            self._quiet_at = time.monotonic() + self._tuning.watch_quiet_s
+            time.sleep(self._tuning.watch_commit_s)
         found = self._moved()
         if any(found) and not told:  # this file system does not tell
             self._events.close()

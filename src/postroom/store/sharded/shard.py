@@ -22,6 +22,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, cast
 
 from ...address import FIRST_SHARD
+from ...config import StoreTuning
 from ...errors import PostroomError, StoreUnavailable
 from ...model.delivery.delivery import Delivery, Holder, Settlement
 from ...model.delivery.ordered import FAR
@@ -57,9 +58,6 @@ if TYPE_CHECKING:
 __all__ = ["Shard", "Shards", "Skew", "Watchdog", "shown"]
 
 
-_NEAR_MS = 250  # clocks that agree so far are left alone: that much is lost on the way anyway
-
-
 class Skew:
     """How far a shard's clock is ahead, and times of the shard as the rest of the queue counts them (I16).
 
@@ -70,9 +68,10 @@ class Skew:
 
     __slots__ = ("_ms",)
 
-    def __init__(self, shard_ms: int | None, first_ms: int | None) -> None:
+    def __init__(self, shard_ms: int | None, first_ms: int | None, near_ms: int) -> None:
+        """`near_ms`: clocks that agree so far are left alone."""
         apart = 0 if shard_ms is None or first_ms is None else shard_ms - first_ms
-        self._ms = apart if abs(apart) > _NEAR_MS else 0
+        self._ms = apart if abs(apart) > near_ms else 0
 
     def __bool__(self) -> bool:
         return self._ms != 0
@@ -156,10 +155,6 @@ class Skew:
 
 _log = logging.getLogger("postroom.store")
 
-_KNOCK_S = (0.05, 0.1, 0.2, 0.5, 1.0)  # a shard that is away is asked again after so long
-_LOOK_S = 0.5  # how often the watchdog looks
-_LONG_S = 3.0  # a verb that takes longer makes it ask whether the database answers
-_ANSWER_S = 2.0  # and that long it waits for an answer
 
 _MOST_HOMES = 100_000  # partitions of which is known where they are
 
@@ -175,7 +170,8 @@ def shown(name: str) -> str:
 class Shard:
     """`opening` opens its database and checks that it is the right one."""
 
-    def __init__(self, name: str, kind: str, opening: Callable[[], SqlStore]) -> None:
+    def __init__(self, name: str, kind: str, opening: Callable[[], SqlStore], tuning: StoreTuning) -> None:
+        self._tuning = tuning
         self.name, self.kind = name, kind
         self._opening = opening
         self._opened: SqlStore | None = None
@@ -283,7 +279,12 @@ class Shard:
     def look_for_a_hang(self) -> None:
         """Whoever waits for long asks whether it answers at all; if not, nobody waits any longer (I15)."""
         began = min(list(self._under_way.values()), default=None)
-        if began is None or self._opened is None or self.is_away or time.monotonic() - began < _LONG_S:
+        if (
+            began is None
+            or self._opened is None
+            or self.is_away
+            or time.monotonic() - began < self._tuning.shard_slow_s
+        ):
             return
         session, answered = self._opened.session, threading.Event()
 
@@ -293,7 +294,7 @@ class Shard:
                 answered.set()
 
         threading.Thread(target=ask, name=f"postroom-shard-{self.name}", daemon=True).start()
-        if not answered.wait(_ANSWER_S) and not self._closing.is_set():
+        if not answered.wait(self._tuning.shard_answer_s) and not self._closing.is_set():
             error = StoreUnavailable(
                 f"it has not answered for {time.monotonic() - began:.0f} s", reason="no_answer"
             )
@@ -309,7 +310,7 @@ class Shard:
         threading.Thread(target=self._knock, name=f"postroom-shard-{self.name}", daemon=True).start()
 
     def _knock(self) -> None:
-        pauses = chain(_KNOCK_S, repeat(_KNOCK_S[-1]))
+        pauses = chain(self._tuning.shard_knock_s, repeat(self._tuning.shard_knock_s[-1]))
         while not self._closing.wait(next(pauses)):
             try:
                 self._look()
@@ -337,11 +338,11 @@ class Shard:
         store.close()
 
 
-def _added_later(name: str) -> Shard:
+def _added_later(name: str, tuning: StoreTuning) -> Shard:
     def opening() -> SqlStore:
         raise AssertionError("it has no address")
 
-    shard = Shard(name, "", opening)
+    shard = Shard(name, "", opening, tuning)
     shard._away = StoreUnavailable(
         f"it was added to the queue after this process had connected: connect again, with shards={{{name!r}: "
         "'its address'}} as well",
@@ -353,7 +354,8 @@ def _added_later(name: str) -> Shard:
 class Watchdog:
     """Looks for shards that hang, in a thread of its own."""
 
-    def __init__(self, shards: Iterable[Shard]) -> None:
+    def __init__(self, shards: Iterable[Shard], every_s: float) -> None:
+        self._every_s = every_s
         self._shards = tuple(shards)
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="postroom-watchdog", daemon=True)
@@ -366,7 +368,7 @@ class Watchdog:
         self._stopping.set()
 
     def _run(self) -> None:
-        while not self._stopping.wait(_LOOK_S):
+        while not self._stopping.wait(self._every_s):
             for shard in self._shards:
                 shard.look_for_a_hang()
 
@@ -407,7 +409,8 @@ class _Watching:
 class Shards(Mapping[str, Shard]):
     """All of a queue, by name; "" is the first, where the catalog is. A partition never changes its shard."""
 
-    def __init__(self, shards: Iterable[Shard]) -> None:
+    def __init__(self, shards: Iterable[Shard], tuning: StoreTuning) -> None:
+        self.tuning, self._near_ms = tuning, tuning.skew_ms
         self._shards = {shard.name: shard for shard in shards}
         self._unknown: dict[str, Shard] = {}  # another process has added them
         self._homes: dict[int, str] = {}  # of partitions, as far as somebody asked
@@ -420,7 +423,7 @@ class Shards(Mapping[str, Shard]):
     def __getitem__(self, name: str) -> Shard:
         found = self._shards.get(name) or self._unknown.get(name)
         if found is None:
-            found = self._unknown[name] = _added_later(name)
+            found = self._unknown[name] = _added_later(name, self.tuning)
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -458,7 +461,8 @@ class Shards(Mapping[str, Shard]):
 
     def skew(self, shard: Shard) -> Skew:
         """How far its clock is from the first one's; nothing is asked."""
-        return Skew(shard.now_ms(), self.first.now_ms()) if shard.name else Skew(None, None)
+        known = (shard.now_ms(), self.first.now_ms()) if shard.name else (None, None)
+        return Skew(*known, self._near_ms)
 
     def learn(self, pieces: Iterable[Range]) -> None:
         """Read in the catalog."""

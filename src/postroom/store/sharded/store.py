@@ -24,6 +24,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...address import Address
+from ...config import DEFAULTS, StoreTuning
 from ...errors import RouteConflict, StoreUnavailable
 from ...model.policy.settings import GroupSettings, Start, TopicSettings
 from ...model.topology.route import Range
@@ -270,7 +271,7 @@ class ShardedStore:
         self.staging: Staging = first.staging
         self.at_once: AtOnce | None = None  # a thread waits for each shard
         self.member: Callable[[Address], ShardSource]  # what an address names; set by whoever opens addresses
-        self._watchdog = Watchdog(shards.values())
+        self._watchdog = Watchdog(shards.values(), shards.tuning.watchdog_s)
         self._returned: Callable[[], None] = lambda: None
 
     def now_ms(self) -> int:
@@ -323,7 +324,7 @@ class ShardedStore:
 
     def add_shard(self, name: str, address: Address) -> None:
         member = self.member(address)
-        shard = Shard(name, member.kind, partial(self.open_shard, name, member))
+        shard = Shard(name, member.kind, partial(self.open_shard, name, member), self._shards.tuning)
         shard.on_return = self._returned
         try:
             shard.take(self.open_shard(name, member))
@@ -440,14 +441,16 @@ class _Watchers:
             watcher.close()
 
 
-def open_sharded(first: ShardSource, others: Mapping[str, ShardSource]) -> ShardedStore:
+def open_sharded(
+    first: ShardSource, others: Mapping[str, ShardSource], tuning: StoreTuning = DEFAULTS.tuning.store
+) -> ShardedStore:
     """Open the first shard, and the others as far as they answer; those that do not join later.
 
     InvalidSetting if a database is not what its name says: then nothing was changed.
     """
     opened: dict[str, SqlStore] = {}
     away: dict[str, StoreUnavailable] = {}
-    home = Shard("", first.kind, _never)
+    home = Shard("", first.kind, _never, tuning)
     try:
         opened[""] = first.opening(catalog=ShardedCatalog)
         session = opened[""].session
@@ -466,7 +469,7 @@ def open_sharded(first: ShardSource, others: Mapping[str, ShardSource]) -> Shard
         for store in opened.values():
             store.close()
         raise
-    return _put_together(home, others, opened, away)
+    return _put_together(home, others, opened, away, tuning)
 
 
 def _put_together(
@@ -474,6 +477,7 @@ def _put_together(
     others: Mapping[str, ShardSource],
     opened: Mapping[str, SqlStore],
     away: Mapping[str, StoreUnavailable],
+    tuning: StoreTuning,
 ) -> ShardedStore:
     shards: Shards
     whole: ShardedStore
@@ -481,8 +485,8 @@ def _put_together(
     def later(name: str) -> SqlStore:
         return whole.open_shard(name, others[name])
 
-    members = [Shard(name, one.kind, partial(later, name)) for name, one in others.items()]
-    shards = Shards([home, *members])
+    members = [Shard(name, one.kind, partial(later, name), tuning) for name, one in others.items()]
+    shards = Shards([home, *members], tuning)
     home.alone = not members
     whole = ShardedStore(shards)
     catalog = opened[""].catalog

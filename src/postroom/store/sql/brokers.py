@@ -14,9 +14,6 @@ from .session import Area, Session, Transaction, verbs
 __all__ = ["SqlBrokers", "SqlDuties", "holds"]
 
 
-_FORGET_MS = 60_000  # one that was silent for so long is removed by the next that says it lives
-
-
 @verbs
 class SqlBrokers:
     def __init__(self, session: Session) -> None:
@@ -30,7 +27,9 @@ class SqlBrokers:
         with self._session.write(Area.PROGRESS, flush=False) as tx:
             now = tx.now_ms()
             tx.do(self._enter, id, address, zone, started_at, now + ttl_ms)
-            tx.do("DELETE FROM postroom_brokers WHERE until_ms < ?", now - _FORGET_MS)
+            tx.do(
+                "DELETE FROM postroom_brokers WHERE until_ms < ?", now - self._session.tuning.silent_broker_ms
+            )
 
     def leave(self, id: str) -> None:
         with self._session.write(Area.PROGRESS, flush=False) as tx:
@@ -58,7 +57,10 @@ class SqlBrokers:
             now = tx.now_ms()
             shards = json.dumps(sorted(process.shards))
             tx.do(self._announce, process.id, process.name, shards, now + ttl_ms)
-            tx.do("DELETE FROM postroom_processes WHERE until_ms < ?", now - _FORGET_MS)
+            tx.do(
+                "DELETE FROM postroom_processes WHERE until_ms < ?",
+                now - self._session.tuning.silent_broker_ms,
+            )
 
     def withdraw(self, id: str) -> None:
         with self._session.write(Area.PROGRESS, flush=False) as tx:
@@ -72,8 +74,6 @@ class SqlBrokers:
             )
         return [Process(id, name, frozenset(json.loads(shards))) for id, name, shards in rows]
 
-
-_LONGEST_MS = 120_000  # of leases on duties
 
 _LOOK = "SELECT holder, until_ms FROM postroom_duties WHERE name = ?"
 
@@ -89,7 +89,7 @@ class SqlDuties:
         """Take or renew the lease. A look without a lock first: most who ask are refused."""
         with self._session.read(Area.LOG) as tx:
             row = tx.one(_LOOK, duty)
-            if row is not None and row[0] != holder and _is_held(row[1], tx.now_ms(), lease_ms):
+            if row is not None and row[0] != holder and self._is_held(row[1], tx.now_ms(), lease_ms):
                 return False
         with self._session.write(Area.LOG) as tx:
             row = tx.locked(_LOOK, duty)
@@ -102,7 +102,7 @@ class SqlDuties:
                     until,
                 )
                 return True
-            if row[0] != holder and _is_held(row[1], tx.now_ms(), lease_ms):
+            if row[0] != holder and self._is_held(row[1], tx.now_ms(), lease_ms):
                 return False
             tx.do("UPDATE postroom_duties SET holder = ?, until_ms = ? WHERE name = ?", holder, until, duty)
             return True
@@ -111,10 +111,9 @@ class SqlDuties:
         with self._session.write(Area.LOG) as tx:
             tx.do("DELETE FROM postroom_duties WHERE name = ? AND holder = ?", duty, holder)
 
-
-def _is_held(until: int, now: int, lease_ms: int) -> bool:
-    """One that ends later than any that is given now is of a clock that was set back (I26)."""
-    return now < until <= now + max(lease_ms, _LONGEST_MS)
+    def _is_held(self, until: int, now: int, lease_ms: int) -> bool:
+        """One that ends later than any that is given now is of a clock that was set back (I26)."""
+        return now < until <= now + max(lease_ms, self._session.tuning.longest_duty_ms)
 
 
 def holds(tx: Transaction, duty: str, holder: str) -> bool:

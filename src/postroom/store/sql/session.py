@@ -27,6 +27,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from ...clock import Clock
+from ...config import StoreTuning
 from ...errors import ClosedError, StoreBusy, StoreError, StoreFull, StoreUnavailable
 from ..contract import Watcher
 from ..contract.values import WouldWaitError
@@ -41,8 +42,6 @@ C = TypeVar("C", bound=type)
 V = TypeVar("V", bound=Callable[..., Any])
 
 _TRIES = 8  # of a verb whose transaction was undone
-_PAUSE_S = 0.002  # before the second one; doubled for each further one
-_IDLE_S = 10.0  # a connection that was not used for longer is replaced
 
 
 class Area(Enum):
@@ -71,6 +70,7 @@ class Dialect(Protocol):
     commits_lone: bool  # a lone append is a transaction by itself, undone if something is otherwise
     one_connection: bool  # all threads share it: whoever reads has to keep writers out
     clock: Clock | None  # what time goes by; None: the server's clock
+    tuning: StoreTuning
 
     def connect(self, area: Area, *, at_once: bool = False) -> Any:
         """`at_once`: one that waits for nobody, and leaves to others what takes its time."""
@@ -264,7 +264,7 @@ class _Pooled(Transaction):
         try:
             with session._guard:
                 connection, since = pool.pop() if pool else _NONE
-            if connection is None or (dialect.pooled and time.monotonic() - since >= _IDLE_S):
+            if connection is None or (dialect.pooled and time.monotonic() - since >= session._idle_s):
                 connection = session._fresh(area, connection, at_once)
             session._used.add(connection)
             self.connection = connection
@@ -327,7 +327,8 @@ class _Mood(threading.local):
 
 class Session:
     def __init__(self, dialect: Dialect) -> None:
-        self.dialect = dialect
+        self.dialect, self.tuning = dialect, dialect.tuning
+        self._idle_s = dialect.tuning.pooled_idle_s
         self.now_ms = self._server_ms if dialect.clock is None else dialect.clock.now_ms
         self._pools: dict[tuple[Area, bool], _Pool] = {
             (area, at_once): [] for area in Area for at_once in (False, True)
@@ -529,14 +530,14 @@ def empties(verb: V) -> V:
 
 def _again(verb: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(verb)
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         for tried in range(_TRIES):
             try:
-                return verb(*args, **kwargs)
+                return verb(self, *args, **kwargs)
             except StoreError as error:
                 if not error.undone or tried == _TRIES - 1:
                     raise
-            time.sleep(_PAUSE_S * 2**tried)
+            time.sleep(self._session.tuning.undone_pause_s * 2**tried)
         raise AssertionError("the last try returns or raises")
 
     return run

@@ -19,8 +19,9 @@ from typing import Any
 
 import msgspec
 
+from ....config import DEFAULTS
 from ....errors import GroupExists, InvalidSetting, PostroomError, TopicExists, UnknownGroup
-from ....model.policy.settings import LONGEST_LEASE_MS, GroupSettings, Start, TopicSettings
+from ....model.policy.settings import GroupSettings, Start, TopicSettings
 from ....model.topology.names import is_internal, unknown_topic
 from ....model.topology.route import Change, Range, Route, even_ranges
 from ...contract import Group, Origin, Topic
@@ -65,7 +66,6 @@ _OPEN = "UPDATE postroom_partitions SET topic_id = ?, state = 'open' WHERE id = 
 _DROPPED = """SELECT id FROM postroom_partitions
               WHERE state = 'dropped' OR (state = 'new' AND appended_at < ?) ORDER BY id"""
 _PLANNED = "SELECT plan FROM postroom_changes"
-_RESERVED_MS = 3_600_000  # whoever has not finished making a topic by then never will
 _FORGET_STARTS = """DELETE FROM postroom_starts
                     WHERE group_id IN (SELECT id FROM postroom_groups WHERE topic_id = ?)"""
 _FORGET_START = "DELETE FROM postroom_starts WHERE group_id = ? AND partition_id = ?"
@@ -208,7 +208,7 @@ class SqlCatalog:
         with self._session.read(Area.LOG) as tx:
             plans = [msgspec.json.decode(row[0], type=Change) for row in tx.all(_PLANNED)]
             wanted = {piece.partition_id for plan in plans for piece in plan.opens}
-            rows = tx.all(_DROPPED, tx.now_ms() - _RESERVED_MS)
+            rows = tx.all(_DROPPED, tx.now_ms() - self._session.tuning.reserved_ms)
         return [row[0] for row in rows if row[0] not in wanted]
 
     def drop_table(self, partition_id: int) -> Area:
@@ -528,7 +528,8 @@ def _topic_settings(text: str) -> TopicSettings:
 def group_settings(text: str) -> GroupSettings:
     """As they were stored; a lease that was stored before it had a limit counts as the longest there is."""
     found = msgspec.json.decode(text, type=GroupSettings)
-    return found if found.lease_ms <= LONGEST_LEASE_MS else replace(found, lease_ms=LONGEST_LEASE_MS)
+    most = DEFAULTS.longest_lease_ms
+    return found if found.lease_ms <= most else replace(found, lease_ms=most)
 
 
 def _refuse_topic(tx: Transaction, name: str) -> None:

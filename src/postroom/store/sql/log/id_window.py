@@ -132,9 +132,6 @@ _LOWEST = """SELECT group_id, generation, lowest FROM postroom_progress
 
 _SLICE = 32_768  # messages whose ids are read at once: half a megabyte
 _NEAR = 32_768  # messages whose ids may be read under the lock
-_LOOK_MS = 10_000  # how far the groups are is looked at no more often, and what nobody needs is forgotten
-_IDLE_MS = 600_000  # a window that nobody used for so long is forgotten
-_MARGIN_MS = 1_000  # that much more is kept than is needed now: the clock is read again under the lock
 
 
 class NotPreparedError(Exception):
@@ -194,7 +191,7 @@ class Windows:
         kept = self._kept.get(partition_id)
         if kept is None or kept.window_ms < window_ms:
             self._kept[partition_id] = self._loaded(partition_id, window_ms)
-        elif not 0 <= now - kept.looked_at < _LOOK_MS:
+        elif not 0 <= now - kept.looked_at < self.session.tuning.ids_check_ms:
             self._look(partition_id, kept, window_ms, now)
         kept = self._kept[partition_id]
         kept.used_at = now
@@ -232,7 +229,9 @@ class Windows:
         floor, now = self._floor(partition_id), self.session.now_ms()
         with reading_log(self.session, partition_id) as tx:
             end = _end(tx, partition_id)
-            by_time = first_row(tx, partition_id, "appended_at", now - window_ms - _MARGIN_MS)
+            by_time = first_row(
+                tx, partition_id, "appended_at", now - window_ms - self.session.tuning.ids_margin_ms
+            )
             start = max(min(by_time, floor), end - self.limits.dedup_ids, 0)
             row = row_at(tx, partition_id, start, "base_offset")
         if row is not None:  # its ids are stored with the whole batch
@@ -256,7 +255,7 @@ class Windows:
     def _look(self, partition_id: int, kept: Kept, window_ms: int, now: int) -> None:
         kept.floor, kept.looked_at = self._floor(partition_id), now
         with self.lock:
-            needed = kept.window.needed(now - _MARGIN_MS, window_ms, kept.floor)
+            needed = kept.window.needed(now - self.session.tuning.ids_margin_ms, window_ms, kept.floor)
             kept.window.forget_below(needed)
             short = needed < kept.window.start
         if short:  # a new group, or one that was reset, has to settle what the others had settled
@@ -276,11 +275,11 @@ class Windows:
                 _see(window, rows)
 
     def _forget_idle(self, now: int) -> None:
-        if 0 <= now - self._tidied_at < _LOOK_MS:
+        if 0 <= now - self._tidied_at < self.session.tuning.ids_check_ms:
             return
         self._tidied_at = now
         for partition_id, kept in list(self._kept.items()):
-            if now - kept.used_at > _IDLE_MS:
+            if now - kept.used_at > self.session.tuning.ids_idle_ms:
                 self.forget(partition_id)
 
     def _floor(self, partition_id: int) -> int:

@@ -39,8 +39,6 @@ __all__ = ["Ends", "SqlLog"]
 
 _MOST = 100_000  # partitions; of one that was not used for long nothing is noticed
 
-FLUSHED_S = 5.0  # a commit that others saw so long ago is on the disk
-
 
 class Ends:
     """Where partitions ended when this process last saw them: offsets never go back (R6).
@@ -55,7 +53,9 @@ class Ends:
     Any thread may use it. `expected` is asked before the database is, `saw` after the commit (I2).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, flushed_s: float) -> None:
+        """`flushed_s`: a commit that others saw so long ago is on the disk."""
+        self._flushed_s = flushed_s
         self._highest: dict[PartitionKey, int] = {}
         self._read: dict[PartitionKey, tuple[int, float]] = {}  # ends that may not be flushed, and since when
 
@@ -86,7 +86,7 @@ class Ends:
             if end < before or not before:  # a crash took it back, or it is new here
                 make_room(self._read, _MOST)
                 self._read[key] = (end, now)
-            elif now - since >= FLUSHED_S:
+            elif now - since >= self._flushed_s:
                 self.saw({key: before})
                 self._read[key] = (end, now)
 
@@ -134,7 +134,7 @@ class SqlLog:
     def __init__(self, session: Session, catalog: SqlCatalog, limits: Limits = DEFAULTS) -> None:
         self._session = session
         self._windows = self.windows = Windows(session, catalog, limits)
-        self._ends = Ends()
+        self._ends = Ends(limits.tuning.store.flushed_s)
         self._remembered = limits.remembered_batches
         self._known = KnownEnds(limits.remembered_batches)
 

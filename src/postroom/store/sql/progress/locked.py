@@ -43,8 +43,6 @@ __all__ = [
 ]
 
 
-_SAMPLE_MS = 10_000  # rates are measured over one to two of these
-
 _COLUMNS = (
     "generation", "next_new", "lowest", "next_due", "deliveries", "settled", "first_wait_ms", "sampled_at",
     "sampled", "earlier_at", "earlier", "drained", "recalled", "delivered_from", "parked_from", "parked",
@@ -115,8 +113,8 @@ class ProgressRow:
             self.holder.member, self.holder.until,
         )  # fmt: skip
 
-    def sample(self, now: int) -> None:
-        if now - self.sampled_at >= _SAMPLE_MS:
+    def sample(self, now: int, every_ms: int) -> None:
+        if now - self.sampled_at >= every_ms:
             self.earlier_at, self.earlier = (
                 (self.sampled_at, self.sampled) if self.sampled_at else (now, self.settled)
             )
@@ -131,7 +129,6 @@ _NEAR = 1000  # spans no further apart than this are read at once
 _LOOKED_AT = 10_000  # deliveries of others, to say who lost what
 _CLUSTERS = 64  # spans far apart from each other that are read one by one
 _FEW = 256  # deliveries that may be looked through whenever it helps
-_PER_MS = 200  # of many, looked through once in so many milliseconds: 20,000 ten times a second
 
 _OF_DELIVERY = """first_offset, last_offset, visible_at, token, holder, spent, failures, suspect, alone,
                   stamp_producer, stamp_partition, reason, failing_since, stamp_due"""
@@ -196,7 +193,7 @@ class Locked:
     def __init__(
         self, tx: Transaction, group: Group, partition_id: int, origin: Origin | None, flush: bool
     ) -> None:
-        self._tx = tx
+        self._tx, self.tuning = tx, tx.dialect.tuning
         self._key = (group.id, partition_id)
         self._flush = flush
         self._ordered = group.settings.mode == "ordered"
@@ -218,7 +215,7 @@ class Locked:
             self._changed = True
             return
         self.row = ProgressRow(group.generation, origin.start, origin.start, None)
-        self.row.sample(self.now)
+        self.row.sample(self.now, self.tuning.drain_sample_ms)
         self._begin(raw is None)
 
     def _begin(self, new: bool) -> None:
@@ -405,7 +402,7 @@ class Locked:
         earliest = self._minimum(_STAMPED if self._ordered else _EARLIEST)
         if earliest is None or earliest <= self.now or self.row.deliveries <= _FEW:
             return earliest
-        return max(earliest, self.now + self.row.deliveries // _PER_MS)
+        return max(earliest, self.now + self.row.deliveries // self.tuning.due_scan_per_ms)
 
     def _minimum(self, sql: str) -> int | None:
         found = self._tx.one(sql, *self._key, self.row.lowest)
@@ -453,7 +450,7 @@ class Locked:
 
     def save(self) -> None:
         if self._changed:
-            self.row.sample(self.now)
+            self.row.sample(self.now, self.tuning.drain_sample_ms)
             sql = self._tx.dialect.at_newest(_SAVE, _TABLE, _KEY_COLUMNS)
             self._tx.do(sql, *self.row.columns, *self._key, self._key[-1])
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any, TypeVar
 
-from ....config import DEFAULTS, Limits
+from ....config import DEFAULTS, Limits, StoreTuning
 from ....errors import GateClosed
 from ....model.delivery import delivery, settlement
 from ....model.delivery.delivery import (
@@ -61,7 +61,6 @@ __all__ = ["SqlProgress"]
 # they are cut to what a lease is now: who lives renews it, and what the others had comes again after one
 # lease. What waits for its time in nobody's hands is left as it is: that may be far away.
 
-_SLACK_MS = 1_000  # clocks of two readings of one moment
 _PLACES = f"""SELECT partition_id FROM postroom_deliveries
               WHERE group_id = ? AND token <> {NOBODY} AND visible_at > ? AND visible_at < {FAR}
               UNION SELECT partition_id FROM postroom_progress WHERE group_id = ? AND holder_until > ?"""
@@ -69,19 +68,19 @@ _FAR_MEMBERS = "SELECT 1 FROM postroom_members WHERE group_id = ? AND until_ms >
 _CUT_MEMBERS = "UPDATE postroom_members SET until_ms = ? WHERE group_id = ? AND until_ms > ?"
 
 
-def _longest(group: Group) -> int:
+def _longest(tuning: StoreTuning, group: Group) -> int:
     """Movers hold what they move for a time of their own."""
-    return max(group.settings.lease_ms, group.terms.mover_ms) + _SLACK_MS
+    return max(group.settings.lease_ms, group.terms.mover_ms) + tuning.clock_slack_ms
 
 
 def _strays(tx: Transaction, group: Group) -> set[int]:
-    later = tx.now_ms() + _longest(group)
+    later = tx.now_ms() + _longest(tx.dialect.tuning, group)
     return {int(place) for (place,) in tx.all(_PLACES, group.id, later, group.id, later)}
 
 
 def _cut(locked: Locked, group: Group) -> int:
     """Returns how many leases of a partition were cut."""
-    until, later = locked.now + group.settings.lease_ms, locked.now + _longest(group)
+    until, later = locked.now + group.settings.lease_ms, locked.now + _longest(locked.tuning, group)
     holder, found = locked.row.holder, 0
     if holder.until > later:
         locked.hold(Holder(holder.token, holder.member, until))
@@ -100,7 +99,7 @@ def _cut(locked: Locked, group: Group) -> int:
 
 def _member_ms(group: Group, limits: Limits) -> int:
     """Return for how long a member is live that was heard now."""
-    return limits.member_ttl_factor * group.settings.lease_ms + _SLACK_MS
+    return limits.member_ttl_factor * group.settings.lease_ms + limits.tuning.store.clock_slack_ms
 
 
 T = TypeVar("T")

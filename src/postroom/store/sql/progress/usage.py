@@ -148,7 +148,6 @@ def _left(offset: int, total: int, at: Row) -> int:
 
 # How far behind a group is, from a few look-ups by primary key: no scan (R43).
 
-_ARRIVAL_MS = 60_000
 _EDGE = "SELECT next_offset, next_bytes, state FROM postroom_partitions WHERE id = ?"
 _AT = "base_offset, records, bytes, bytes_before, appended_at"
 
@@ -198,6 +197,7 @@ def _behind(tx: Transaction, partition_id: int, committed: int, total: int, now:
 
 def _arrival_per_s(tx: Transaction, partition_id: int, end: int, now: int) -> float:
     oldest = first_kept(tx, partition_id, "appended_at")
-    window_ms = min(_ARRIVAL_MS, now - oldest[0]) if oldest else 0
-    arrived = end - first_row(tx, partition_id, "appended_at", now - _ARRIVAL_MS)
+    most_ms = tx.dialect.tuning.arrival_ms
+    window_ms = min(most_ms, now - oldest[0]) if oldest else 0
+    arrived = end - first_row(tx, partition_id, "appended_at", now - most_ms)
     return 1000 * max(0, arrived) / max(window_ms, 1000)
