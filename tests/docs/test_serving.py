@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, Field, fields
 from typing import Any
 
-from postroom.broker.access import REMEMBER_MS
+from postroom.config import DEFAULTS
 from postroom.serve_settings import ServeSettings, key_of
 from postroom.units import format_bytes, format_duration
 from tests.docs.pages import ROOT, table
@@ -30,5 +30,5 @@ def _default(one: Field[Any]) -> str:
 
 def test_how_long_a_token_lives_on_is_stated() -> None:
     text = (ROOT / "docs" / "howto" / "security.md").read_text(encoding="utf-8")
-    assert f"again every {REMEMBER_MS // 1000} seconds" in text
-    assert f"within {format_duration(REMEMBER_MS)}" in text
+    assert f"again every {DEFAULTS.access_fresh_ms // 1000} seconds" in text
+    assert f"within {format_duration(DEFAULTS.access_fresh_ms)}" in text

@@ -10,7 +10,7 @@ What a server has to do, for every request of a connection:
     gatekeeper.permit(principal, operation, request)                 # PermissionDenied
     await gatekeeper.check_partition(topic, partition_id)            # where a request names both
 
-Answers are remembered for `REMEMBER_MS`: so long a token that was removed may still be used. Only who was
+Answers are remembered for `access_fresh_ms`: so long a token that was removed may still be used. Only who was
 found is remembered. A token must never be kept, logged or shown; what is kept is its hash.
 """
 
@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ..clock import Clock
+from ..config import DEFAULTS, Limits
 from ..endpoint.operations import Operation
 from ..endpoint.requests import Request
 from ..errors import (
@@ -43,7 +44,7 @@ from ..model.topology.names import unknown_topic
 from ..store.contract import Store
 from ..tasks import SingleFlight
 
-__all__ = ["KINDS", "REMEMBER_MS", "SHOWN", "Gatekeeper", "InThread", "Refusals", "new_token"]
+__all__ = ["KINDS", "SHOWN", "Gatekeeper", "InThread", "Refusals", "new_token"]
 
 
 # ---- refusals ----
@@ -98,12 +99,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("postroom.access")
 
-REMEMBER_MS = 2_000
-"""A token that was removed, rotated or lost a permission is used no longer than this."""
-
 _MOST = 10_000  # principals, and partitions, that are remembered
 _WRONG_PER_S = 10  # wrong tokens a second that are answered at once
-_SLOW_S = 1.0  # how long the answer to any further one takes
 _NAMED = 120  # characters of a topic that a refusal repeats: all that a topic's name may have
 _ASKING = 2  # look-ups at once: a flood of tokens must not keep the broker's threads from their work
 
@@ -131,8 +128,10 @@ class Gatekeeper:
         *,
         dev: bool = False,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        limits: Limits = DEFAULTS,
     ) -> None:
         self._store = store
+        self._fresh_ms, self._slow_s = limits.access_fresh_ms, limits.tuning.broker.wrong_token_s
         self._in_thread = in_thread
         self._clock = clock
         self._dev = dev
@@ -192,7 +191,7 @@ class Gatekeeper:
         return found
 
     def _fresh(self, known: _CachedPrincipal) -> bool:
-        return 0 <= self._clock.now_ms() - known.read_at < REMEMBER_MS
+        return 0 <= self._clock.now_ms() - known.read_at < self._fresh_ms
 
     async def _find(self, key: tuple[str, str]) -> Principal | None:
         known = self._known.get(key)
@@ -237,7 +236,7 @@ class Gatekeeper:
         if many:
             said = "more than %d wrong tokens in a second: they are answered slowly"
             self.refusals.say("wrong token", log, said, _WRONG_PER_S)
-            await self._sleep(_SLOW_S)
+            await self._sleep(self._slow_s)
 
     # ---- what ----
 

@@ -93,11 +93,8 @@ __all__ = ["Broker", "open_endpoint"]
 _log = logging.getLogger("postroom.broker")
 
 _MOST_ENDS = 50_000  # partitions whose ends are remembered; whoever waits for another is woken once more
-_JUST_MS = 100  # equal moments may stand for two releases
-_HOLDERS_S = 0.02  # what other processes hand over is seen no more often than this
 _NOT_COUNTED: AbstractContextManager[None] = nullcontext()  # of a topic without a limit on its backlog
 _AT_ONCE_BYTES = 16 * 1024  # of a batch that is opened here; larger ones are opened in a thread
-_SOON_MS = 10_000  # what is due later is found by the next poll, and who waits in line looks then
 
 
 async def open_endpoint(
@@ -124,28 +121,28 @@ async def open_endpoint(
 class Broker(StagingVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.store, self.now_ms = store, store.now_ms
-        self._clock = clock
-        self._limits = limits
-        self._loop = asyncio.get_running_loop()
-        threads = limits.reader_threads * len(store.parts())  # a shard that hangs does not take them all
+        self._clock, self._loop = clock, asyncio.get_running_loop()
+        self._limits, self._tuning = limits, (tuning := limits.tuning.broker)
+        shards = len(store.parts())
+        threads = limits.reader_threads * shards  # a shard that hangs does not take them all
         self._workers = Workers(threads, "postroom-worker", store.at_once)
         self._in_thread = self._workers.run
         self._looks = SingleFlight(self._in_thread)
-        self._catalog = CatalogCache(store.catalog, lasting=len(store.parts()) > 1)
+        self._catalog = CatalogCache(store.catalog, lasting=shards > 1, fresh_s=tuning.catalog_fresh_s)
         self._tail = TailCache(limits.tail_cache_bytes)
         self._deliveries = Deliveries(store, self._catalog, self._tail, limits.far_retry_ms)
-        self._ordered = OrderedDeliveries(store, self._catalog, self._deliveries)
-        self._admin = Admin(store, self._catalog)
+        self._ordered = OrderedDeliveries(store, self._catalog, self._deliveries, limits)
+        self._admin = Admin(store, self._catalog, limits)
         resets = Resets(store, self._admin.resolve)
         self._groups = Groups(store, self._catalog, limits, self._admin.delete_topic, resets)
         self._beating = Beating(store, self._catalog, self._groups, self._deliveries)
-        self._routes = RouteChanges(store, self._catalog)
-        self._drain = Drain(store, self._routes)
-        self._help = RouteHelp(self._routes, self._route_changed)
-        self.presence = Presence(store, self._in_thread)
+        self._routes = RouteChanges(store, self._catalog, tuning)
+        self._drain = Drain(store, self._routes, tuning)
+        self._help = RouteHelp(self._routes, self._route_changed, tuning)
+        self.presence = Presence(store, self._in_thread, tuning)
         self._letters = DeadLetterOffice(store, self._catalog, self._deliveries)
         self._stopped = StoppedMessages(store, self._catalog, self._deliveries)
-        self._waiters = Waiters()
+        self._waiters = Waiters(tuning.lull_s)
         self.listing = Listing(store.catalog)
         holder = f"{socket.gethostname()}:{os.getpid()}:{id(self):x}"
         self._work = ShardWork(
@@ -156,15 +153,15 @@ class Broker(StagingVerbs):
         self._mover = Mover(store, self._deliveries.read_span, self._work.append, self._in_thread)
         self._mover.to_lane = partial(leads_to_lane, self._catalog)
         self._mover.letter_box = partial(letter_box, self._catalog)
-        self._lanes = Lanes(store, self._catalog, self._in_thread)
+        self._lanes = Lanes(store, self._catalog, self._in_thread, tuning.slow_sources_fresh_s)
         self._backlog = BacklogGate(store, limits, self._in_thread)
-        self._quotas = Quotas(store, self._catalog, self._in_thread)
+        self._quotas = Quotas(store, self._catalog, self._in_thread, tuning)
         self._polling = Polling(
             store, limits, self._catalog, self._deliveries, self._ordered, self._mover, self._waiters,
             self._quotas, self._workers, self._lanes,
         )  # fmt: skip
-        publisher = Publisher(store, self._due_moved, self._routes.help)
-        self._staging = StagingWork(store, self._catalog, publisher, self._backlog, self._quotas)
+        publisher = Publisher(store, self._due_moved, self._routes.help, tuning=tuning)
+        self._staging = StagingWork(store, self._catalog, publisher, self._backlog, self._quotas, tuning)
         self._ends: dict[int, int] = {}  # of partitions, as far as waiters were told
         self._dues: dict[str, dict[int, int]] = {}  # by shard, when groups have something due
         self._waiters.on_first, self._waiters.on_none = self._work.resume, self._work.pause
@@ -178,7 +175,7 @@ class Broker(StagingVerbs):
         ]
         duties += [
             Retention(store, limits, self.listing, cautious),
-            ExpireGroups(store, self._groups.forget, self.listing, cautious),
+            ExpireGroups(store, self._groups.forget, self.listing, cautious, tuning),
             FinishChanges(store, self._routes, self.listing),
         ]
         self._replies = Replies(store, limits, self._admin.delete_topic, self._catalog.forget)
@@ -186,7 +183,7 @@ class Broker(StagingVerbs):
             FinishDecisions(store, publisher, limits),
             ForgetReplies(store, limits, self._replies.drop, self.listing),
         ]
-        self._check = CheckBatches(store)
+        self._check = CheckBatches(store, tuning)
         duties.append(self._check)
         self.duties = DutyRunner(store, duties, holder, limits, self._in_thread, cautious)
         self._identity_key: bytes | None = None
@@ -268,7 +265,7 @@ class Broker(StagingVerbs):
             self._dues[shard] = dues
             ordered = self._ordered.remembers_members or self._waiters.listens(HOLDERS)
             if ordered and self._holders_timer is None:
-                self._holders_timer = self._loop.call_later(_HOLDERS_S, self._notify_holders)
+                self._holders_timer = self._loop.call_later(self._tuning.holders_s, self._notify_holders)
 
     def _notify_holders(self) -> None:
         """Partitions of ordered groups may have been handed over elsewhere; looked at now and then only."""
@@ -278,9 +275,10 @@ class Broker(StagingVerbs):
 
     def _notify_due(self, dues: dict[int, int], before: dict[int, int]) -> None:
         """Wake groups with something due soon, if that is new: it moved, or came due just now."""
-        now = self.now_ms()
+        now, tuning = self.now_ms(), self._tuning
+        soon, just = now + tuning.due_soon_ms, now - tuning.just_due_ms
         for group_id, due in dues.items():
-            if due < now + _SOON_MS and (due != before.get(group_id) or due > now - _JUST_MS):
+            if due < soon and (due != before.get(group_id) or due > just):
                 self._waiters.notify(("group", group_id))
             elif due != before.get(group_id):
                 self._polling.due_in(group_id, (due - now) / 1000)

@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..clock import STEP_MS, CautiousTime, Clock, is_real, steady_ms
-from ..config import Limits
+from ..config import DEFAULTS, BrokerTuning, Limits
 from ..errors import DeliveryError, PostroomError, StoreFull, UnknownGroup, UnknownPartition, UnknownTopic
 from ..model.topology.names import REDRIVE_GROUP, base_of, dead_topic, is_unnamed
 from ..store.contract import Group, Store, Topic
 from .topology.catalog_cache import Listed, Listing, readers
-from .topology.groups import TOUCH_MS
 
 __all__ = [
     "CutStrays",
@@ -35,8 +34,6 @@ __all__ = [
 
 _log = logging.getLogger("postroom.broker")
 
-_VOLATILE_MS = 60_000  # how often a volatile log is looked at that a crash may have emptied
-_DEAD_MS = 60_000  # a member that died is remembered for so long
 _NEVER = 2**62
 _SLICES = 200  # at most so many slices of deletes per run, so that no run holds its lease for long
 
@@ -116,7 +113,7 @@ class Retention:
         for partition_id in places:
             if topic.settings.volatile:
                 self._store.log.skip_lost(partition_id)
-                due = min(due, self._now_ms() + _VOLATILE_MS)
+                due = min(due, self._now_ms() + self._limits.tuning.broker.volatile_check_ms)
             needed = min((committed[group.id][partition_id] for group in groups), default=None)
             limit = self._trim(topic, partition_id, needed)
             swept = sweep(self._store, partition_id, self._limits, ids_from(self._now_ms(), topic))
@@ -181,8 +178,10 @@ class ExpireGroups:
         forget: Callable[[Group], None],
         listing: Listing | None = None,
         now_ms: Callable[[], int] | None = None,
+        tuning: BrokerTuning = DEFAULTS.tuning.broker,
     ) -> None:
         self._store = store
+        self._used_ms, self._dead_ms = tuning.group_used_ms, tuning.dead_member_ms
         self._forget = forget
         self._listing = listing or Listing(store.catalog)
         self._now_ms = now_ms or store.now_ms
@@ -199,7 +198,7 @@ class ExpireGroups:
                 self._expire(groups, seen)
             except UnknownTopic:
                 pass  # it was deleted meanwhile
-        self._store.progress.forget_dead(self._store.now_ms() - _DEAD_MS)
+        self._store.progress.forget_dead(self._store.now_ms() - self._dead_ms)
 
     def _expire(self, groups: Sequence[Group], seen: Mapping[int, int]) -> None:
         """A broadcast group waits until those of its members are gone."""
@@ -207,7 +206,7 @@ class ExpireGroups:
         with_members = {base_of(group.name) for group in groups}
         bases = {group.name: group for group in groups if group.name in with_members}
         for group in groups:
-            idle_ms = group.settings.expires_ms + TOUCH_MS  # activity is written down once in that time
+            idle_ms = group.settings.expires_ms + self._used_ms  # activity is written down once in that time
             if not group.settings.expires_ms or group.name in bases or now - seen.get(group.id, 0) < idle_ms:
                 continue
             if self._may_go(group) and self._store.usage.retire(group.id, idle_ms):

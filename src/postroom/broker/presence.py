@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
+from ..config import DEFAULTS, BrokerTuning
 from ..errors import PostroomError, ShardUnknown
 from ..store.contract import Process, Store
 
@@ -21,15 +22,19 @@ __all__ = ["Presence", "refuse_unknown", "unaware"]
 
 _log = logging.getLogger("postroom.broker")
 
-_EVERY_S = 5.0  # how often a process says that it is there
-_TTL_MS = 20_000  # and for how long that is believed
 _SHOWN = 5  # names in a message
 
 
 class Presence:
     """Used in the event loop only."""
 
-    def __init__(self, store: Store, in_thread: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        in_thread: Callable[..., Awaitable[Any]],
+        tuning: BrokerTuning = DEFAULTS.tuning.broker,
+    ) -> None:
+        self._every_s, self._ttl_ms = tuning.announce_s, tuning.announced_ms
         self._store, self._in_thread = store, in_thread
         self._id = str(uuid.uuid4())
         self._name = ""
@@ -59,13 +64,13 @@ class Presence:
 
     async def _keep(self) -> None:
         while True:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(self._every_s)
             await self._announce()
 
     async def _announce(self) -> None:
         me = Process(self._id, self._name[:250], frozenset(name for name in self._store.parts() if name))
         try:
-            await self._in_thread(self._store.brokers.announce, me, _TTL_MS)
+            await self._in_thread(self._store.brokers.announce, me, self._ttl_ms)
         except PostroomError as error:
             _log.debug("others are not told now that this process is here: %s", error)
 

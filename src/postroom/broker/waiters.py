@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Protocol
 
-from ..config import Limits
+from ..config import DEFAULTS, Limits
 from ..errors import PostroomError
 from ..store.contract import News, Store, Watcher
 
-__all__ = ["LULL_S", "Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
+__all__ = ["Awaited", "Key", "Listener", "Waiters", "WatcherThread", "wait"]
 
 Key = tuple[str, int]
 """("partition", id) or ("group", id)."""
@@ -27,13 +27,7 @@ Key = tuple[str, int]
 Awaited = Callable[[str], Sequence[int] | None]
 """The ids of a kind of key that somebody waits for; None: all of them."""
 
-_AFTER_FAILURE_S = 0.2
 _MOST_NAMED = 2000
-_LINGER_S = 30.0  # a watcher that nobody wants is kept for so long
-LULL_S = 1.0
-"""Nobody waited for so long: what other processes did meanwhile may not be known. A shorter time is no lull:
-a watcher that is wanted again within its `_LINGER_S` tells all that was committed since it was last asked."""
-
 _CALMING = 8  # a watcher pauses for one part in so many of the time since the last news
 
 _log = logging.getLogger("postroom.broker")
@@ -48,11 +42,15 @@ class Listener(Protocol):
 class Waiters:
     """Events by key. Used in the event loop only."""
 
-    def __init__(self) -> None:
+    def __init__(self, lull_s: float = DEFAULTS.tuning.broker.lull_s) -> None:
+        """`lull_s`: nobody waited for so long: what other processes did meanwhile may not be known. A shorter
+        time is no lull: a watcher that is wanted again within its `watcher_kept_s` tells all that was
+        committed since it was last asked."""
+        self._lull_s = lull_s
         self._events: dict[Key, set[Listener]] = {}
         self._count = 0
         self.lulls = 0  # how often nobody waited for so long that news of other processes may be missed
-        self._left_at = -LULL_S
+        self._left_at = -lull_s
         self.on_first: Callable[[], None] = lambda: None  # somebody waits now
         self.on_none: Callable[[], None] = lambda: None  # nobody waits any more
 
@@ -72,7 +70,7 @@ class Waiters:
         """Somebody waits: news of other processes are looked for."""
         self._count += 1
         if self._count == 1:
-            self.lulls += time.monotonic() - self._left_at >= LULL_S
+            self.lulls += time.monotonic() - self._left_at >= self._lull_s
             self.on_first()
         try:
             yield
@@ -142,6 +140,8 @@ class WatcherThread:
     ) -> None:
         self._store = store
         self._interval_s, self._cap_s = limits.watch_interval_ms / 1000, limits.watch_cap_ms / 1000
+        self._kept_s = limits.tuning.broker.watcher_kept_s
+        self._failure_s = limits.tuning.broker.watcher_failure_s
         self.on_due: Callable[[int], None] = lambda due_at: None  # in this thread: the next delayed message
         self.awaited: Awaited = lambda kind: None  # whose news are read
         self._report = report  # (news of log and catalog, when groups have something due); None: as before
@@ -191,7 +191,7 @@ class WatcherThread:
             return self._failed(error)
         asked_at = news_at = time.monotonic()
         try:
-            while self._wanted.wait(_LINGER_S) and not self._stopping.is_set():
+            while self._wanted.wait(self._kept_s) and not self._stopping.is_set():
                 now = time.monotonic()
                 pause_s = min(self._cap_s, (now - news_at) / _CALMING) - (now - asked_at)
                 if pause_s > self._interval_s:
@@ -212,7 +212,7 @@ class WatcherThread:
         if not self._failing:
             _log.warning("cannot look for news of other processes, trying again: %s", error)
         self._failing = self._unsure = True
-        self._stopping.wait(_AFTER_FAILURE_S)
+        self._stopping.wait(self._failure_s)
 
     def _look(self, changed: Callable[[], tuple[bool, bool]]) -> bool:
         """Report what was committed since the last time; returns whether anything was."""

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 import postroom
-from postroom.broker import waiters
+from postroom.config import DEFAULTS
 from postroom.errors import StoreError
 from postroom.model.policy.settings import TopicSettings
 from postroom.store import SqlStore
@@ -25,6 +25,7 @@ from tests.integration.processes.children import Connection, child, received
 from tests.integration.races.interleaving import until
 from tests.ready import Ground, opened, ready
 from tests.servers import PostgresServer
+from tests.tuned import Tune
 
 SAMPLES = 200
 
@@ -184,7 +185,7 @@ def test_what_is_to_be_told_while_one_is_on_its_way_is_told_once() -> None:
         def close(self) -> None: ...
 
     slow = Slow()
-    notifier = Notifier(lambda: slow)
+    notifier = Notifier(lambda: slow, DEFAULTS.tuning.store)
     notifier.notify(Area.LOG)
     assert slow.busy.wait(30)
     for _ in range(100):
@@ -198,11 +199,9 @@ def test_what_is_to_be_told_while_one_is_on_its_way_is_told_once() -> None:
 # ---- who listens ------------------------------------------------------------------------------------------
 
 
-async def test_whoever_does_not_wait_does_not_listen(
-    postgres_ready: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_whoever_does_not_wait_does_not_listen(postgres_ready: str, tune: Tune) -> None:
     """Notifications nobody reads fill the connection, and then the server's own queue."""
-    monkeypatch.setattr(waiters, "_LINGER_S", 0.3)
+    tune(broker={"watcher_kept_s": 0.3})
     async with postroom.connect(postgres_ready) as mq:
         await mq.create_topic("orders", partitions=1)
         async with mq.consumer("orders", "billing") as consumer:

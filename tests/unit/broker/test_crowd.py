@@ -11,12 +11,14 @@ import pytest
 import uvloop
 
 from postroom.broker.deliver.poll_queue import Permit, PollQueue
-from postroom.broker.waiters import LULL_S, Waiters
+from postroom.broker.waiters import Waiters
 from postroom.client.producer.parcel import Parcel
 from postroom.client.producer.router import UnroutedParcels
+from postroom.config import DEFAULTS
 from postroom.errors import SendTimeout, StoreBusy, UnknownGroup
 
 LONG_S = 1000.0
+TUNING = DEFAULTS.tuning.broker
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ async def test_nothing_is_known_after_nobody_was_there(crowd: PollQueue) -> None
         await settle()
         assert not short.done()
         await cancel(short)
-    crowd._waiters._left_at -= LULL_S
+    crowd._waiters._left_at -= TUNING.lull_s
     with crowd.attended():
         task = asks(crowd)
         await settle()

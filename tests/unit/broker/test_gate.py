@@ -49,7 +49,7 @@ async def at_once(call: Callable[..., Any], *args: Any) -> Any:
 
 def make(messages_per_s: float = 10, bytes_per_s: int = 0) -> tuple[RateGate, FakeStore]:
     store = FakeStore()
-    return RateGate(topic_rate("orders", messages_per_s, bytes_per_s), store, at_once), store  # type: ignore[arg-type]
+    return RateGate(topic_rate("orders", messages_per_s, bytes_per_s), store, at_once, idle_s=1.0), store  # type: ignore[arg-type]
 
 
 async def settled() -> None:

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from postroom.broker.access import REMEMBER_MS, Gatekeeper, new_token
+from postroom.broker.access import Gatekeeper, new_token
 from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
 from postroom.endpoint.operations import OPERATIONS
 from postroom.errors import (
     NotAuthenticated,
@@ -130,7 +131,7 @@ async def test_a_token_counts_before_a_certificate(desk: Desk, store: Store) -> 
 async def test_an_answer_is_remembered_for_a_while(desk: Desk, store: Store, clock: ManualClock) -> None:
     principal = await desk.enter(TOKEN)
     store.access.remove("shop")
-    clock.advance(REMEMBER_MS / 1000 - 0.001)
+    clock.advance(DEFAULTS.access_fresh_ms / 1000 - 0.001)
     assert await desk.enter(TOKEN) == await desk.keeper.current(principal) == principal
     assert desk.asked == ["by_secret"]
     clock.advance(0.001)
@@ -152,11 +153,11 @@ async def test_a_rotated_token_ends_and_permissions_change(
 ) -> None:
     principal = await desk.enter(TOKEN)
     store.access.permit("shop", parse_permissions(["consume:orders"]), ())
-    clock.advance(REMEMBER_MS / 1000)
+    clock.advance(DEFAULTS.access_fresh_ms / 1000)
     changed = await desk.keeper.current(principal)
     assert [str(permission) for permission in changed.permissions] == ["send:orders", "consume:orders"]
     store.access.put(changed, hash_of(new_token()))
-    clock.advance(REMEMBER_MS / 1000)
+    clock.advance(DEFAULTS.access_fresh_ms / 1000)
     with pytest.raises(NotAuthenticated):
         await desk.keeper.current(changed)
 
@@ -166,10 +167,10 @@ async def test_who_came_with_a_certificate_outlives_the_token(
 ) -> None:
     principal = await desk.enter(certificate="shop")
     store.access.put(principal, hash_of(new_token()))
-    clock.advance(REMEMBER_MS / 1000)
+    clock.advance(DEFAULTS.access_fresh_ms / 1000)
     assert (await desk.keeper.current(principal)).name == "shop"
     store.access.remove("shop")
-    clock.advance(REMEMBER_MS / 1000)
+    clock.advance(DEFAULTS.access_fresh_ms / 1000)
     with pytest.raises(NotAuthenticated):
         await desk.keeper.current(principal)
 

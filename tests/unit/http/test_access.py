@@ -151,7 +151,7 @@ async def test_a_removed_principal_is_out(guarded: Stage) -> None:
     guarded.add("short", "send:orders")
     await guarded.get("/topics", who="short")
     guarded.broker.store.access.remove("short")
-    guarded.service.gatekeeper._known.clear()  # REMEMBER_MS has passed
+    guarded.service.gatekeeper._known.clear()  # `access_fresh_ms` has passed
     await guarded.error("GET", f"{API}/topics", 401, who="short")
 
 

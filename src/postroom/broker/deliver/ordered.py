@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from ...config import DEFAULTS
+from ...config import DEFAULTS, Limits
 from ...endpoint.values import Grant, PollRequest
 from ...errors import GateClosed, StoreError, StoreUnavailable, UnknownGroup, UnknownTopic
 from ...model.delivery.delivery import NOBODY, OrderedAsk
@@ -43,8 +43,6 @@ from .shared import (
 
 __all__ = ["OrderedDeliveries"]
 
-_FRESH_S = 1.0  # members are looked at again after so long
-_LOOK_AGAIN_MS = 1000  # who joined or went away is noticed within this time
 _STRANGER = "\0"  # whoever holds a partition under the asker's name, but with another token
 
 
@@ -87,7 +85,12 @@ class _PartitionView:
 
 
 class OrderedDeliveries:
-    def __init__(self, store: Store, catalog: CatalogCache, deliveries: Deliveries) -> None:
+    def __init__(
+        self, store: Store, catalog: CatalogCache, deliveries: Deliveries, limits: Limits = DEFAULTS
+    ) -> None:
+        self._ttl_factor = limits.member_ttl_factor
+        self._fresh_s = limits.tuning.broker.members_fresh_s
+        self._check_ms = limits.tuning.broker.members_check_ms
         self._store = store
         self._catalog = catalog
         self._deliveries = deliveries
@@ -117,7 +120,7 @@ class OrderedDeliveries:
         giving_up = {*request.giving_up}
         handed = Handed(
             started_ms=started_ms,
-            next_due=_look_again(places, request, now),
+            next_due=_look_again(places, request, now, self._check_ms),
             revoked=tuple(p for p in dict.fromkeys(give_up) if p not in giving_up),
             lost=tuple(p for p in held if p not in mine and p not in ended and p not in away),
             watchful=len(mine) < len(places),
@@ -227,7 +230,7 @@ class OrderedDeliveries:
 
     def _plan(self, request: PollRequest, group: Group, places: Sequence[_PartitionView], now: int) -> Plan:
         """Whoever let a lease pass, or has not been heard of for a lease, is not counted on any more."""
-        silent_ms = (DEFAULTS.member_ttl_factor - 1) * group.settings.lease_ms
+        silent_ms = (self._ttl_factor - 1) * group.settings.lease_ms
         passed = {
             place.peek.holder.member
             for place in places
@@ -241,7 +244,7 @@ class OrderedDeliveries:
     def _live(self, group: Group) -> list[Member]:
         with self._lock:
             looked_at, members = self._members.get(group.id, (0.0, []))
-        if time.monotonic() - looked_at > _FRESH_S:
+        if time.monotonic() - looked_at > self._fresh_s:
             members = self._store.progress.members(group.id)
             with self._lock:
                 self._members[group.id] = (time.monotonic(), members)
@@ -311,11 +314,11 @@ def _worth_polling(place: _PartitionView, position: int, now: int) -> bool:
     return position != place.peek.cursor or has_new(place.peek, place.bounds) or has_due(place.peek, now)
 
 
-def _look_again(places: Sequence[_PartitionView], request: PollRequest, now: int) -> int:
+def _look_again(places: Sequence[_PartitionView], request: PollRequest, now: int, check_ms: int) -> int:
     """When a poll that waits looks again: a holder's lease may have passed then, or somebody joined."""
     leases = [
         place.peek.holder.until
         for place in places
         if place.peek is not None and place.token != NOBODY and not place.held_by(request)
     ]
-    return min([now + _LOOK_AGAIN_MS, *(until for until in leases if until > now)])
+    return min([now + check_ms, *(until for until in leases if until > now)])

@@ -37,7 +37,6 @@ __all__ = ["HOLDERS", "Polling"]
 
 _log = logging.getLogger("postroom.broker")
 
-_SHORT_MS = 1000  # a poll that waits no longer looks in any case: news of other processes takes a moment
 _FEW_ACKS = 100  # verdicts, and parts: what is more is settled in a thread
 _FEW_MESSAGES = 10_000  # the same for a poll
 
@@ -62,7 +61,8 @@ class Polling:
         self._store, self._limits, self._catalog = store, limits, catalog
         self._deliveries, self._ordered, self._mover = deliveries, ordered, mover
         self._waiters, self._quotas, self._workers, self._lanes = waiters, quotas, workers, lanes
-        self._queues = PollQueues(waiters, workers.threads)
+        self._queues = PollQueues(waiters, workers.threads, limits.tuning.broker)
+        self._short_ms = limits.tuning.broker.short_poll_ms
         self._loop, self._now_ms = asyncio.get_running_loop(), store.now_ms
         self._background: set[asyncio.Task[None]] = set()
         self._returning: dict[int, asyncio.Task[None]] = {}  # by token, what is given back just now
@@ -115,7 +115,7 @@ class Polling:
         name = (request.topic, request.group, sources[-1][0].name)
         queue = self._queues.of(name, sources, partial(_keys, sources), fresh_s)
         allowed = asyncio.Event()  # set when the group's rate limit lets this poll ask again
-        at_once = request.repeated or request.wait_ms < _SHORT_MS
+        at_once = request.repeated or request.wait_ms < self._short_ms
         with queue.attended():
             while True:
                 permit = queue.at_once() if at_once else await queue.permit(deadline)

@@ -19,14 +19,13 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+from ...config import DEFAULTS, BrokerTuning
 from ...errors import StoreError
 from ..topology.catalog_cache import Source
 from ..waiters import Key, Waiters
 
 __all__ = ["Permit", "PollQueue", "PollQueues"]
 
-_AFTER_FAILURE_S = 1.0  # the store failed somebody: the next in the queue tries after so long
-_KEPT_S = 60.0  # a queue that nobody has been in for so long is forgotten
 
 _Seen = tuple[int, int]
 
@@ -34,8 +33,9 @@ _Seen = tuple[int, int]
 class PollQueue:
     """`most`: permits at once, while each poll brings as much as was asked for; else one after the other."""
 
-    def __init__(self, waiters: Waiters, most: int) -> None:
+    def __init__(self, waiters: Waiters, most: int, tuning: BrokerTuning = DEFAULTS.tuning.broker) -> None:
         self._waiters, self._most = waiters, most
+        self._failure_s = tuning.poll_failure_s
         self._loop = asyncio.get_running_loop()
         self._line: dict[asyncio.Future[bool], None] = {}  # those who wait, the first one first
         self._timer: asyncio.TimerHandle | None = None
@@ -189,7 +189,7 @@ class PollQueue:
     def failed(self, seen: _Seen, error: BaseException) -> None:
         self._rich = False
         if isinstance(error, StoreError):
-            self._known, self._until = seen, self._loop.time() + _AFTER_FAILURE_S
+            self._known, self._until = seen, self._loop.time() + self._failure_s
         self.pass_on()
 
 
@@ -225,8 +225,8 @@ class Permit:
 class PollQueues:
     """The queues by topic and group: those in use, and those that were of late."""
 
-    def __init__(self, waiters: Waiters, most: int) -> None:
-        self._waiters, self._most = waiters, most
+    def __init__(self, waiters: Waiters, most: int, tuning: BrokerTuning) -> None:
+        self._waiters, self._most, self._tuning = waiters, most, tuning
         self._loop = asyncio.get_running_loop()
         self._known: dict[tuple[str, ...], PollQueue] = {}
         self._by_group: dict[int, set[PollQueue]] = {}  # two: those who take of the slow lane, and the others
@@ -238,7 +238,7 @@ class PollQueues:
         queue = self._known.get(name)
         if queue is None:
             self._sweep()
-            queue = self._known[name] = PollQueue(self._waiters, self._most)
+            queue = self._known[name] = PollQueue(self._waiters, self._most, self._tuning)
         if queue.sources is not sources:
             queue.reads(sources, keys(), fresh_s)
             for _, group in sources:
@@ -259,9 +259,9 @@ class PollQueues:
         now = self._loop.time()
         if now < self._sweep_at:
             return
-        self._sweep_at = now + _KEPT_S
+        self._sweep_at = now + self._tuning.poll_queue_kept_s
         for name, queue in list(self._known.items()):
-            if not queue.present and queue.left_at < now - _KEPT_S:
+            if not queue.present and queue.left_at < now - self._tuning.poll_queue_kept_s:
                 queue.forget()
                 del self._known[name]
         kept = {*self._known.values()}

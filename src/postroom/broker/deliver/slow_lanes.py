@@ -2,8 +2,9 @@
 
 Members report what became of messages; a healthy source costs the store nothing: only what fails or takes
 long is written there, with what was counted of it before within the window, and from then on everybody
-counts that source. What is slow is read again no more often than `_FRESH_S`, and only for groups that have a
-policy and are in use. So a source is slow for all members within a second, whichever brokers they use.
+counts that source. What is slow is read again no more often than `slow_sources_fresh_s`, and only for groups
+that have a policy and are in use. So a source is slow for all members within a second, whichever brokers they
+use.
 
 A cache, never the truth: what it has is lost with the process, and is counted anew.
 """
@@ -38,7 +39,6 @@ __all__ = ["Lanes"]
 
 _log = logging.getLogger("postroom.broker")
 
-_FRESH_S = 0.25  # the store is asked no more often
 _MOST_KEPT = 10_000  # sources of a group that are counted here, in one bucket; further ones are not
 _MOST_GROUPS = 10_000  # that are watched here
 _LONGEST = 120  # of a source's name, as the store keeps it
@@ -76,7 +76,15 @@ class _Watched:
 class Lanes:
     """Used in the event loop; what blocks runs in threads."""
 
-    def __init__(self, store: Store, catalog: CatalogCache, in_thread: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        catalog: CatalogCache,
+        in_thread: Callable[..., Awaitable[Any]],
+        fresh_s: float,
+    ) -> None:
+        """`fresh_s`: the store is asked no more often."""
+        self._fresh_s = fresh_s
         self._store, self._catalog, self._in_thread = store, catalog, in_thread
         self._groups: dict[int, _Watched] = {}
         self._lock = threading.Lock()
@@ -87,7 +95,7 @@ class Lanes:
         if not policy.on:
             return LaneView(0) if version else None
         watched = self._of(group)
-        if time.monotonic() - watched.read_at > _FRESH_S:
+        if time.monotonic() - watched.read_at > self._fresh_s:
             await self._in_thread(self._refresh, group, watched)
         found = view_of(policy, watched.state.slow)
         return None if found.version == version else found
@@ -103,7 +111,7 @@ class Lanes:
             with self._lock:
                 watched.add(bucket_of(policy, now), window_start(policy, now), fit)
             if any(looks_bad(policy, one) for one in fit):  # the store is told soon, whoever comes next
-                await asyncio.sleep(max(0.0, watched.read_at + _FRESH_S - time.monotonic()) + 0.001)
+                await asyncio.sleep(max(0.0, watched.read_at + self._fresh_s - time.monotonic()) + 0.001)
         return await self.view(group, version)
 
     async def listed(self, topic: str, name: str) -> LaneInfo:

@@ -22,7 +22,6 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from ...backoff import Pauses
 from ...config import Limits
 from ...errors import CorruptBatch, LeaseLost, PostroomError, StoreUnavailable
 from ...model.messages.batch import verify
@@ -32,20 +31,13 @@ from ...model.moves.schedule import DUTY, DelayedRow, Opening, Planned
 from ...store.contract import Appended, Finished, Move, Store
 from .engine import Moved, MoveEngine
 
-__all__ = ["LOOK_MS", "ScheduleMover", "ScheduleThread"]
+__all__ = ["ScheduleMover", "ScheduleThread"]
 
 
 _log = logging.getLogger("postroom.broker")
 
-LOOK_MS = 1_000
-"""What other processes have scheduled is noticed no later, and a lease that has ended too."""
-
 _FEW = 500  # rows that are finished with the next stamp; more are finished by themselves
 _MESSAGES, _BYTES = 10_000, 8 * 1024 * 1024  # of one move
-_LATE_MS = 60_000  # no transaction lasts longer: nothing appears that was due before that
-_STALLED_MS = 100  # a partition that was sealed is asked again after this time
-_AWAY_MS = 500  # one on a shard that is away
-_DAMAGED_MS = 3_600_000  # a damaged row is looked at again after this time
 
 
 class ScheduleMover:
@@ -62,6 +54,8 @@ class ScheduleMover:
     ) -> None:
         self._store = store
         self._lease_ms = limits.schedule_lease_ms
+        self.tuning = limits.tuning.broker
+        self._check_ms = self.tuning.schedule_check_ms
         self._holder = holder
         self._engine = MoveEngine(store, moved)
         self._watching = watching
@@ -85,7 +79,7 @@ class ScheduleMover:
                 return self._tick()
             except LeaseLost:
                 self._lost()
-                return LOOK_MS
+                return self._check_ms
 
     def stop(self) -> None:
         """Begin no further move, and give the lease back: others need not wait for its end."""
@@ -106,12 +100,12 @@ class ScheduleMover:
                     self._lost()
                 return self._pause(now, None if due is None else due - self._lease_ms)
             if not self._lead(now):
-                return LOOK_MS
+                return self._check_ms
             if not self._clean:
                 self._resume()
             elif due > now or not self._move_all():
                 return self._pause(now, max(due, now + 1))
-        return LOOK_MS
+        return self._check_ms
 
     def _move_all(self) -> bool:
         """False if there was nothing to move."""
@@ -122,8 +116,10 @@ class ScheduleMover:
         return moved
 
     def _pause(self, now: int, until: int | None) -> int:
-        soonest = min((t for t in (until, *self._stalled.values()) if t is not None), default=now + LOOK_MS)
-        return max(1, min(soonest - now, LOOK_MS))
+        soonest = min(
+            (t for t in (until, *self._stalled.values()) if t is not None), default=now + self._check_ms
+        )
+        return max(1, min(soonest - now, self._check_ms))
 
     def _next_due(self, now: int) -> int | None:
         """Rows that are gone make the beginning of the schedule slow to read on some databases (I19)."""
@@ -133,11 +129,13 @@ class ScheduleMover:
         if again:
             self._engine.routes_are_old = True  # they may have successors by now
             self._clean = self._clean and not self._held_up
-        if not 0 <= now - self._all_seen_at < _LATE_MS:
+        if not 0 <= now - self._all_seen_at < self.tuning.schedule_late_ms:
             self._since, self._all_seen_at = 0, now
         due = self._store.schedule.next_due(since=self._since, without=self._left_alone())
         if not self._stalled:
-            self._since = max(self._since, min(now - _LATE_MS, now if due is None else due))
+            self._since = max(
+                self._since, min(now - self.tuning.schedule_late_ms, now if due is None else due)
+            )
         return due
 
     # ---- the lease ----
@@ -195,7 +193,9 @@ class ScheduleMover:
         self._held_up.update(rows)
         present = self._store.present({one.partition_id for one in planned})
         waiting = [one for one in planned if one.partition_id not in present]
-        self._stall((rows[part.row] for one in waiting for part in one.parts), _AWAY_MS)
+        self._stall(
+            (rows[part.row] for one in waiting for part in one.parts), self.tuning.unreachable_pause_ms
+        )
         self._new_identity()  # it may or may not have been stored: its sequences are not to be used again
 
     def _stall(self, rows: Iterable[DelayedRow], pause_ms: int) -> None:
@@ -256,7 +256,7 @@ class ScheduleMover:
                 found.append(row)
             except CorruptBatch as error:
                 _log.error("delayed messages in row %d of the schedule cannot be read: %s", row.id, error)
-                later = replace(row, due_at=self._store.now_ms() + _DAMAGED_MS)
+                later = replace(row, due_at=self._store.now_ms() + self.tuning.damaged_row_ms)
                 self._store.schedule.finish(self._holder, Finished(None, changed=(later,)))
         return found
 
@@ -279,12 +279,13 @@ class ScheduleMover:
                     after = next_sequence(planned.sequence, planned.records)
                     self._sequences[planned.partition_id] = after
         if carried.refused:
-            self._stall((rows[part.row] for one in carried.refused for part in one.parts), _STALLED_MS)
+            self._stall(
+                (rows[part.row] for one in carried.refused for part in one.parts), self.tuning.sealed_pause_ms
+            )
             self._new_identity()
         return carried.finished
 
 
-_PAUSES = Pauses(0.02, LOOK_MS / 1000)  # after a failure
 _ALWAYS, _NEVER = 2**63, -1
 
 
@@ -298,6 +299,7 @@ class ScheduleThread:
 
     def __init__(self, mover: ScheduleMover, now_ms: Callable[[], int]) -> None:
         self._mover = mover
+        self._pauses, self._check_ms = mover.tuning.schedule_pauses, mover.tuning.schedule_check_ms
         self._now_ms = now_ms
         self._awake = threading.Event()
         self._stopping = False
@@ -342,9 +344,9 @@ class ScheduleThread:
             if not self._failures:
                 _log.warning("delayed messages wait, trying again: %s", error)
             self._failures += 1
-            return int(1000 * _PAUSES.after(self._failures))
+            return int(1000 * self._pauses.after(self._failures))
         except Exception:
             _log.exception("moving delayed messages failed in an unexpected way; it is tried again")
-            return LOOK_MS
+            return self._check_ms
         self._failures = 0
         return pause_ms

@@ -23,8 +23,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...backoff import Pauses
-from ...config import Limits
+from ...config import DEFAULTS, BrokerTuning, Limits
 from ...endpoint.values import Decided, Published, PublishedPlace
 from ...errors import (
     InvalidSetting,
@@ -66,8 +65,6 @@ _log = logging.getLogger("postroom.broker")
 
 _MESSAGES, _BYTES = 40_000, 8 * 1024 * 1024  # of one move
 _FORGOTTEN = (SequenceGap, UnknownProducer)  # a volatile log has lost what it knew of the producer
-_PAUSES = Pauses(0.005, 0.2)  # before a partition that was sealed is planned again
-_LEFT_MS = 60_000  # a decision that is not published after so long was left
 
 
 def _always() -> bool:
@@ -94,7 +91,9 @@ class Publisher:
         help: Callable[[str], object] = lambda topic: None,
         sleep: Callable[[float], None] = time.sleep,
         move_messages: int = _MESSAGES,
+        tuning: BrokerTuning = DEFAULTS.tuning.broker,
     ) -> None:
+        self._pauses = tuning.staged_pauses
         self._store = store
         self._moved = moved
         self._help = help
@@ -137,7 +136,7 @@ class Publisher:
                 tries = 0
             else:
                 tries += 1
-                self._sleep(_PAUSES.after(tries))
+                self._sleep(self._pauses.after(tries))
 
 
 class _Turn:
@@ -259,7 +258,7 @@ class FinishDecisions:
 
     def run_once(self) -> None:
         for left in self._store.staging.unfinished():
-            if self._store.now_ms() - left.decided_at >= _LEFT_MS:
+            if self._store.now_ms() - left.decided_at >= self._limits.tuning.broker.left_decision_ms:
                 self._finish(left)
         limits = self._limits
         dropped, _ = self._store.staging.age(limits.staged_ms, limits.decision_ms, limits.query_ms)
@@ -282,7 +281,6 @@ def limited_s(limits: Limits) -> float:
 T = TypeVar("T")
 
 _THREADS = 2
-_SLICE_S = 2.0  # a call publishes no longer
 
 
 class StagingWork:
@@ -293,8 +291,15 @@ class StagingWork:
     """
 
     def __init__(
-        self, store: Store, catalog: CatalogCache, publisher: Publisher, backlog: BacklogGate, quotas: Quotas
+        self,
+        store: Store,
+        catalog: CatalogCache,
+        publisher: Publisher,
+        backlog: BacklogGate,
+        quotas: Quotas,
+        tuning: BrokerTuning = DEFAULTS.tuning.broker,
     ) -> None:
+        self._slice_s = tuning.staged_slice_s
         self._store = store
         self._catalog = catalog
         self._publisher = publisher
@@ -380,7 +385,7 @@ class StagingWork:
         return self._store.staging.drop(query, batch, segments, named if topics else None, owner)
 
     def _for_a_while(self) -> Callable[[], bool]:
-        until = time.monotonic() + _SLICE_S
+        until = time.monotonic() + self._slice_s
         return lambda: not self._closed and time.monotonic() < until
 
     def _check(self, decision: Decision, topics: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import blake2b
 
-from ...config import DEFAULTS
+from ...config import DEFAULTS, BrokerTuning
 from ...errors import CorruptBatch, UnknownPartition
 from ...model.messages.batch import BatchBuilder, Headers, Record, stored_records
 from ...model.topology.names import HEADER_PREFIX, REDRIVE_GROUP, owner
@@ -108,10 +108,8 @@ def _box(catalog: CatalogCache, group: Group) -> Topic:
 _log = logging.getLogger("postroom.broker")
 
 _RUN_BYTES = 4 * 1024 * 1024  # read in one run, about,
-_RUN_S = 0.2  # and for no longer
 _READ_BYTES = 512 * 1024
 _READ_MESSAGES = 5_000
-_ROUND_S = 3600.0  # a round begins no sooner than so long after the one before
 _MOST_KNOWN = 10_000  # batches that were named already
 
 _Place = tuple[str, int, int]  # topic, partition, partition id
@@ -128,8 +126,9 @@ class CheckBatches:
     name: str = "check-batches"
     every_s: float = 60
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, tuning: BrokerTuning = DEFAULTS.tuning.broker) -> None:
         self._store = store
+        self._run_s, self._round_s = tuning.unreadable_run_s, tuning.unreadable_round_s
         self.found: Callable[[str], None] = lambda topic: None  # is told the topic of each
         self._places: list[_Place] = []
         self._offset = 0  # where to go on in the last of them
@@ -139,7 +138,7 @@ class CheckBatches:
     def run_once(self) -> None:
         if not self._places and not self._begin():
             return
-        until, left = time.monotonic() + _RUN_S, _RUN_BYTES
+        until, left = time.monotonic() + self._run_s, _RUN_BYTES
         while self._places and left > 0 and time.monotonic() < until:
             left -= self._step(self._places[-1])
 
@@ -147,7 +146,7 @@ class CheckBatches:
         now = time.monotonic()
         if now < self._next_round:
             return False
-        self._next_round, self._offset = now + _ROUND_S, 0
+        self._next_round, self._offset = now + self._round_s, 0
         self._places = [
             (topic.name, piece.partition, piece.partition_id)
             for topic in self._store.catalog.topics()

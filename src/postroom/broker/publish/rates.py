@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from ...config import DEFAULTS, BrokerTuning
 from ...endpoint.values import NEVER_STORED, PollRequest, RateInfo
 from ...errors import ClosedError, PostroomError
 from ...model.policy.rate import NOTHING, Rate, spend
@@ -41,8 +42,6 @@ from ..waiters import wait
 __all__ = ["Claim", "Passed", "Quotas", "RateGate", "Share"]
 
 _log = logging.getLogger("postroom.broker")
-
-_IDLE_S = 1.0  # what was reserved and not used for so long is given back
 
 
 @dataclass(eq=False, slots=True)
@@ -65,7 +64,11 @@ class Share:
 
 
 class RateGate:
-    def __init__(self, rate: Rate, store: Store, in_thread: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self, rate: Rate, store: Store, in_thread: Callable[..., Awaitable[Any]], idle_s: float
+    ) -> None:
+        """`idle_s`: what was reserved and not used for so long is given back."""
+        self._idle_s = idle_s
         self.rate: Rate | None = rate  # None: there is no limit any more
         self._store, self._in_thread = store, in_thread
         self._loop = asyncio.get_running_loop()
@@ -135,7 +138,7 @@ class RateGate:
     @property
     def idle(self) -> bool:
         busy = self._queue or self.reserving is not None
-        return not busy and self._loop.time() - self._used_at > _IDLE_S
+        return not busy and self._loop.time() - self._used_at > self._idle_s
 
     async def close(self) -> None:
         """Let nobody pass any more, and give back what is in hand."""
@@ -243,7 +246,6 @@ def _lack(wanted: int, there: int, slice: int) -> int:
 
 
 _KEY = ("rates",)
-_LOOK_S = 1.0  # who waits sees a change of its limit after so long, if nobody tells it before
 
 Passed = list[tuple[RateGate, Share]]
 """The gates that an append has passed."""
@@ -252,7 +254,14 @@ Passed = list[tuple[RateGate, Share]]
 class Quotas:
     """Used in the event loop only."""
 
-    def __init__(self, store: Store, catalog: CatalogCache, in_thread: Callable[..., Awaitable[Any]]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        catalog: CatalogCache,
+        in_thread: Callable[..., Awaitable[Any]],
+        tuning: BrokerTuning = DEFAULTS.tuning.broker,
+    ) -> None:
+        self._idle_s, self._check_s = tuning.rate_idle_s, tuning.rate_check_s
         self._store, self._catalog, self._in_thread = store, catalog, in_thread
         self._gates: dict[str, RateGate] = {}  # of limits in use
         self._places: dict[int, tuple[RateGate, Claim]] = {}  # of polls, by request
@@ -308,7 +317,7 @@ class Quotas:
         if gate is not None:
             gate.change(rate)
         elif rate is not None:
-            gate = self._gates[name] = RateGate(rate, self._store, self._in_thread)
+            gate = self._gates[name] = RateGate(rate, self._store, self._in_thread, self._idle_s)
             if self._keeping is None or self._keeping.done():
                 self._keeping = asyncio.get_running_loop().create_task(self._keep())
         return gate
@@ -316,7 +325,7 @@ class Quotas:
     async def _keep(self) -> None:
         """While there are gates: those who wait learn of changes, and what is not used is given back."""
         while self._gates:
-            await wait(self._news, _LOOK_S)
+            await wait(self._news, self._check_s)
             self._news.clear()
             if any(gate.crowded for gate in self._gates.values()):
                 await self._refresh()

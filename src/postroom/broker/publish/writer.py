@@ -35,7 +35,6 @@ __all__ = ["LineKey", "Writer"]
 
 
 _SMALLER = 4
-_CONSIDERATE_S = 1.0  # for so long after the last who sent a little
 
 LineKey = tuple[int, int]
 """A topic, and a producer of it."""
@@ -70,6 +69,7 @@ class Writer:
         self._log = log
         self._tail = tail
         self._limits = limits
+        self._considerate_s = limits.tuning.broker.considerate_s
         self._appended = appended
         self.scheduled: Callable[[int], None] = lambda due_at: None
         self.committed: Callable[[int, int, float], None] | None = None  # likewise: batches, bytes, seconds
@@ -165,7 +165,7 @@ class Writer:
         for pending in arrived:
             self._turns.add(pending.line.key, len(pending.append.batch), pending)
             if pending.line.bytes <= TURN_BYTES:
-                self._small_until = time.monotonic() + _CONSIDERATE_S
+                self._small_until = time.monotonic() + self._considerate_s
         size = limits.commit_bytes // (_SMALLER if time.monotonic() < self._small_until else 1)
         return self._turns.take(size=size, count=limits.commit_batches)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from ...config import DEFAULTS
 from ...errors import GroupExists, StoreUnavailable, TopicExists, UnknownGroup, UnknownTopic
 from ...model.policy.bounds import make_room
 from ...model.policy.settings import GroupSettings, TopicSettings
@@ -23,7 +24,6 @@ __all__ = ["CatalogCache", "Key", "Listed", "Listing", "Source", "is_base", "rea
 
 T = TypeVar("T")
 
-_FRESH_S = 1.0
 _MOST = 20_000  # things that are remembered: names that clients make up must not fill the memory
 
 _UNREAD = object()
@@ -53,7 +53,14 @@ def readers(groups: Iterable[Group]) -> list[Group]:
 class CatalogCache:
     """`lasting`: while the catalog cannot be read, what was known last is good enough (R6)."""
 
-    def __init__(self, catalog: Catalog, *, lasting: bool = False) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        *,
+        lasting: bool = False,
+        fresh_s: float = DEFAULTS.tuning.broker.catalog_fresh_s,
+    ) -> None:
+        self._fresh_s = fresh_s  # what other processes changed is seen no later
         self._catalog = catalog
         self._last: dict[Key, object] | None = {} if lasting else None
         self._lock = threading.Lock()
@@ -118,12 +125,12 @@ class CatalogCache:
 
         None: nothing is, or the catalog's version was not looked at of late.
         """
-        return self._known.get(key) if time.monotonic() - self._looked_at <= _FRESH_S else None
+        return self._known.get(key) if time.monotonic() - self._looked_at <= self._fresh_s else None
 
     def get(self, key: Key, read: Callable[[], T]) -> T:
         """What is remembered under that key; it is read again when the catalog's version has moved."""
         found = self._known.get(key, _UNREAD)
-        if found is not _UNREAD and time.monotonic() - self._looked_at <= _FRESH_S:
+        if found is not _UNREAD and time.monotonic() - self._looked_at <= self._fresh_s:
             return found  # type: ignore[return-value]
         if self._last is None:
             return self._read(key, read)
@@ -139,7 +146,7 @@ class CatalogCache:
         return value
 
     def _read(self, key: Key, read: Callable[[], T]) -> T:
-        if time.monotonic() - self._looked_at > _FRESH_S:
+        if time.monotonic() - self._looked_at > self._fresh_s:
             self.saw_version(self._catalog.version())
         with self._lock:
             if key in self._known:

@@ -51,7 +51,7 @@ from ...model.topology.route import Route
 from ...store.contract import Backlog, Group, Store
 from .catalog_cache import CatalogCache, is_base
 
-__all__ = ["TOUCH_MS", "Groups", "Members", "Resets", "moved"]
+__all__ = ["Groups", "Members", "Resets", "moved"]
 
 
 _FEW = 1000
@@ -179,9 +179,6 @@ def _parts(items: list[_Who]) -> Iterator[list[_Who]]:
 
 _log = logging.getLogger("postroom.broker")
 
-TOUCH_MS = 60_000
-"""While a group is used, that is written down no more often than this."""
-
 _MOST_TOUCHED = 20_000  # groups of which is known when that was written down; else it is once more
 _TRIES = 5  # a group that is retired again and again while somebody joins it
 
@@ -200,6 +197,7 @@ class Groups:
         self._limits = limits
         self._drop_topic = drop_topic
         self._resets = resets
+        self._used_ms = limits.tuning.broker.group_used_ms
         self.members = Members(store, limits, self._used)
         self._touched: dict[int, int] = {}  # when this process last wrote that it uses a group
 
@@ -293,7 +291,7 @@ class Groups:
 
     def _used(self, group: Group) -> None:
         """It has a live member."""
-        if self._store.now_ms() - self._touched.get(group.id, 0) >= TOUCH_MS:
+        if self._store.now_ms() - self._touched.get(group.id, 0) >= self._used_ms:
             self._touch(group)
 
     def _touch(self, group: Group) -> bool:

@@ -28,7 +28,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from ...address import FIRST_SHARD
-from ...backoff import Pauses
+from ...config import DEFAULTS, BrokerTuning
 from ...endpoint.values import ShardInfo
 from ...errors import (
     InvalidSetting,
@@ -55,18 +55,14 @@ _log = logging.getLogger("postroom.broker")
 
 T = TypeVar("T")
 
-_TRIES_S = 3.0  # a step that a store refuses is tried for so long before the change is turned back
-_PAUSE_S = 0.02
-_IDLE_MS = 500  # a change that nobody has worked on for so long is anybody's to finish
-_TAKEN_S = 0.05  # before partitions are tried again that another change had
-_GIVE_UP_S = 60.0  # without any progress
-
 
 class RouteChanges:
     """Blocking; any thread may call it."""
 
-    def __init__(self, store: Store, catalog: CatalogCache) -> None:
-        self._store = store
+    def __init__(
+        self, store: Store, catalog: CatalogCache, tuning: BrokerTuning = DEFAULTS.tuning.broker
+    ) -> None:
+        self._store, self._tuning = store, tuning
         self._catalog = catalog
 
     # ---- what people ask for ----
@@ -154,7 +150,7 @@ class RouteChanges:
         try:
             if change is None:
                 self._renew(topic)
-            elif self._store.routes.take(change, _IDLE_MS):
+            elif self._store.routes.take(change, self._tuning.change_idle_ms):
                 _log.warning("going on with a %s of topic %r that was left", change.kind, topic)
                 self._carry_out(change)
             else:
@@ -197,14 +193,14 @@ class RouteChanges:
 
     def _repeat(self, step: Callable[[], T]) -> T:
         """Steps are idempotent: a store that is away for a moment does not end a change."""
-        give_up_at = time.monotonic() + _TRIES_S
+        give_up_at = time.monotonic() + self._tuning.step_tries_s
         while True:
             try:
                 return step()
             except StoreError as error:
                 if not error.retriable or time.monotonic() >= give_up_at:
                     raise
-            time.sleep(_PAUSE_S)
+            time.sleep(self._tuning.step_pause_s)
 
     def _turn_back(self, change: Change) -> None:
         try:
@@ -257,9 +253,6 @@ class FinishChanges:
                 _log.warning("the route of topic %r waits: %s", topic, error)
 
 
-_PAUSES = Pauses(0.005, 0.1)  # before a change that others make is asked for again
-
-
 class RouteHelp:
     """Route changes as the event loop sees them: each in a thread of its own, so that polls do not wait for
     it.
@@ -269,7 +262,13 @@ class RouteHelp:
     wait. `changed` is called when a route may be another one.
     """
 
-    def __init__(self, changes: RouteChanges, changed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        changes: RouteChanges,
+        changed: Callable[[], None],
+        tuning: BrokerTuning = DEFAULTS.tuning.broker,
+    ) -> None:
+        self._pauses = tuning.change_pauses
         self._changes = changes
         self._changed = changed
         self._under_way: dict[str, asyncio.Task[None]] = {}
@@ -294,7 +293,7 @@ class RouteHelp:
         try:
             while not self._closed and not await asyncio.to_thread(self._changes.help, topic):
                 tries += 1
-                await asyncio.sleep(_PAUSES.after(tries))
+                await asyncio.sleep(self._pauses.after(tries))
         except PostroomError as error:
             _log.warning("the route of topic %r waits: %s", topic, error)
         finally:
@@ -312,7 +311,10 @@ def shard_name(shown: str) -> str:
 
 
 class Drain:
-    def __init__(self, store: Store, routes: RouteChanges) -> None:
+    def __init__(
+        self, store: Store, routes: RouteChanges, tuning: BrokerTuning = DEFAULTS.tuning.broker
+    ) -> None:
+        self._tuning = tuning
         self._store = store
         self._routes = routes
 
@@ -324,10 +326,10 @@ class Drain:
         name = self._allowed(shown)
         if self._state(name).state == "open":
             self._store.set_shard(name, "draining")
-        give_up_at, fewest = time.monotonic() + _GIVE_UP_S, 2**31
+        give_up_at, fewest = time.monotonic() + self._tuning.drain_give_up_s, 2**31
         while left := self._left(name):
             if len(left) < fewest:
-                give_up_at, fewest = time.monotonic() + _GIVE_UP_S, len(left)
+                give_up_at, fewest = time.monotonic() + self._tuning.drain_give_up_s, len(left)
             if time.monotonic() > give_up_at:
                 raise RouteConflict(
                     f"{len(left)} partitions are still on shard {shown!r}: other changes of their routes are "
@@ -335,7 +337,7 @@ class Drain:
                 )
             for topic, piece in left:
                 self._move(topic, piece)
-            time.sleep(_TAKEN_S)
+            time.sleep(self._tuning.drain_taken_s)
         return _info(self._state(name))
 
     def open(self, shown: str) -> ShardInfo:

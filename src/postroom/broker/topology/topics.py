@@ -56,7 +56,6 @@ from .catalog_cache import CatalogCache, Listing
 __all__ = ["Admin", "ForgetReplies", "Replies"]
 
 
-_SWEEP_S = 0.5  # how long a purge deletes by itself
 _log = logging.getLogger("postroom.broker")
 
 _MINUTE_S = 60.0
@@ -64,8 +63,8 @@ _TRIES = 5  # a topic that is forgotten again and again while its requester open
 
 
 class Admin:
-    def __init__(self, store: Store, catalog: CatalogCache) -> None:
-        self._store = store
+    def __init__(self, store: Store, catalog: CatalogCache, limits: Limits = DEFAULTS) -> None:
+        self._store, self._limits = store, limits
         self._catalog = catalog
 
     # ---- topics ----
@@ -146,11 +145,11 @@ class Admin:
 
     def _make_room(self, topic: Topic, partition_ids: Iterable[int]) -> None:
         """Delete what was purged, for a moment: a full disk waits for it. The rest is left to retention."""
-        until = time.monotonic() + _SWEEP_S
+        until = time.monotonic() + self._limits.tuning.broker.purge_s
         for partition_id in self._store.present(partition_ids):
             while time.monotonic() < until and self._store.log.sweep(
                 partition_id,
-                rows=DEFAULTS.retention_slice_rows,
+                rows=self._limits.retention_slice_rows,
                 appended_before=ids_from(self._store.now_ms(), topic),
             ):
                 pass

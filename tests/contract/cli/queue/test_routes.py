@@ -17,6 +17,7 @@ from postroom.config import DEFAULTS
 from postroom.model.topology import route as routes
 from postroom.model.topology.route import Range, Route
 from tests.contract.cli_runner import Answer, Cli
+from tests.tuned import Tune
 
 
 @pytest.fixture(params=["sqlite", "postgres", "mysql"])
@@ -153,10 +154,8 @@ async def _leave_a_change(mq: Connection) -> None:
     mq._endpoint.store.routes.begin(routes.split(await mq._endpoint.route("orders"), 0))
 
 
-def test_a_change_under_way_is_shown_and_refuses_others(here: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "postroom.broker.topology.route_changes._IDLE_MS", 10**9
-    )  # else whoever finds it finishes it
+def test_a_change_under_way_is_shown_and_refuses_others(here: Cli, tune: Tune) -> None:
+    tune(broker={"change_idle_ms": 10**9})  # else whoever finds it finishes it
     asyncio.run(_begin_and_look(here))
 
 

@@ -15,8 +15,8 @@ import pytest
 import postroom
 from postroom import Connection, Message
 from postroom.broker.duties import ExpireGroups
-from postroom.broker.topology.groups import TOUCH_MS
 from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
 from postroom.endpoint.values import Beat
 from postroom.model.policy.settings import GroupWish
 from postroom.testing.fixture import run_until_idle
@@ -210,7 +210,7 @@ async def test_a_group_that_nobody_uses_expires(mq: Connection, clock: ManualClo
     clock.advance(3600)
     await expire(mq)
     assert await names(mq) == ["biling"]
-    clock.advance(TOUCH_MS / 1000)  # activity is written down that often
+    clock.advance(DEFAULTS.tuning.broker.group_used_ms / 1000)  # activity is written down that often
     await expire(mq)
     assert await names(mq) == []
     async with mq.consumer("orders", "biling") as consumer:
