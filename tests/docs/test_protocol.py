@@ -10,7 +10,6 @@ from postroom.endpoint.operations import OPERATIONS
 from postroom.model.messages.batch import SEAL
 from postroom.units import format_bytes, format_duration
 from postroom.wire import messages as m
-from postroom.wire.client import link
 from postroom.wire.frames import ERROR, REPLY, FrameParser, encode
 from postroom.wire.server import session
 from postroom.wire.server.listening import Listening
@@ -89,7 +88,7 @@ def test_the_limits_are_the_code() -> None:
     assert f"for {limits.slow_reader_ms // 1000} s is cut off" in TEXT
     assert f"nothing for {limits.silent_ms // 1000} s while no request" in TEXT
     assert f"{limits.frame_ms // 1000} s after it began" in TEXT
-    assert f"is heard for {link._SILENCE_S:g} s after it" in TEXT
+    assert f"is heard for {DEFAULTS.tuning.wire.silence_s:g} s after it" in TEXT
     assert f"at most {DEFAULTS.in_flight_batches} batches per partition" in TEXT
     batch = f"{format_bytes(DEFAULTS.max_batch_bytes)} and {DEFAULTS.max_batch_messages:,} messages"
     assert f"A batch is at most {batch}" in TEXT

@@ -29,6 +29,7 @@ from pydantic import ValidationError
 from ..client.codec import Expiry, unpack
 from ..client.consumer.opened import GIVEN_UP, Browsed, told_of
 from ..client.message import Kind, Message, Receipt, Received
+from ..config import DEFAULTS
 from ..endpoint.endpoint import Endpoint
 from ..endpoint.values import Beat, Grant, Held, Lease, PollReply, PollRequest, Settle, Verdict
 from ..errors import CorruptBatch, GroupConflict, LeaseLost, StoreUnavailable
@@ -64,8 +65,7 @@ __all__ = ["SCHEMAS", "polling_router", "sending_router"]
 
 sending_router = APIRouter(tags=["messages"])
 
-_SEND_S = 10.0
-_LONGEST_S = 60.0
+_LONGEST = DEFAULTS.http_longest_send_ms / 1000
 _OWN = {"key": "x-postroom-key", "id": "x-postroom-id", "source": "x-postroom-source",
         "delay": "x-postroom-delay", "at": "x-postroom-at", "expires": "x-postroom-expires"}  # fmt: skip
 _HEADER = "x-postroom-header-"
@@ -93,7 +93,8 @@ async def send(
     who: Who,
     topic: str,
     request: Request,
-    timeout: Annotated[float, Query(gt=0, le=_LONGEST_S)] = _SEND_S,
+    timeout: Annotated[float, Query(gt=0, le=DEFAULTS.http_longest_send_ms / 1000)] = DEFAULTS.http_send_ms
+    / 1000,
 ) -> Sent:
     """Send messages, and wait until they are stored."""
     who.broker.permit("append", topic)

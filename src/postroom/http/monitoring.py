@@ -36,6 +36,7 @@ from prometheus_client.samples import Sample as MetricSample
 
 from ..broker.metrics import BOUNDS_S, OTHER, Labels, Spread, Tally, topic_label
 from ..broker.served import Servable
+from ..config import DEFAULTS, HttpTuning
 from ..endpoint.values import PartitionLag, RateInfo
 from ..errors import (
     BrokerUnavailable,
@@ -55,7 +56,6 @@ from .failures import failure
 from .service import Service
 
 __all__ = [
-    "FRESH_S",
     "METRICS",
     "MOST_GROUPS",
     "Collector",
@@ -74,11 +74,7 @@ health_router = APIRouter(tags=["health"])
 
 _log = logging.getLogger("postroom.http")
 
-_ANSWER_S = 2.0
-_REMEMBER_S = 1.0
-_FULL_S = 10.0  # then somebody may try again
 _DUTY = "ready"  # the row that is written: a lease that nobody needs
-_LEASE_MS = 1  # so short that it is free for the next broker that writes
 _WHY = {
     StoreFull.code: "the database has no space left: free some, or purge a topic",
     StoreBusy.code: "the database is locked by somebody else",
@@ -86,8 +82,8 @@ _WHY = {
 
 
 class Readiness:
-    def __init__(self, service: Service, answer_s: float = _ANSWER_S) -> None:
-        self._service, self._answer_s = service, answer_s
+    def __init__(self, service: Service, tuning: HttpTuning = DEFAULTS.tuning.http) -> None:
+        self._service, self._tuning = service, tuning
         self._asking: asyncio.Task[None] | None = None
         self._answered_at = float("-inf")
         self._why: PostroomError | None = None  # what it found last
@@ -97,16 +93,18 @@ class Readiness:
         """Returns the reason why it is not ready; None if it is."""
         if self._service.stopping:
             return BrokerUnavailable("this broker is stopping: ask another")
-        if time.monotonic() - self._answered_at < _REMEMBER_S:
+        if time.monotonic() - self._answered_at < self._tuning.ready_fresh_s:
             return self._why
         if self._asking is None or self._asking.done():
             self._asking = asyncio.create_task(self._ask())
             self._asking.add_done_callback(_looked_at)
         try:
-            async with asyncio.timeout(self._answer_s):
+            async with asyncio.timeout(self._tuning.ready_answer_s):
                 await asyncio.shield(self._asking)
         except TimeoutError:
-            return StoreUnavailable(f"the store has not answered within {self._answer_s:g} seconds")
+            return StoreUnavailable(
+                f"the store has not answered within {self._tuning.ready_answer_s:g} seconds"
+            )
         return self._why
 
     async def _ask(self) -> None:
@@ -125,9 +123,9 @@ class Readiness:
 
     def _write(self) -> None:
         """A row may find room on a disk where messages do not: what appends met lately counts, too."""
-        if time.monotonic() - self._service.figures.full_at < _FULL_S:
+        if time.monotonic() - self._service.figures.full_at < self._tuning.full_s:
             raise StoreFull("an append found no space, and nothing was stored since")
-        self._service.broker.store.duties.acquire(_DUTY, self._holder, _LEASE_MS)
+        self._service.broker.store.duties.acquire(_DUTY, self._holder, self._tuning.ready_lease_ms)
 
 
 def _looked_at(done: asyncio.Task[None]) -> None:
@@ -153,10 +151,7 @@ async def ready(request: Request) -> JSONResponse:
 # ---- how far groups are behind ----
 
 
-FRESH_S = 5.0
 MOST_GROUPS = 200
-_WORK_S = 2.0  # for one look
-_WAIT_S = 3.0  # of a scrape
 _MOST_STOPPED = 100  # messages of a group whose keys are looked at
 
 GroupKey = tuple[str, str]
@@ -180,19 +175,27 @@ class Sample:
 
 
 class Sampler:
-    def __init__(self, broker: Servable, clock: Callable[[], float] = time.monotonic) -> None:
-        self._broker, self._clock = broker, clock
+    def __init__(
+        self,
+        broker: Servable,
+        clock: Callable[[], float] = time.monotonic,
+        tuning: HttpTuning = DEFAULTS.tuning.http,
+    ) -> None:
+        self._broker, self._clock, self._tuning = broker, clock, tuning
         self.last = Sample()
         self._looking: asyncio.Task[None] | None = None
 
     async def look(self) -> Sample:
         """The last look if it is fresh, else a new one; if that takes too long, the last one all the same."""
-        if self.last.taken_at is not None and self._clock() - self.last.taken_at < FRESH_S:
+        if (
+            self.last.taken_at is not None
+            and self._clock() - self.last.taken_at < self._tuning.sample_fresh_s
+        ):
             return self.last
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
         try:
-            async with asyncio.timeout(_WAIT_S):
+            async with asyncio.timeout(self._tuning.sample_wait_s):
                 await asyncio.shield(self._looking)
         except TimeoutError:
             _log.warning("a scrape shows figures of groups that are old: the store is slow")
@@ -250,7 +253,7 @@ class Sampler:
         self, topic: str, groups: Sequence[Group], topics: set[str], sample: Sample, began: float
     ) -> None:
         members: Counter[str] = Counter()
-        if len(sample.lags) < MOST_GROUPS and self._clock() - began <= _WORK_S:
+        if len(sample.lags) < MOST_GROUPS and self._clock() - began <= self._tuning.sample_work_s:
             members_of, ids = self._broker.store.progress.members_of, [group.id for group in groups]
             live = await self._broker.in_thread(members_of, ids)
             for group in groups:  # those of a broadcast group are in groups of their own
@@ -259,7 +262,7 @@ class Sampler:
             if base_of(group.name) is not None:
                 continue
             key = (topic, group.name)
-            if len(sample.lags) >= MOST_GROUPS or self._clock() - began > _WORK_S:
+            if len(sample.lags) >= MOST_GROUPS or self._clock() - began > self._tuning.sample_work_s:
                 sample.left_out += 1
                 continue
             try:

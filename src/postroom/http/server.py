@@ -20,9 +20,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ..config import DEFAULTS, Limits, Tuning
 from ..errors import BrokerUnavailable, UsageError, how_to_install
 from ..tls import certificate_name
-from ..wire.server.listening import HANDSHAKE_S, HANDSHAKES, Acceptor, listen
+from ..wire.server.listening import HANDSHAKES, Acceptor, listen
 from .access import CERTIFICATE_NAME, HEADERS, careful
 from .failures import failure
 
@@ -40,12 +41,10 @@ if TYPE_CHECKING:
 
     from .service import Service
 
-__all__ = ["HEADERS_S", "HttpServer", "serve_http"]
+__all__ = ["HttpServer", "serve_http"]
 
 _log = logging.getLogger("postroom.http")
 
-HEADERS_S = 10.0
-_IDLE_S = 30  # between two requests of a connection
 _MOST = 1000  # connections at once
 _HEADER_BYTES = 32 << 10
 _CROWDED = "this broker has no room for another request over HTTP: again in a moment"
@@ -75,6 +74,7 @@ async def serve_http(
     *,
     most: int | None = None,
     handshakes: int | None = None,
+    limits: Limits = DEFAULTS,
 ) -> HttpServer:
     """Listens when it returns, for `most` connections. UsageError if the port is taken."""
     listening = listen(host, port, " for HTTP", "choose another http_port, or 0 for no HTTP")
@@ -88,7 +88,7 @@ async def serve_http(
             access_log=False,
             proxy_headers=False,
             server_header=False,
-            timeout_keep_alive=_IDLE_S,
+            timeout_keep_alive=limits.tuning.http.idle_s,
             h11_max_incomplete_event_size=_HEADER_BYTES,
         )
         config.load()
@@ -97,7 +97,7 @@ async def serve_http(
         for one in listening:
             one.close()
         raise
-    server = _Server(config, app.state.service, most or _MOST, handshakes or HANDSHAKES)
+    server = _Server(config, app.state.service, most or _MOST, handshakes or HANDSHAKES, limits.tuning)
     task = asyncio.create_task(server.serve(sockets=listening))
     ready = asyncio.create_task(server.ready.wait())
     await asyncio.wait((task, ready), return_when=asyncio.FIRST_COMPLETED)
@@ -110,8 +110,11 @@ async def serve_http(
 class _Server(uvicorn.Server):
     """Without signals of its own, and with an event that says that it listens."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, most: int, handshakes: int) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Service, most: int, handshakes: int, tuning: Tuning
+    ) -> None:
         super().__init__(config)
+        self._tuning = tuning
         self._handshakes = handshakes
         self.ready = asyncio.Event()
         self.port = 0
@@ -128,7 +131,7 @@ class _Server(uvicorn.Server):
             self._protocol,
             tls=self.config.ssl,
             handshakes=self._handshakes,
-            handshake_s=HANDSHAKE_S,
+            tuning=self._tuning.wire,
         )
         self.servers = [acceptor]  # type: ignore[list-item]
         self.port = acceptor.port
@@ -137,7 +140,13 @@ class _Server(uvicorn.Server):
         self.ready.set()
 
     def _protocol(self) -> _Protocol:
-        return _Protocol(self.config, self.server_state, self.lifespan.state, room=self._room)
+        return _Protocol(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            room=self._room,
+            headers_s=self._tuning.http.headers_s,
+        )
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await super().shutdown()
@@ -211,7 +220,9 @@ class _Protocol(H11Protocol):
     _late: asyncio.TimerHandle | None = None
     _name: str | None = None  # of its certificate
 
-    def __init__(self, *args: Any, room: _Room, **named: Any) -> None:
+    def __init__(self, *args: Any, room: _Room, headers_s: float, **named: Any) -> None:
+        """`headers_s`: the head of a request has to be there by then."""
+        self._headers_s = headers_s
         super().__init__(*args, **named)
         self.conn = _Strict(h11.SERVER, _HEADER_BYTES)
         self._room, self._next, self.app = room, self.app, self._answer
@@ -281,7 +292,7 @@ class _Protocol(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expect(self) -> None:
-        self._late = self.loop.call_later(HEADERS_S, self._too_late)
+        self._late = self.loop.call_later(self._headers_s, self._too_late)
 
     def _unexpect(self) -> None:
         if self._late is not None:

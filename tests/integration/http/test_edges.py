@@ -15,6 +15,7 @@ from postroom.http import server as module
 from postroom.model.access import Principal, parse_permissions
 from tests.certificates import Authority
 from tests.integration.http.test_http import SECONDS, client, say, served
+from tests.tuned import Tune
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
@@ -74,10 +75,10 @@ async def test_health_is_answered_while_requests_take_all_the_room(monkeypatch: 
 
 
 async def test_handshakes_that_do_not_begin_are_few_and_short(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tune: Tune
 ) -> None:
     monkeypatch.setattr(module, "HANDSHAKES", 10)
-    monkeypatch.setattr(module, "HANDSHAKE_S", 2.0)
+    tune(wire={"handshake_s": 2.0})
     authority = Authority(tmp_path)
     trusting = ssl.create_default_context(cafile=authority.ca)
     async with (

@@ -21,13 +21,13 @@ from postroom.broker.broker import Broker, open_endpoint
 from postroom.broker.served import measured
 from postroom.clock import SystemClock
 from postroom.errors import UsageError
-from postroom.http import server as module
 from postroom.http.app import make_app
 from postroom.http.server import HttpServer, serve_http
 from postroom.model.access import Principal, parse_permissions
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
 from tests.certificates import Authority
+from tests.tuned import Tune
 
 SECONDS = 20
 
@@ -116,8 +116,8 @@ async def test_a_body_that_is_too_large_ends_the_connection(request_head: bytes)
         assert (await web.get("/health")).status_code == 200
 
 
-async def test_who_is_slow_with_headers_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEADERS_S", 0.3)
+async def test_who_is_slow_with_headers_is_let_go(tune: Tune) -> None:
+    tune(http={"headers_s": 0.3})
     async with served() as (_, _, http), client(http) as web:
         assert await say(http.port, b"", end=False) == b""  # says nothing
         assert await say(http.port, b"GET /health HTTP/1.1\r\nHo", end=False) == b""
@@ -131,8 +131,8 @@ async def test_who_is_slow_with_headers_is_let_go(monkeypatch: pytest.MonkeyPatc
         assert (await web.get("/health")).status_code == 200
 
 
-async def test_a_slow_answer_is_no_slow_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "HEADERS_S", 0.2)
+async def test_a_slow_answer_is_no_slow_header(tune: Tune) -> None:
+    tune(http={"headers_s": 0.2})
     async with served() as (_, _, http), client(http) as web:
         await web.post("/api/v1/topics", json={"name": "orders"})
         for _ in range(2):  # the second on the same connection

@@ -6,11 +6,9 @@ import asyncio
 import time
 from collections.abc import Callable
 
-import pytest
-
-from postroom.http import monitoring
 from tests.ready import Ground
 from tests.servers.proxy import Proxy
+from tests.tuned import Tune
 from tests.unit.http.http_client import API, Stage, staged
 
 
@@ -41,10 +39,8 @@ async def test_the_life_of_a_message(ground: Ground) -> None:
         assert 'postroom_messages_dead_total{group="billing",topic="orders"} 1.0' in text
 
 
-async def test_a_database_that_is_away(
-    ground: Ground, proxy_to: Callable[[int], Proxy], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(monitoring, "_REMEMBER_S", 0)
+async def test_a_database_that_is_away(ground: Ground, proxy_to: Callable[[int], Proxy], tune: Tune) -> None:
+    tune(http={"ready_fresh_s": 0})
     proxy = proxy_to(ground.server.port)
     async with staged(address=ground.server.url(ground.name, port=proxy.port)) as stage:
         await stage.post("/topics", {"name": "orders"}, 201)

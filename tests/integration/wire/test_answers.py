@@ -16,6 +16,7 @@ from postroom.model.policy.settings import GroupWish
 from postroom.wire.server.listening import Listening
 from postroom.wire.server.server import WireServer
 from tests.integration.wire.wire_raw import ERROR, REPLY, Raw, eventually, healthy, served
+from tests.tuned import tuned
 
 FETCH, POLL, TOPICS, LETTERS = 11, 22, 31, 60
 MB = 1 << 20
@@ -160,9 +161,11 @@ async def test_a_holder_of_partitions_is_sent_again_no_more_than_it_asks_for() -
         assert seen == list(range(24))
 
 
-async def test_slow_readers_are_cut_off_when_others_need_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.wire.server.server._TICK_S", 0.05)
-    listening = replace(SMALL, all_answer_bytes=24 * MB, slow_reader_ms=200, answer_wait_ms=20_000)
+async def test_slow_readers_are_cut_off_when_others_need_room() -> None:
+    often = tuned(wire={"tick_s": 0.05}).tuning.wire
+    listening = replace(
+        SMALL, tuning=often, all_answer_bytes=24 * MB, slow_reader_ms=200, answer_wait_ms=20_000
+    )
     async with served(listening) as (mq, server), AsyncExitStack() as stack:
         partition_id = await filled(mq, 12)
         slow = [await stack.enter_async_context(Raw.open(server.port)) for _ in range(4)]

@@ -20,6 +20,7 @@ from postroom.wire.client.remote import RemoteEndpoint
 from tests.integration.wire.brokers_threads import ThreadedBroker
 from tests.integration.wire.wire_raw import broker_of
 from tests.servers.proxy import Proxy
+from tests.tuned import Tune
 
 SECONDS = 30
 
@@ -56,10 +57,9 @@ async def test_one_address_is_enough_to_find_the_others(stack: ExitStack, url: s
 
 
 async def test_a_busy_client_learns_of_a_broker_that_came_later(
-    stack: ExitStack, url: str, monkeypatch: pytest.MonkeyPatch
+    stack: ExitStack, url: str, tune: Tune
 ) -> None:
-    monkeypatch.setattr("postroom.wire.client.link._LIST_S", 0.2)
-    monkeypatch.setattr("postroom.wire.server.server._ENTER_S", 0.1)
+    tune(wire={"brokers_s": 0.2, "enter_s": 0.1})
     one = stack.enter_context(ThreadedBroker(url))
     async with postroom.connect(f"postroom://{one.address}") as mq:
         await mq.create_topic("orders", partitions=16)
@@ -268,10 +268,8 @@ def _told_when_settled(broker: ThreadedBroker) -> threading.Event:
     return done
 
 
-async def test_a_deaf_broker_is_noticed_and_the_other_is_used(
-    stack: ExitStack, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("postroom.wire.client.link._SILENCE_S", 1.0)
+async def test_a_deaf_broker_is_noticed_and_the_other_is_used(stack: ExitStack, url: str, tune: Tune) -> None:
+    tune(wire={"silence_s": 1.0})
     one = stack.enter_context(ThreadedBroker(url))
     proxy = stack.enter_context(Proxy(one.port))
     one.stop()

@@ -29,6 +29,7 @@ from tests.integration.wire.wire_raw import (
     served,
     settled,
 )
+from tests.tuned import Tune
 
 TOPIC, FETCH, POLL, SETTLE = 32, 11, 22, 23
 QUICK = Listening(port=0, frame_ms=300, silent_ms=1000)
@@ -97,8 +98,8 @@ async def test_answers_that_are_not_read_are_bounded() -> None:
             assert most < 64 << 20
 
 
-async def test_whoever_is_refused_and_does_not_read_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.wire.server.connection._CLOSING_S", 0.2)
+async def test_whoever_is_refused_and_does_not_read_is_let_go(tune: Tune) -> None:
+    tune(wire={"refused_s": 0.2})
     async with served() as (mq, server):
         await mq.create_topic("orders", partitions=1)
         for _ in range(24):
@@ -312,9 +313,11 @@ async def test_a_repeated_poll_keeps_what_it_is_handed(monkeypatch: pytest.Monke
         assert not (await mq._endpoint.settle("orders", "g", [part])).lost
 
 
-async def test_a_broker_that_stopped_is_not_entered_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_broker_that_stopped_is_not_entered_again(
+    monkeypatch: pytest.MonkeyPatch, tune: Tune
+) -> None:
     """It was about to say that it lives."""
-    monkeypatch.setattr("postroom.wire.server.server._ENTER_S", 0.01)
+    tune(wire={"enter_s": 0.01})
     entering, go_on = threading.Event(), threading.Event()
     async with served() as (mq, server):
         brokers = broker_of(mq).store.brokers
@@ -344,8 +347,8 @@ async def asked(raw: Raw) -> Any:
 
 
 @pytest.fixture
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("postroom.wire.server.server._TICK_S", 0.02)
+def soon(tune: Tune) -> None:
+    tune(wire={"tick_s": 0.02})
 
 
 @pytest.mark.usefixtures("soon")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from postroom.errors import StoreFull, StoreUnavailable
-from postroom.http import monitoring
 from postroom.http.monitoring import Readiness
 from postroom.store.sql.session import Area
+from tests.tuned import Tune, tuned
 from tests.unit.http.http_client import Stage, staged
 
 
@@ -67,10 +67,10 @@ async def test_not_ready_while_nothing_can_be_written(monkeypatch: pytest.Monkey
         await until_ready(stage)
 
 
-async def test_not_ready_while_messages_find_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_not_ready_while_messages_find_no_space(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     """A row of some bytes may still find room where a message does not."""
+    tune(http={"ready_fresh_s": 0})
     async with staged() as stage:
-        monkeypatch.setattr(monitoring, "_REMEMBER_S", 0)
         await stage.post("/topics", {"name": "orders"}, 201)
 
         async def full(*args: Any, **named: Any) -> Any:
@@ -105,7 +105,7 @@ async def test_not_ready_while_the_store_hangs_and_one_question_for_all(
             return True
 
         monkeypatch.setattr(stage.broker.store.duties, "acquire", hangs)
-        readiness = Readiness(stage.service, answer_s=0.1)
+        readiness = Readiness(stage.service, tuned(http={"ready_answer_s": 0.1}).tuning.http)
         for _ in range(3):
             errors = await asyncio.gather(*(readiness.why_not() for _ in range(5)))
             assert all(error is not None and "0.1 seconds" in str(error) for error in errors)
@@ -117,7 +117,7 @@ async def test_not_ready_while_the_store_hangs_and_one_question_for_all(
         assert len(asked) <= 2
 
 
-async def test_an_answer_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_answer_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
     async with staged() as stage:
         asked = []
         monkeypatch.setattr(stage.broker.store.duties, "acquire", lambda *args: asked.append(True) or True)
@@ -125,7 +125,7 @@ async def test_an_answer_is_remembered_for_a_moment(monkeypatch: pytest.MonkeyPa
         for _ in range(5):
             assert await readiness.why_not() is None
         assert len(asked) == 1
-        monkeypatch.setattr(monitoring, "_REMEMBER_S", 0)
+        tune(http={"ready_fresh_s": 0})
         assert await readiness.why_not() is None
         assert len(asked) == 2
 

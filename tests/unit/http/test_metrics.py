@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from postroom.broker.metrics import BOUNDS_S, OTHER, Figures, Spread, Tally, group_label, topic_label
 from postroom.broker.served import figures_of, measured, unmeasured
 from postroom.clock import ManualClock
+from postroom.config import DEFAULTS
 from postroom.errors import BacklogFull, StoreFull, StoreUnavailable
 from postroom.http import monitoring
 from postroom.http.monitoring import Sampler
@@ -21,6 +22,7 @@ from postroom.model.policy.slow_lane import Seen
 from tests.docs.pages import ROOT, table
 from tests.unit.http.http_client import API, Stage, staged
 
+FRESH_S = DEFAULTS.tuning.http.sample_fresh_s
 PAGE = ROOT / "docs" / "howto" / "metrics.md"
 RULES = (ROOT / "docs" / "examples" / "prometheus-rules.yml").read_text(encoding="utf-8")
 DASHBOARD = json.loads((ROOT / "docs" / "examples" / "grafana-dashboard.json").read_text(encoding="utf-8"))
@@ -202,9 +204,9 @@ async def test_groups_are_looked_up_now_and_then_only(stage: Stage, monkeypatch:
     sampler = Sampler(stage.broker, clock=lambda: now[0])
     assert len((await sampler.look()).lags) == 3
     await asyncio.gather(*(sampler.look() for _ in range(10)))
-    now[0] += monitoring.FRESH_S - 0.1
+    now[0] += FRESH_S - 0.1
     await sampler.look()
-    assert len(looks) == 3 and sampler.age_s == pytest.approx(monitoring.FRESH_S - 0.1)
+    assert len(looks) == 3 and sampler.age_s == pytest.approx(FRESH_S - 0.1)
     now[0] += 0.2
     await asyncio.gather(*(sampler.look() for _ in range(10)))
     assert len(looks) == 6

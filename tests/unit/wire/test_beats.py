@@ -14,8 +14,10 @@ from postroom.errors import BrokerUnavailable
 from postroom.wire.client import remote
 from postroom.wire.client.remote import Beater
 from postroom.wire.messages import Hello
+from tests.tuned import tuned
 
 BEATS, HELLO = Beats(()), Hello(1, 1, "test")
+QUICK = tuned(wire={"beat_taken_s": 0.1}).tuning.wire
 
 
 class Own:
@@ -24,7 +26,7 @@ class Own:
     made: list[str]
     outcomes: dict[str, list[Exception]]
 
-    def __init__(self, address: str, hello: Any, tls: Any) -> None:
+    def __init__(self, address: str, hello: Any, tls: Any, answer_s: float) -> None:
         Own.made.append(address)
         self.address = address
         self.closed = False
@@ -81,14 +83,13 @@ class Looped:
 def looped(monkeypatch: pytest.MonkeyPatch) -> Iterator[Looped]:
     Own.made, Own.outcomes = [], {}
     monkeypatch.setattr(remote, "_BlockingLink", Own)
-    monkeypatch.setattr(remote, "_TURN_S", 0.1)
     looped = Looped()
     yield looped
     looped.close()
 
 
 def beater(looped: Looped, *addresses: str) -> Beater:
-    return Beater(looped.loop, looped.through_loop, lambda: addresses or ("a",), HELLO, None)
+    return Beater(looped.loop, looped.through_loop, lambda: addresses or ("a",), HELLO, None, QUICK)
 
 
 def test_while_the_loop_turns_it_takes_the_beat(looped: Looped) -> None:

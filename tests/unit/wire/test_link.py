@@ -13,11 +13,11 @@ from postroom.endpoint.operations import OPERATIONS
 from postroom.endpoint.values import Grant, Lease, PollReply, PollRequest
 from postroom.errors import BrokerUnavailable, MessageTooLarge, UnknownTopic
 from postroom.wire import messages as m
-from postroom.wire.client import link as module
 from postroom.wire.client.link import Link, LinkLost
 from postroom.wire.frames import ERROR, REPLY, Frame, FrameParser, encode
 from postroom.wire.messages import failure_of
 from postroom.wire.replies import packed
+from tests.tuned import Tune
 
 POLL = r.Poll(PollRequest("t", "g", "m", 1, 10, 1000, 5000, True))
 GIVEN = PollReply((Grant("t", 0, 1, (Lease(0, 4, 1, False),), ()),), 30_000)
@@ -208,9 +208,8 @@ async def test_a_request_larger_than_the_broker_takes_is_not_sent() -> None:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, seconds in (("_LATE_S", 0.01), ("_IDLE_S", 0.02), ("_SILENCE_S", 0.02)):
-        monkeypatch.setattr(module, name, seconds)
+def quick(tune: Tune) -> None:
+    tune(wire={"late_s": 0.01, "idle_s": 0.02, "silence_s": 0.02})
 
 
 async def _until(what: Callable[[], bool]) -> None:

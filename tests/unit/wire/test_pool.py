@@ -57,7 +57,7 @@ class Town:
         self.connected: list[str] = []
         self.on_connect: Callable[[str], None] = lambda address: None
 
-    async def connect(self, address: str, hello: Any, tls: Any, *, timeout_ms: int) -> Link:
+    async def connect(self, address: str, hello: Any, tls: Any, *, timeout_ms: int, tuning: Any) -> Link:
         self.connected.append(address)
         await asyncio.sleep(0)
         self.on_connect(address)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, cast
 
+from ...config import DEFAULTS, WireTuning
 from ...endpoint.operations import Operation
 from ...endpoint.requests import Answer, Ask, Request
 from ...errors import BrokerUnavailable, MessageTooLarge, PostroomError, ProtocolError
@@ -39,10 +40,6 @@ __all__ = ["Link", "LinkLost", "connect"]
 
 _log = logging.getLogger("postroom.wire")
 
-_LATE_S = 1.0  # a request that is not answered for so long makes us ask whether the broker lives
-_IDLE_S = 5.0  # and so does silence while polls wait
-_SILENCE_S = 4.0  # it has to answer that within this
-_LIST_S = 15.0  # however much is said, which brokers there are is asked so often
 _ANSWER_BYTES = 2**31 - 1  # a broker is trusted: its answers may be as long as what it was asked for
 
 
@@ -55,8 +52,8 @@ class LinkLost(Exception):
 
 
 class Link(asyncio.Protocol):
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, address: str, tuning: WireTuning = DEFAULTS.tuning.wire) -> None:
+        self.address, self._tuning = address, tuning
         self.welcome: Welcome
         self.on_ask: Callable[[Ask], Answer] = lambda ask: Answer()
         self.on_late: Callable[[Any, Any], None] = lambda request, reply: None  # nobody waits for it any more
@@ -182,14 +179,15 @@ class Link(asyncio.Protocol):
     async def _watch(self) -> None:
         """Ask for a sign of life when the broker is silent, and end the link if none comes."""
         while not self.gone:
-            pause, self._busy = min(self._pause(), _LATE_S if self._busy else _IDLE_S), False
+            often_s = self._tuning.late_s if self._busy else self._tuning.idle_s
+            pause, self._busy = min(self._pause(), often_s), False
             await asyncio.sleep(pause)
             if self._pause() > 0:
                 continue
             sent_at, unsent = self._loop.time(), self._unsent()
             self._listed_at = sent_at
             try:
-                async with asyncio.timeout(_SILENCE_S):
+                async with asyncio.timeout(self._tuning.silence_s):
                     self.on_list(self, await self.call(LIST_BROKERS, Brokers()), sent_at)
             except TimeoutError:
                 if self._heard_at < sent_at and self._unsent() >= unsent:  # a long request may be on its way
@@ -203,10 +201,10 @@ class Link(asyncio.Protocol):
 
     def _pause(self) -> float:
         """Seconds until a sign of life is wanted."""
-        now = self._loop.time()
-        late = min(self._urgent.values(), default=now) + _LATE_S - now if self._urgent else _IDLE_S
-        silence = min(max(late, self._heard_at + _LATE_S - now), self._heard_at + _IDLE_S - now)
-        return max(0.0, min(silence, self._listed_at + _LIST_S - now))
+        now, late_s, idle_s = self._loop.time(), self._tuning.late_s, self._tuning.idle_s
+        late = min(self._urgent.values(), default=now) + late_s - now if self._urgent else idle_s
+        silence = min(max(late, self._heard_at + late_s - now), self._heard_at + idle_s - now)
+        return max(0.0, min(silence, self._listed_at + self._tuning.brokers_s - now))
 
     # ---- the transport's side ----
 
@@ -273,12 +271,19 @@ class Link(asyncio.Protocol):
             await asyncio.gather(self._watching, return_exceptions=True)
 
 
-async def connect(address: str, hello: Hello, tls: ssl.SSLContext | None, *, timeout_ms: int) -> Link:
+async def connect(
+    address: str,
+    hello: Hello,
+    tls: ssl.SSLContext | None,
+    *,
+    timeout_ms: int,
+    tuning: WireTuning = DEFAULTS.tuning.wire,
+) -> Link:
     """A link that was greeted. BrokerUnavailable if nobody is there; what the broker has against us."""
     host, _, port = address.rpartition(":")
     host = host.strip("[]")
     loop = asyncio.get_running_loop()
-    link = Link(address)
+    link = Link(address, tuning)
     try:
         async with asyncio.timeout(timeout_ms / 1000):
             transport, _ = await loop.create_connection(

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from ...config import DEFAULTS, WireTuning
 from ...endpoint.operations import Operation
 from ...endpoint.requests import Answer, Ask, Request
 from ...errors import BrokerUnavailable, NotAuthenticated, PostroomError, ProtocolError
@@ -47,15 +48,20 @@ def _weight(key: str, id: str) -> int:
 
 _log = logging.getLogger("postroom.wire")
 
-_CONNECT_MS = 3_000
-_LATE_S = 2.0
-_AWAY_S = (0.5, 1.0, 2.0, 5.0, 10.0)  # a broker that could not be reached is left alone for so long
 
 _TRIES = 2  # of one request with the same broker: a connection may break while the broker lives
 
 
 class Pool:
-    def __init__(self, seeds: Sequence[str], hello: Hello, tls: ssl.SSLContext | None, zone: str) -> None:
+    def __init__(
+        self,
+        seeds: Sequence[str],
+        hello: Hello,
+        tls: ssl.SSLContext | None,
+        zone: str,
+        tuning: WireTuning = DEFAULTS.tuning.wire,
+    ) -> None:
+        self._tuning = tuning
         self._seeds, self._hello, self._tls, self._zone = tuple(seeds), hello, tls, zone
         self._loop = asyncio.get_running_loop()
         self._links: dict[str, Link] = {}  # by broker's id
@@ -184,7 +190,8 @@ class Pool:
     async def _connect(self, address: str) -> Link:
         sent_at = self._loop.time()
         try:
-            link = await connect(address, self._hello, self._tls, timeout_ms=_CONNECT_MS)
+            ms, tuning = self._tuning.connect_ms, self._tuning
+            link = await connect(address, self._hello, self._tls, timeout_ms=ms, tuning=tuning)
         except PostroomError as error:
             self._leave_alone(address, error)
             raise
@@ -219,7 +226,8 @@ class Pool:
         if self._is_left_alone(address):
             return  # another has said so
         _, tries = self._away.get(address, (0.0, 0))
-        pause_s = _AWAY_S[min(tries, len(_AWAY_S) - 1)]
+        pauses_s = self._tuning.unreachable_s
+        pause_s = pauses_s[min(tries, len(pauses_s) - 1)]
         self._away[address] = (self._loop.time() + pause_s, tries + 1)
         log = _log.debug if tries else _log.warning
         log("skipping a broker for %g s: %s", pause_s, error)
@@ -250,7 +258,7 @@ class Pool:
 
     async def no_more_late(self) -> None:
         """Wait a little for answers to what was cancelled."""
-        await asyncio.gather(*(link.no_more_late(_LATE_S) for link in self._links.values()))
+        await asyncio.gather(*(link.no_more_late(self._tuning.closing_s) for link in self._links.values()))
 
     async def close(self) -> None:
         self._closed = True

@@ -24,6 +24,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...clock import Clock
+from ...config import DEFAULTS, Limits, WireTuning
 from ...endpoint import requests as r
 from ...endpoint.asking import AskingEndpoint
 from ...endpoint.endpoint import Endpoint
@@ -62,8 +63,6 @@ from .pool import Pool
 __all__ = ["Beater", "RemoteEndpoint", "beatings", "open_remote", "settles"]
 
 
-_TURN_S = 0.25  # the loop takes a beat within this, or it is blocked; well below the shortest lease in use
-_ANSWER_S = 10.0  # longest wait for an answer
 _MAX_BYTES = 2**31 - 1
 _GONE = (OSError, EOFError, BrokerUnavailable, ProtocolError)  # then the next one is asked
 
@@ -78,7 +77,9 @@ class Beater:
         addresses: Callable[[], Sequence[str]],
         hello: Hello,
         tls: ssl.SSLContext | None,
+        tuning: WireTuning = DEFAULTS.tuning.wire,
     ) -> None:
+        self._turn_s, self._answer_s = tuning.beat_taken_s, tuning.beat_answer_s
         self._loop, self._through_loop, self._addresses = loop, through_loop, addresses
         self._hello, self._tls = hello, tls
         self._own: _BlockingLink | None = None
@@ -100,7 +101,7 @@ class Beater:
         except RuntimeError:  # the loop was closed
             asking.close()
             raise BrokerUnavailable("the event loop of this connection is closed") from None
-        if taken.wait(_TURN_S) and self._turns_until(answer):
+        if taken.wait(self._turn_s) and self._turns_until(answer):
             self._drop()
             return answer.result()
         given_up.set()
@@ -116,9 +117,9 @@ class Beater:
                 self._loop.call_soon_threadsafe(turned.set)
             except RuntimeError:  # it was closed meanwhile
                 return False
-            if not turned.wait(_TURN_S):
+            if not turned.wait(self._turn_s):
                 return False
-            concurrent.futures.wait([answer], timeout=_TURN_S)
+            concurrent.futures.wait([answer], timeout=self._turn_s)
         return True
 
     def _beat_alone(self, beats: Beats) -> Any:
@@ -129,7 +130,7 @@ class Beater:
             self._forget()
         for address in self._addresses():
             try:
-                self._own = _BlockingLink(address, self._hello, self._tls)
+                self._own = _BlockingLink(address, self._hello, self._tls, self._answer_s)
                 return self._own.call(beats)
             except _GONE as error:
                 why = error
@@ -154,10 +155,10 @@ class Beater:
 class _BlockingLink:
     """One request at a time, without an event loop."""
 
-    def __init__(self, address: str, hello: Hello, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, address: str, hello: Hello, tls: ssl.SSLContext | None, answer_s: float) -> None:
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
-        self._socket = socket.create_connection((host, int(port)), timeout=_ANSWER_S)
+        self._socket = socket.create_connection((host, int(port)), timeout=answer_s)
         try:
             if tls is not None:
                 self._socket = tls.wrap_socket(self._socket, server_hostname=host)
@@ -275,9 +276,12 @@ async def open_remote(
     tls: ssl.SSLContext | None = None,
     zone: str = "",
     clock: Clock | None = None,
+    limits: Limits = DEFAULTS,
 ) -> Endpoint:
     """Returns an endpoint that is connected to one of these brokers; BrokerUnavailable if none answers."""
-    endpoint = RemoteEndpoint(addresses, client=client, token=token, tls=tls, zone=zone, clock=clock)
+    endpoint = RemoteEndpoint(
+        addresses, client=client, token=token, tls=tls, zone=zone, clock=clock, limits=limits
+    )
     try:
         await endpoint.open()
     except BaseException:
@@ -312,9 +316,11 @@ class RemoteEndpoint(AskingEndpoint):
         tls: ssl.SSLContext | None,
         zone: str,
         clock: Clock | None,
+        limits: Limits = DEFAULTS,
     ) -> None:
+        tuning = limits.tuning.wire
         hello = m.Hello(m.MIN_VERSION, m.MAX_VERSION, client, token, "postroom-python")
-        self.pool = Pool(addresses, hello, tls, zone)
+        self.pool = Pool(addresses, hello, tls, zone, tuning)
         self.pool.on_time, self.pool.on_late = self._time_told, self._came_late
         self.pool.on_ask = lambda ask: self.on_ask(ask)
         self.on_ask: Callable[[r.Ask], r.Answer] = lambda ask: r.Answer()
@@ -324,7 +330,7 @@ class RemoteEndpoint(AskingEndpoint):
         self._round_trip_s = 1e9  # of the answer it was taken from
         self._polls_at: dict[tuple[str, str], str] = {}  # by topic and group, where its polls go
         self._background: set[asyncio.Task[None]] = set()
-        self._beater = Beater(self._loop, self._beat, lambda: self.pool.addresses, hello, tls)
+        self._beater = Beater(self._loop, self._beat, lambda: self.pool.addresses, hello, tls, tuning)
 
     async def open(self) -> None:
         await self.pool.open()

@@ -47,9 +47,6 @@ _log = logging.getLogger("postroom.wire")
 _WAITING = frozenset(one.kind for one in OPERATIONS.values() if one.waits)
 _UNDONE = _WAITING | {OPERATIONS["append"].kind}  # not done for a client that is gone: it asks elsewhere
 _ASKED_AT_ONCE = 1000  # questions whose answers are waited for; a client need not answer
-_TICK_MS = 1000  # what is to be looked at less often waits for the tick
-_LEAST_LOOK_S = 0.02
-_CLOSING_S = 5.0  # whoever was refused may read why for so long
 _STOPPING = "this broker is stopping: ask another"
 
 
@@ -73,7 +70,7 @@ class Host(Protocol):
 
 class Connection(asyncio.Protocol):
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self._host, self._tuning = host, host.listening.tuning
         self._loop = asyncio.get_running_loop()
         self._parser = FrameParser(host.listening.first_frame_bytes)
         self._transport: asyncio.Transport | None = None
@@ -276,8 +273,8 @@ class Connection(asyncio.Protocol):
 
     def _look_soon(self) -> None:
         look_ms = 0 if self._session is None else self._session.look_ms
-        if 0 < look_ms < _TICK_MS and self._transport is not None:
-            self._looking = self._loop.call_later(max(_LEAST_LOOK_S, look_ms / 1000), self._look)
+        if 0 < look_ms < 1000 * self._tuning.tick_s and self._transport is not None:
+            self._looking = self._loop.call_later(max(self._tuning.least_check_s, look_ms / 1000), self._look)
 
     def _look(self) -> None:
         self._looking = None
@@ -390,7 +387,7 @@ class Connection(asyncio.Protocol):
         """Looks whether its time is up for something; called about once a second."""
         limits = self._host.listening
         if self._refused_at is not None:
-            if now - self._refused_at > _CLOSING_S:
+            if now - self._refused_at > self._tuning.refused_s:
                 self.abort()
             return
         self._ask_due()

@@ -17,19 +17,17 @@ import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ...config import DEFAULTS, WireTuning
 from ...errors import UsageError
 
-__all__ = ["HANDSHAKES", "HANDSHAKE_S", "Acceptor", "Listening", "listen"]
+__all__ = ["HANDSHAKES", "Acceptor", "Listening", "listen"]
 
 
 _log = logging.getLogger("postroom.wire")
 
 HANDSHAKES = 256  # TLS handshakes under way, of one port
-HANDSHAKE_S = 10.0
 _BACKLOG = 1024
 _AT_ONCE = 64  # accepted in one turn of the loop, at most
-_REST_S = 0.5  # when there is no file left
-_SAID_S = 60.0  # and how often that is said
 _NOT_HERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)  # such as IPv6 where there is none
 _NO_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
@@ -71,11 +69,13 @@ class Acceptor:
         *,
         tls: ssl.SSLContext | None = None,
         handshakes: int = HANDSHAKES,
-        handshake_s: float = HANDSHAKE_S,
+        handshake_s: float | None = None,
+        tuning: WireTuning = DEFAULTS.tuning.wire,
     ) -> None:
         self.port = int(sockets[0].getsockname()[1])
         self._protocol, self._tls = protocol, tls
-        self._handshakes, self._handshake_s = handshakes, handshake_s
+        self._handshakes, self._tuning = handshakes, tuning
+        self._handshake_s = tuning.handshake_s if handshake_s is None else handshake_s
         self._loop = asyncio.get_running_loop()
         self._begun: dict[asyncio.Task[None], socket.socket] = {}  # the oldest first
         self._said_at = float("-inf")
@@ -96,13 +96,13 @@ class Acceptor:
                 await asyncio.sleep(0)  # whoever waits is accepted without a turn of the loop
             except OSError as error:
                 self._failed(error)
-                await asyncio.sleep(0 if error.errno == errno.ECONNABORTED else _REST_S)
+                await asyncio.sleep(0 if error.errno == errno.ECONNABORTED else self._tuning.no_files_s)
 
     def _failed(self, error: OSError) -> None:
         """Most often no file is left; else it was one connection that ended before it was accepted."""
         if error.errno not in _NO_FILES:
             _log.debug("a connection could not be accepted: %s", error)
-        elif self._loop.time() - self._said_at >= _SAID_S:
+        elif self._loop.time() - self._said_at >= self._tuning.no_files_told_s:
             self._said_at = self._loop.time()
             _log.error(
                 "no further connection can be accepted (%s): raise the limit of open files (ulimit -n, "
@@ -176,3 +176,4 @@ class Listening:
     slow_reader_ms: int = 10_000  # who has not read its answers for so long is cut off if others need room
     all_request_bytes: int = 256 * 1024 * 1024  # of all connections, under way
     ask_before_ms: int = 3_000  # before a lease ends its holder is asked (R19)
+    tuning: WireTuning = DEFAULTS.tuning.wire

@@ -27,10 +27,6 @@ __all__ = ["WireServer"]
 
 _log = logging.getLogger("postroom.wire")
 
-_ENTER_S = 2.0  # how often a broker says that it lives
-_TTL_MS = 7_000  # and for how long that is believed
-_TICK_S = 1.0
-
 
 class WireServer:
     def __init__(self, broker: Servable, listening: Listening, gatekeeper: Gatekeeper) -> None:
@@ -61,6 +57,7 @@ class WireServer:
             tls=self.listening.tls,
             handshakes=self.listening.handshakes,
             handshake_s=self.listening.unauthenticated_ms / 1000,
+            tuning=self.listening.tuning,
         )
         self._brokers = (self._me(),)
         self._queue = await self.broker.in_thread(self.broker.store.brokers.queue)
@@ -114,12 +111,12 @@ class WireServer:
         return BrokerInfo(self.id, self.address, self.listening.zone)
 
     async def _enter(self) -> None:
-        brokers = self.broker.store.brokers
+        brokers, ttl_ms = self.broker.store.brokers, self.listening.tuning.entered_ms
 
         def enter() -> list[BrokerInfo]:
             with self._entering:
                 if not self._left:  # it may come here late
-                    brokers.enter(self.id, self.address, self.listening.zone, self._started_at, _TTL_MS)
+                    brokers.enter(self.id, self.address, self.listening.zone, self._started_at, ttl_ms)
             return [BrokerInfo(one.id, one.address, one.zone) for one in brokers.live()]
 
         self._brokers = tuple(await self.broker.in_thread(enter))
@@ -138,7 +135,7 @@ class WireServer:
 
     async def _keep_entering(self) -> None:
         while True:
-            await asyncio.sleep(_ENTER_S)
+            await asyncio.sleep(self.listening.tuning.enter_s)
             await self.enter_again()
 
     def broker_list(self) -> BrokerList:
@@ -191,7 +188,7 @@ class WireServer:
 
     async def _keep_ticking(self) -> None:
         while True:
-            await asyncio.sleep(_TICK_S)
+            await asyncio.sleep(self.listening.tuning.tick_s)
             self._gatekeeper.refusals.tick()
             now = asyncio.get_running_loop().time()
             for connection in list(self.connections):

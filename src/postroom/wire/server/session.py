@@ -52,7 +52,6 @@ def refuse_overlaps(parts: Sequence[Settle]) -> None:
 _log = logging.getLogger("postroom.wire")
 
 
-_AT_ONCE_S = 0.004  # for looking into a batch on the loop; the rest is done in a thread
 _LEAST_BYTES = 1024 * 1024  # what a poll may bring however many others wait
 _LISTED_BYTES = 1024 * 1024  # a list is expected to be no longer, unless the last one was
 _MOST_MESSAGES = 20_000  # of one answer, whatever is asked for
@@ -74,6 +73,7 @@ class Session:
         self._client, self.share = client, share
         self._holdings = Holdings()
         self._one_bytes = limits.one_answer_bytes
+        self._admit_s = limits.tuning.admit_s
         self._polls_bytes = limits.answer_bytes  # that polls may bring together, without those that wait
         self._usual: dict[str, int] = {}  # how long lists were
         self._careful = False  # it sent a batch that was refused
@@ -162,7 +162,7 @@ class Session:
         """Refuse batches that could not be read, or hold more than they may: a token is not trust."""
         walking = walk if isinstance(request, r.Append) else walk_all
         steps = walking(body, self._broker.now_ms(), careful=self._careful)
-        until = time.perf_counter() + _AT_ONCE_S
+        until = time.perf_counter() + self._admit_s
         try:
             for _ in steps:
                 if time.perf_counter() >= until:
