@@ -22,7 +22,7 @@ from typing import Any, Self
 from ..address import Address, parse, parse_shards
 from ..broker.broker import Broker, open_endpoint
 from ..clock import Clock, SystemClock
-from ..config import DEFAULTS
+from ..config import DEFAULTS, Limits
 from ..endpoint.endpoint import Endpoint
 from ..errors import InvalidSetting, UsageError
 from ..model.messages.batch import COMPRESSIONS
@@ -142,7 +142,14 @@ async def _open(
 
 
 class Connection(Admin, Requesting):
-    def __init__(self, endpoint: Endpoint, client_id: str | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        client_id: str | None = None,
+        clock: Clock | None = None,
+        limits: Limits = DEFAULTS,
+    ) -> None:
+        self._limits = limits
         self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._endpoint = endpoint
         self._guard = Guard()
@@ -229,7 +236,7 @@ class Connection(Admin, Requesting):
         """
         self._guard.check()
         if spool is not None:
-            self._spools = self._spools or Spools(self._endpoint, self._guard, self.client_id)
+            self._spools = self._spools or Spools(self._endpoint, self._guard, self.client_id, self._limits)
             spooled = self._spools.producer(
                 topic, spool, spool_bytes, timeout=timeout, buffer_bytes=buffer_bytes, confirm=confirm
             )
@@ -246,6 +253,7 @@ class Connection(Admin, Requesting):
                 "batch_bytes", size_bytes(batch_bytes, name="batch_bytes"), DEFAULTS.max_batch_bytes
             ),
             client=self.client_id,
+            tuning=self._limits.tuning.client,
         )
         producer = Producer(
             self._endpoint,
@@ -266,7 +274,7 @@ class Connection(Admin, Requesting):
             self._guard.check()
             if len(self._shared) >= _MOST_SENDERS:
                 self._shared = {name: one for name, one in self._shared.items() if not one.idle}
-            batching = Batching(client=self.client_id)
+            batching = Batching(client=self.client_id, tuning=self._limits.tuning.client)
             found = Producer(self._endpoint, self._guard, check_topic(topic), self.route, batching)
             self._shared[topic] = found
         return found
@@ -331,6 +339,7 @@ class Connection(Admin, Requesting):
             window=Window(window, size_bytes(window_bytes, name="window_bytes")),
             max_handling_ms=duration_ms(max_handling, name="max_handling"),
             named=member is not None,
+            limits=self._limits,
         )
         consumer = Consumer(self._endpoint, self._guard, self._heartbeat, settings, self._explained)
         self._consumers = [*(c for c in self._consumers if not c.closed), consumer]
@@ -365,8 +374,9 @@ class Connection(Admin, Requesting):
                         f"choose {name}={{{partition}: …}}"
                     )
         reading = Reading(
-            self._endpoint, self._guard, route, start=first, end=last, partition=partition, follow=follow
-        )
+            self._endpoint, self._guard, route, start=first, end=last, partition=partition, follow=follow,
+            limits=self._limits,
+        )  # fmt: skip
         messages = reading.messages()
         try:
             async for message in messages:

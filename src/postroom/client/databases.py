@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any, Literal, Protocol
 
 from ..address import Address, parse
-from ..config import DEFAULTS
+from ..config import DEFAULTS, Limits
 from ..errors import InvalidSetting
 from . import databases
 
@@ -245,16 +245,17 @@ class _SqlAlchemy:
 
 Opening = Callable[[], Any]
 
-_LOCK_S, _IDLE_S = DEFAULTS.lock_timeout_ms // 1000, DEFAULTS.idle_timeout_ms // 1000  # locks end (I15)
-_CONNECT_S, _ANSWER_S = DEFAULTS.connect_timeout_ms // 1000, 30
 
-
-def opening(connect: Any) -> Opening:
+def opening(connect: Any, limits: Limits = DEFAULTS) -> Opening:
     """A call that opens a connection; it comes from the relay's own thread."""
     if isinstance(connect, str):
-        return opening_of(parse(connect)) if ":" in connect else lambda: _django(connect)
+        return opening_of(parse(connect), limits) if ":" in connect else lambda: _django(connect)
     if hasattr(connect, "dialect") and hasattr(connect, "url"):  # an engine
-        return opening_of(parse(_address(connect.url))) if databases.is_async(connect) else connect.connect
+        return (
+            opening_of(parse(_address(connect.url)), limits)
+            if databases.is_async(connect)
+            else connect.connect
+        )
     if callable(connect):
         return connect  # type: ignore[no-any-return]
     raise InvalidSetting(
@@ -272,47 +273,50 @@ def _django(alias: str) -> Any:
     return connection
 
 
-def opening_of(address: Address) -> Opening:
+def opening_of(address: Address, limits: Limits = DEFAULTS) -> Opening:
     if address.kind == "sqlite":
-        return lambda: sqlite3.connect(str(address.path), isolation_level=None, timeout=_LOCK_S)
+        lock_s = limits.lock_timeout_ms // 1000
+        return lambda: sqlite3.connect(str(address.path), isolation_level=None, timeout=lock_s)
     if address.kind == "postgresql":
-        return lambda: _postgres(address)
+        return lambda: _postgres(address, limits)
     if address.kind == "mysql":
-        return lambda: _mysql(address)
+        return lambda: _mysql(address, limits)
     raise InvalidSetting(
         f"an outbox is in a database of yours, SQLite, PostgreSQL or MySQL, and not in {address.kind}://"
     )
 
 
-def _postgres(address: Address) -> Any:
+def _postgres(address: Address, limits: Limits) -> Any:
     import psycopg
 
     connection = psycopg.connect(
         address.dsn,
         autocommit=True,
-        connect_timeout=max(2, _CONNECT_S),
-        tcp_user_timeout=_ANSWER_S * 1000,
+        connect_timeout=max(2, limits.connect_timeout_ms // 1000),
+        tcp_user_timeout=limits.tuning.client.user_answer_s * 1000,
         fallback_application_name="postroom outbox",
     )
     if address.pgbouncer:
         connection.prepare_threshold = None
     else:
         connection.execute(
-            f"SET lock_timeout = '{_LOCK_S}s'; SET idle_in_transaction_session_timeout = '{_IDLE_S}s'"
+            f"SET lock_timeout = {limits.lock_timeout_ms}; "  # locks end (I15)
+            f"SET idle_in_transaction_session_timeout = {limits.idle_timeout_ms}"
         )
     return connection
 
 
-def _mysql(address: Address) -> Any:
+def _mysql(address: Address, limits: Limits) -> Any:
     import pymysql
 
     options: dict[str, Any] = dict(address.server)
-    limits = {"connect_timeout": _CONNECT_S, "read_timeout": _ANSWER_S, "write_timeout": _ANSWER_S}
-    connection = pymysql.connect(**options, **limits, charset="utf8mb4", autocommit=True)
+    answer_s, connect_s = limits.tuning.client.user_answer_s, limits.connect_timeout_ms // 1000
+    patience = {"connect_timeout": connect_s, "read_timeout": answer_s, "write_timeout": answer_s}
+    connection = pymysql.connect(**options, **patience, charset="utf8mb4", autocommit=True)
     with connection.cursor() as cursor:
-        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {_LOCK_S}")
+        cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {limits.lock_timeout_ms // 1000}")
         with suppress(pymysql.OperationalError):  # MySQL has no such limit
-            cursor.execute(f"SET SESSION idle_transaction_timeout = {_IDLE_S}")
+            cursor.execute(f"SET SESSION idle_transaction_timeout = {limits.idle_timeout_ms // 1000}")
     return connection
 
 

@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..backoff import pause
-from ..config import DEFAULTS
+from ..config import DEFAULTS, ClientTuning, Limits
 from ..endpoint.endpoint import Endpoint
 from ..endpoint.values import Fetched, GroupInfo
 from ..errors import (
@@ -68,9 +68,7 @@ log = logging.getLogger("postroom.requests")
 
 _CHUNK_MESSAGES = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
-_KEEP_S = 15.0  # how often the broker is told that the requester lives
 _CLOSED = "the connection was closed while the request waited"
-_CLOSE_S = 5.0  # for deleting the topic; else a broker does it by and by
 
 
 class OwnReplyTopic:
@@ -92,7 +90,9 @@ class OwnReplyTopic:
         *,
         take: Callable[[str, Received, bool], None],
         lost: Callable[[Callable[[], PostroomError]], None],
+        tuning: ClientTuning = DEFAULTS.tuning.client,
     ) -> None:
+        self._tuning = tuning
         self._endpoint, self._guard, self._take, self._lost = endpoint, guard, take, lost
         readable = re.sub(r"[^A-Za-z0-9_-]+", "-", client_id)[:60]
         self._name = f"{readable}-{secrets.token_hex(8)}"
@@ -132,7 +132,7 @@ class OwnReplyTopic:
         if not self._asked_for:
             return
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(self._tuning.reply_close_s):
                 await self._endpoint.close_replies(self._name)
         except (PostroomError, TimeoutError) as error:
             log.warning("the reply topic is left for a broker to delete: %r", error)
@@ -167,11 +167,11 @@ class OwnReplyTopic:
 
     async def _step(self, at: ReplyTopic, *, wait: bool) -> None:
         """`wait` not: after a fault, first of all how far the topic is."""
-        if self._guard.loop.time() - self._kept_at >= _KEEP_S:
+        if self._guard.loop.time() - self._kept_at >= self._tuning.keep_s:
             await self._kept()
         fetched = await self._endpoint.fetch(
             at.name, at.partition_id, self._offset, max_messages=_CHUNK_MESSAGES, max_bytes=_CHUNK_BYTES,
-            wait_ms=int(_KEEP_S * 1000) if wait else 0,
+            wait_ms=int(self._tuning.keep_s * 1000) if wait else 0,
         )  # fmt: skip
         if fetched.batches:
             self._given(fetched, at)
@@ -213,8 +213,6 @@ def closed_meanwhile() -> ClosedError:
     return ClosedError(_CLOSED)
 
 
-_LOOK_S = 1.0  # for finding out whether anybody serves a topic
-
 _Answer = tuple[Received, bool]  # and whether it tells of a failure
 
 
@@ -224,6 +222,7 @@ class Requesting:
     client_id: str
     _endpoint: Endpoint
     _guard: Guard
+    _limits: Limits
     _requests: Requests | None = None
 
     def _sender(self, topic: str) -> Producer:
@@ -249,7 +248,7 @@ class Requesting:
         if not timeout_ms:
             raise InvalidSetting("timeout=0 leaves no time for a reply: give some, such as timeout=2")
         if self._requests is None:
-            self._requests = Requests(self._endpoint, self._guard, self.client_id)
+            self._requests = Requests(self._endpoint, self._guard, self.client_id, self._limits.tuning.client)
         message = Message(value, key, headers, source=source, expires=timeout_ms / 1000)
         return await self._requests.ask(self._sender(topic), message, timeout_ms)
 
@@ -266,9 +265,11 @@ class Requesting:
 class Requests:
     """What one connection asks, and the replies it waits for."""
 
-    def __init__(self, endpoint: Endpoint, guard: Guard, client_id: str) -> None:
-        self._endpoint, self._guard = endpoint, guard
-        self._topic = OwnReplyTopic(endpoint, guard, client_id, take=self._take, lost=self._give_up)
+    def __init__(self, endpoint: Endpoint, guard: Guard, client_id: str, tuning: ClientTuning) -> None:
+        self._endpoint, self._guard, self._tuning = endpoint, guard, tuning
+        self._topic = OwnReplyTopic(
+            endpoint, guard, client_id, take=self._take, lost=self._give_up, tuning=tuning
+        )
         self._waiting: dict[str, asyncio.Future[_Answer]] = {}
         self._looks: dict[str, asyncio.Task[list[GroupInfo]]] = {}
         self._closed = False
@@ -337,7 +338,7 @@ class Requests:
             look = self._looks[topic] = self._guard.loop.create_task(self._endpoint.groups(topic))
             look.add_done_callback(lambda done: self._looked(topic, done))
         try:
-            async with asyncio.timeout(_LOOK_S):
+            async with asyncio.timeout(self._tuning.served_check_s):
                 return await asyncio.shield(look)
         except (TimeoutError, PostroomError):
             return None
@@ -397,16 +398,17 @@ def _failure(topic: str, reply: Received) -> RequestFailed:
 # ---- replies, on the side that serves ----
 
 
-_GIVE_UP_S = 10.0  # a store that is away is waited for no longer
-
 _Waiting = tuple[Entry, "asyncio.Future[bool]"]
 
 
 class Answers:
     """What one consumer replies."""
 
-    def __init__(self, endpoint: Endpoint, guard: Guard) -> None:
+    def __init__(
+        self, endpoint: Endpoint, guard: Guard, tuning: ClientTuning = DEFAULTS.tuning.client
+    ) -> None:
         self._endpoint, self._guard = endpoint, guard
+        self._give_up_s = tuning.reply_s
         self._lines: dict[ReplyTopic, list[_Waiting]] = {}
         self._pumps: set[asyncio.Task[None]] = set()
         self.expired = 0  # requests that were not handled: their deadline passed while they waited here
@@ -459,7 +461,7 @@ class Answers:
 
     async def _stored(self, to: ReplyTopic, batch: bytes) -> bool:
         """Repeated until it is; who asked takes the first of two that are the same."""
-        give_up_at, tries, place = self._guard.loop.time() + _GIVE_UP_S, 0, to.partition_id
+        give_up_at, tries, place = self._guard.loop.time() + self._give_up_s, 0, to.partition_id
         while True:
             try:
                 await self._endpoint.append(to.name, place, batch)

@@ -17,18 +17,19 @@ from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Any
 
+from ..config import DEFAULTS
 from ..errors import ClosedError, ForkError, UsageError
 
 __all__ = ["LoopThread", "Portal", "PostFuture", "Pump", "loop_factory", "refuse_running_loop"]
 
 _READ_AHEAD = 1000  # items a pump may have waiting
-_LET_GO_SECONDS = 10.0  # an interrupted call gets so long to end
 
 
 class Portal:
     """The way into an event loop that runs in another thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, wrap: Callable[[Portal, Any], Any]) -> None:
+        self._let_go_s = DEFAULTS.tuning.client.interrupted_s
         self._loop = loop
         self._wrap = wrap  # what a call returned, in its blocking form
         self._pid = os.getpid()
@@ -62,7 +63,7 @@ class Portal:
         except BaseException:
             if not done.done():  # the wait was interrupted, not the call: let it go, then tell
                 self._loop.call_soon_threadsafe(lambda: tasks[0].cancel())
-                concurrent.futures.wait((done,), timeout=_LET_GO_SECONDS)
+                concurrent.futures.wait((done,), timeout=self._let_go_s)
             raise
 
     async def _run(

@@ -30,6 +30,7 @@ from ..client.connection import Connection
 from ..client.consumer.opened import Browsed
 from ..client.message import Received, Value
 from ..clock import ManualClock
+from ..config import DEFAULTS
 from ..endpoint.endpoint import Told
 from ..errors import PostroomError, UsageError
 from ..model.messages.batch import records
@@ -38,8 +39,6 @@ from ..store.contract import Appended
 from ..sync.portal import LoopThread
 
 __all__ = ["Captured", "Ran", "Sent", "SyncTestQueue", "TestQueue", "capture", "open_sync", "run_until_idle"]
-
-_LOOK_AGAIN_SECONDS = 0.005  # while a handler is at work, others may get something to do
 
 
 class TestQueue(Connection):
@@ -98,7 +97,7 @@ class TestQueue(Connection):
         try:
             while not asked.done():
                 await run_until_idle(app, self)
-                await asyncio.wait((asked,), timeout=_LOOK_AGAIN_SECONDS)
+                await asyncio.wait((asked,), timeout=DEFAULTS.tuning.client.test_check_s)
             return await asked
         finally:
             asked.cancel()
@@ -231,7 +230,7 @@ async def _until_idle(workers: list[Worker], timeout: float) -> None:
             while True:
                 before = [worker.progress for worker in workers]
                 found = sum([await worker.look() for worker in workers])
-                quiet = [await worker.quiet(_LOOK_AGAIN_SECONDS) for worker in workers]
+                quiet = [await worker.quiet(DEFAULTS.tuning.client.test_check_s) for worker in workers]
                 if all(quiet) and not found and before == [worker.progress for worker in workers]:
                     return
     except TimeoutError:

@@ -22,6 +22,7 @@ from postroom.errors import (
 )
 from postroom.model.moves.forwarding import Batch, ForwardRow
 from postroom.model.topology.route import Route
+from tests.tuned import Tune
 from tests.unit.client.client_endpoint import FakeEndpoint
 
 LONG = 20
@@ -322,8 +323,8 @@ async def test_a_topic_that_was_deleted_and_made_anew_gets_its_rows() -> None:
     assert len(rows.given) == 2
 
 
-async def test_a_topic_that_is_slow_holds_up_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "_PATIENCE_S", 0.02)
+async def test_a_topic_that_is_slow_holds_up_no_other(monkeypatch: pytest.MonkeyPatch, tune: Tune) -> None:
+    tune(client={"line_s": 0.02})
     endpoint, rows, go_on = FakeEndpoint(partitions=1), Rows(), asyncio.Event()
     endpoint.add_topic("slow", 1)
     append = endpoint.append
@@ -350,8 +351,8 @@ async def test_a_topic_that_is_slow_holds_up_no_other(monkeypatch: pytest.Monkey
     assert found == sorted(found) and len(set(found)) == 1505
 
 
-async def test_a_slow_line_is_cut_off_with_the_forwarder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(forwarding, "_PATIENCE_S", 0.01)
+async def test_a_slow_line_is_cut_off_with_the_forwarder(tune: Tune) -> None:
+    tune(client={"line_s": 0.01})
     endpoint, rows = FakeEndpoint(partitions=1), Rows()
     endpoint.after["append"].append(_never)  # stored, and nobody hears of it
     rows.add(5)

@@ -201,7 +201,6 @@ def _tick(value: bytes, zone: tzinfo) -> datetime:
 log = logging.getLogger("postroom.app")
 
 _CADENCE = "cadence"  # the header of a run that says of which cadence it is
-_LONGEST_WAIT_S = 60.0  # then the clock is looked at again: it may have been moved
 _PAST = datetime.fromtimestamp(1, UTC)
 
 
@@ -322,7 +321,7 @@ class Ticker:
                     tries += 1
                     wait_s = SLOW.after(tries)
                     await self._not_sent(error)
-                await _at_most(min(wait_s, _LONGEST_WAIT_S), moved)
+                await _at_most(min(wait_s, self._mq._limits.tuning.client.tick_wait_s), moved)
         finally:
             unsubscribe()
 

@@ -35,8 +35,6 @@ log = logging.getLogger("postroom.app")
 
 ErrorHook: TypeAlias = Callable[[BaseException, list[Received]], Awaitable[None] | None]
 
-_TURN_SECONDS = 0.005  # a lane lets others run after so long
-_LAST_SECONDS = 5.0  # handlers that were cancelled get so long to end
 _SMOOTHING = 0.1  # how fast the measured cost of a message follows the last one
 _MOST_READY = 500
 
@@ -54,6 +52,8 @@ class Worker:
     ) -> None:
         self.subscription = subscription
         self.consumer = consumer
+        self._tuning = consumer.tuning
+        self._turn_s = consumer.tuning.handler_run_s
         self.handled = 0  # messages whose handler ended, one way or the other
         self._on_error, self._fraction = on_error, fraction
         self._ready: deque[Received] = deque()
@@ -115,7 +115,7 @@ class Worker:
         if running:
             log.warning("%s: %d handlers were still running and are cancelled", self._name, len(running))
             self.hurry()
-            _, running = await asyncio.wait(running, timeout=_LAST_SECONDS)
+            _, running = await asyncio.wait(running, timeout=self._tuning.cancelled_s)
         if running:
             log.error("%s: %d handlers ignore that they were cancelled", self._name, len(running))
 
@@ -231,7 +231,7 @@ class Worker:
                     self.consumer.handled(unit)
             ended = monotonic()
             self._measure((ended - began) / len(unit))
-            if ended - turn > _TURN_SECONDS:
+            if ended - turn > self._turn_s:
                 await asyncio.sleep(0)
                 turn = monotonic()
 

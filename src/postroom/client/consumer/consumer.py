@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Literal, Protocol, Self, TypeVar
 
 from ...broker.broker import Broker
-from ...config import DEFAULTS
+from ...config import DEFAULTS, Limits
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import GroupInfo, Verdict
 from ...errors import ClosedError, InvalidSetting, PostroomError, UnknownGroup, UsageError
@@ -42,7 +42,6 @@ log = logging.getLogger("postroom.consumer")
 AckMode = Literal["manual", "after", "on_delivery"]
 T = TypeVar("T")
 
-_LEAVE_SECONDS = 5.0  # leaving waits no longer than this for the store
 _ITERATION_ON_DELIVERY = 100  # `async for` asks for so many that are settled on delivery
 
 
@@ -57,6 +56,7 @@ class ConsumerSettings:
     window: Window = field(default_factory=Window)
     max_handling_ms: int = DEFAULTS.max_handling_ms
     named: bool = True  # the user gave the member its name
+    limits: Limits = DEFAULTS
 
     def __post_init__(self) -> None:
         if self.ack not in ("manual", "after", "on_delivery"):
@@ -86,8 +86,9 @@ class Consumer:
         self._endpoint, self._guard, self._heartbeat = endpoint, guard, heartbeat
         self._settings, self._explain = settings, explain
         self._who = Membership(
-            settings.topic, settings.group, settings.member, settings.client, settings.max_handling_ms
-        )
+            settings.topic, settings.group, settings.member, settings.client, settings.max_handling_ms,
+            limits=settings.limits,
+        )  # fmt: skip
         self._equip()
         self._joined: GroupInfo | None = None
         self._fetching: asyncio.Task[None] | None = None
@@ -321,7 +322,7 @@ class Consumer:
     async def _close(self, handled: bool, failure: Exception | None) -> None:
         self._fetcher.arrived.set()  # whoever waits for messages goes on
         self._settler.hurry()  # what failed before is tried once more, within these limits
-        give_up_at = self._guard.loop.time() + _LEAVE_SECONDS
+        give_up_at = self._guard.loop.time() + self._settings.limits.tuning.client.leave_s
         try:
             async with asyncio.timeout_at(give_up_at):
                 await self._stop_fetching()
@@ -347,7 +348,7 @@ class Consumer:
         if handled:
             self._ack_previous()
         elif failure is not None and len(self._previous) == 1 and self._settings.ack == "after":
-            how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=repr(failure))
+            how = Verdict("retry", 0, 0, delay_ms=self._settings.limits.retry_first_ms, reason=repr(failure))
             open_runs = [(d, *run) for d, a, z in runs_of(self._previous) for run in d.open_runs(a, z)]
             self._settler.submit(open_runs, "retry", how)
         self._settler.submit(self._fetcher.to_release(), "release")

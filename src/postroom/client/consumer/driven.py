@@ -30,16 +30,13 @@ __all__ = ["DrivenConsumer"]
 
 log = logging.getLogger("postroom.app")
 
-_WAIT_SECONDS = 30  # how long one poll waits; the next follows at once
-_SETTLE_SECONDS = 10.0  # at the end, verdicts are waited for no longer than this
-
 
 class DrivenConsumer(Consumer):
     """Made by `Connection.consumer` and `of`."""
 
     def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
-        self._loop = self._guard.loop
+        self._loop, self.tuning = self._guard.loop, self._settings.limits.tuning.client
         self._acks: list[Received] = []
         self._under_way = 0  # verdicts without an answer of the store
         self._quiet = asyncio.Event()  # none is under way
@@ -56,7 +53,7 @@ class DrivenConsumer(Consumer):
     # ---- taking ----
 
     async def next(self, limit: int) -> list[Received]:
-        return await self.poll(limit, _WAIT_SECONDS)
+        return await self.poll(limit, self.tuning.poll_s)
 
     @property
     def ordered(self) -> bool:
@@ -185,7 +182,7 @@ class DrivenConsumer(Consumer):
         self._ending = True
         self._settler.hurry()
         try:
-            async with asyncio.timeout(_SETTLE_SECONDS):
+            async with asyncio.timeout(self.tuning.last_settles_s):
                 await self.settled()
         except TimeoutError:
             log.error("%s/%s left before all was stored", self.topic, self.group)

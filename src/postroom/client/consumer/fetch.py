@@ -25,7 +25,6 @@ from dataclasses import replace
 from functools import partial
 
 from ...backoff import pause
-from ...config import DEFAULTS
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import Grant, Lease, PollReply, PollRequest
 from ...errors import CorruptBatch, PostroomError
@@ -138,7 +137,9 @@ class Fetcher:
             token=secrets.randbits(63) | 1,
             messages=self._wanted if self._on_delivery else max(1, window.messages - in_flight.messages),
             bytes=self._asked_bytes(in_flight.bytes),
-            wait_ms=min(DEFAULTS.poll_wait_ms, self.who.lease_ms // 2),  # the lease counts from now (I16)
+            wait_ms=min(
+                self.who.limits.poll_wait_ms, self.who.lease_ms // 2
+            ),  # the lease counts from now (I16)
             empty_handed=not in_flight.messages,
             on_delivery=self._on_delivery,
             lane_messages=0 if self._on_delivery else lane_messages,

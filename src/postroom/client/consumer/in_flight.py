@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
-from ...config import DEFAULTS
+from ...config import DEFAULTS, Limits
 from ...endpoint.values import Beat, Held, Lease, Settle
 from ...errors import UsageError
 from ...model.delivery.delivery import Span
@@ -51,7 +51,6 @@ OPEN, ACKING, ACKED, GIVING, GIVEN, PARKING, LOST, BACK = range(8)
 _OPEN_RUN = re.compile(rb"\x00+")
 _HELD_RUN = re.compile(rb"[\x00\x01\x03]+")  # what is being settled is kept until it is
 _ACKING_RUN = re.compile(rb"\x01+")
-_SAME_TIME_MS = 100  # hand-outs closer than this share an entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +71,7 @@ class Membership:
     client: str
     max_handling_ms: int = DEFAULTS.max_handling_ms
     lease_ms: int = DEFAULTS.lease_ms  # as the broker said last
+    limits: Limits = DEFAULTS
 
     def beat(self, held: Iterable[Held]) -> Beat:
         return Beat(self.topic, self.group, self.member, self.client, tuple(held))
@@ -132,7 +132,7 @@ class LeasedDelivery:
     def hand_out(self, start: int, stop: int, now_ms: int) -> None:
         """The user gets these messages now: one range behind the other, or key by key in ordered groups."""
         ranges = self.ranges
-        if ranges and ranges[-1][1] == start and now_ms - ranges[-1][2] < _SAME_TIME_MS:
+        if ranges and ranges[-1][1] == start and now_ms - ranges[-1][2] < self.settler.together_ms:
             ranges[-1] = (ranges[-1][0], stop, ranges[-1][2])
         else:
             ranges.append((start, stop, now_ms))

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import NamedTuple, TypeAlias
 
 from ...backoff import pause
-from ...config import DEFAULTS
+from ...config import DEFAULTS, Limits
 from ...endpoint.endpoint import Endpoint
 from ...errors import InvalidSetting, PostroomError
 from ...model.policy.settings import Start
@@ -35,7 +35,6 @@ Position: TypeAlias = str | datetime | Mapping[int, int]
 
 _CHUNK_MESSAGES = 1000
 _CHUNK_BYTES = 4 * 1024 * 1024
-_LOOK_AGAIN_S = 0.01  # after a seal: the next version of the route is a moment away
 _QUEUED_CHUNKS = 4
 
 
@@ -86,8 +85,10 @@ class Reading:
         partition: int | None,
         follow: bool,
         expired: bool = False,
+        limits: Limits = DEFAULTS,
     ) -> None:
         """`expired`: also what has expired and is not dropped yet."""
+        self._limits, self._sealed_s = limits, limits.tuning.client.sealed_s
         self._endpoint, self._guard, self._route = endpoint, guard, route
         self._expired = expired
         self._start, self._end, self._follow = start, end, follow
@@ -172,7 +173,7 @@ class Reading:
     async def _go_on(self, pumps: Mapping[int, asyncio.Task[None]]) -> None:
         """A partition was read to its seal: look at the route until its successors are there."""
         while True:
-            await asyncio.sleep(_LOOK_AGAIN_S)
+            await asyncio.sleep(self._sealed_s)
             self._route = await self._endpoint.route(self._route.topic)
             if not any(pumps[r.partition_id].done() for r in self._route.ranges if r.partition_id in pumps):
                 return
@@ -189,7 +190,7 @@ class Reading:
                     offset,
                     max_messages=_CHUNK_MESSAGES,
                     max_bytes=_CHUNK_BYTES,
-                    wait_ms=DEFAULTS.poll_wait_ms if end is None else 0,
+                    wait_ms=self._limits.poll_wait_ms if end is None else 0,
                 )
             except PostroomError as error:
                 tries += 1

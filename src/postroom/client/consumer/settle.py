@@ -147,9 +147,9 @@ class Settler:
     ) -> None:
         self._endpoint = self.endpoint = endpoint
         self._guard, self._in_flight = guard, in_flight
-        self.who = who
+        self.who, self.together_ms = who, who.limits.tuning.client.hand_out_ms
         self.closed = False
-        self.answers = Answers(endpoint, guard)  # to requests (R38)
+        self.answers = Answers(endpoint, guard, who.limits.tuning.client)  # to requests (R38)
         self.settled: Callable[[Run, Kind], None] | None = None  # is told of every verdict
         self.refused: Callable[[Run], None] | None = None  # is told of what the store refused for good
         self._gathering: _Round | None = None

@@ -36,7 +36,6 @@ __all__ = ["SlowSources", "first_room"]
 
 log = logging.getLogger("postroom.consumer")
 
-_REPORT_S = 0.1
 _NONE = LaneView(0)
 _COUNTED = ("ack", "retry", "dead")
 _MOST_BEGUN = 20_000
@@ -57,9 +56,11 @@ class SlowSources:
         changed: Callable[[], None],
     ) -> None:
         self._endpoint, self._in_flight, self._settler, self._changed = endpoint, in_flight, settler, changed
+        tuning = settler.who.limits.tuning.client
+        self._report_s = tuning.slow_report_s
         self.view = _NONE
         self._slow: frozenset[str] = frozenset()
-        self._pace = Pace(handlers=handlers)
+        self._pace = Pace(handlers=handlers, ahead_ms=tuning.slow_ahead_ms, saved_ms=tuning.slow_saved_ms)
         self._known = False  # there is a lane: something came from it
         self._counts: dict[str, Seen] = {}
         self._began: dict[
@@ -215,7 +216,7 @@ class SlowSources:
         elif len(self._counts) < MOST_SOURCES:
             self._counts[seen.source] = seen
         if self._timer is None and self._reporting is None:
-            self._timer = asyncio.get_running_loop().call_later(_REPORT_S, self._report)
+            self._timer = asyncio.get_running_loop().call_later(self._report_s, self._report)
 
     # ---- reports ----
 
@@ -236,7 +237,7 @@ class SlowSources:
         finally:
             self._reporting = None
         if self._counts and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_REPORT_S, self._report)
+            self._timer = asyncio.get_running_loop().call_later(self._report_s, self._report)
 
     async def close(self) -> None:
         """Report what is left."""

@@ -22,7 +22,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from ...backoff import STEADY, STUCK
-from ...config import DEFAULTS
+from ...config import DEFAULTS, Limits
 from ...endpoint.endpoint import Endpoint
 from ...errors import (
     MessageTooLarge,
@@ -59,11 +59,7 @@ T = TypeVar("T")
 _MESSAGES, _BYTES = 8_000, 8 * 1024 * 1024  # of one round
 _NOT_STORED = (PartitionSealed, UnknownProducer, SequenceGap)
 _FORGOTTEN = (UnknownProducer, SequenceGap)
-_FRESH_S = 1.0  # a route is read again after so long
 _WORTH_TELLING = 6  # tries
-_FIRST_LOOK_S = 0.005
-_PATIENCE_S = 0.25  # a line that takes longer holds up its own topic only
-_ANSWER_S = DEFAULTS.send_timeout_ms / 1000
 
 
 class Trouble(NamedTuple):
@@ -119,12 +115,21 @@ class Forwarder:
     `look_ms`: a source that others write to is looked at so often at least; 0: whoever writes calls `wake`.
     """
 
-    def __init__(self, endpoint: Endpoint, source: Source, *, client: str = "", look_ms: int = 0) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        source: Source,
+        *,
+        client: str = "",
+        look_ms: int = 0,
+        limits: Limits = DEFAULTS,
+    ) -> None:
+        self._tuning, self._answer_s = limits.tuning.client, limits.send_timeout_ms / 1000
         self._endpoint, self._source, self._client = endpoint, source, client
         self._loop = asyncio.get_running_loop()
         self._thread = ThreadPoolExecutor(1, "postroom-forward")
         self._longest_look_s = look_ms / 1000
-        self._look_s = _FIRST_LOOK_S
+        self._look_s = self._tuning.first_check_s
         self._woken = asyncio.Event()
         self._routes: dict[str, tuple[Route, float]] = {}
         self._turns: dict[str, int] = {}
@@ -152,7 +157,7 @@ class Forwarder:
             while True:
                 self._woken.clear()
                 if await self.run_once():
-                    self._look_s = _FIRST_LOOK_S
+                    self._look_s = self._tuning.first_check_s
                 else:
                     await self._idle()
         finally:
@@ -212,7 +217,7 @@ class Forwarder:
 
     async def _route(self, topic: str) -> Route:
         found = self._routes.get(topic)
-        if found is None or self._loop.time() - found[1] > _FRESH_S:
+        if found is None or self._loop.time() - found[1] > self._tuning.route_fresh_s:
             found = self._routes[topic] = await self._endpoint.route(topic), self._loop.time()
         return found[0]
 
@@ -226,7 +231,7 @@ class Forwarder:
         self._under_way.update(new)
         for task in new:
             task.add_done_callback(self._answer_came)
-        await asyncio.wait(new, timeout=_PATIENCE_S)
+        await asyncio.wait(new, timeout=self._tuning.line_s)
         return self._answered()
 
     def _answered(self) -> list[_Outcome]:
@@ -250,7 +255,7 @@ class Forwarder:
         topic = line[0].topic
         for at, batch in enumerate(line):
             try:
-                async with asyncio.timeout(_ANSWER_S):
+                async with asyncio.timeout(self._answer_s):
                     await self._append_one(batch)
             except _NOT_STORED as error:
                 if isinstance(error, _FORGOTTEN):
@@ -265,7 +270,7 @@ class Forwarder:
                 return _Outcome(topic, line[:at], refused, error)
             except TimeoutError:
                 self._fresh.discard(batch.stamp)
-                late = StoreUnavailable(f"no answer within {_ANSWER_S:g} s: it is asked again")
+                late = StoreUnavailable(f"no answer within {self._answer_s:g} s: it is asked again")
                 return _Outcome(topic, line[:at], error=late)
             except Exception as error:
                 self._fresh.discard(batch.stamp)

@@ -55,7 +55,6 @@ __all__ = ["Outbox", "Relay", "RelaySettings", "make_relay", "transactional"]
 
 log = logging.getLogger("postroom.outbox")
 
-_GRACE_S = 5.0  # for what is on its way when it is stopped
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -145,19 +144,22 @@ class Relay:
 
     async def _forward(self) -> BaseException | None:
         """Until it is told to stop, or something ends it: that is returned."""
-        settings, holder = self._settings, secrets.token_hex(16)
+        settings, holder, limits = self._settings, secrets.token_hex(16), self._mq._limits
         way = DrawingEndpoint.over(self._mq._endpoint, settings.table.name, holder)
-        source = OutboxSource(settings.table, settings.opening, settings.lease_ms, holder, way)
-        forwarder = Forwarder(
-            way or self._mq._endpoint, source, client=self._mq.client_id, look_ms=settings.poll_ms
+        source = OutboxSource(
+            settings.table, settings.opening, settings.lease_ms, holder, way, tuning=limits.tuning.client
         )
+        forwarder = Forwarder(
+            way or self._mq._endpoint, source, client=self._mq.client_id, look_ms=settings.poll_ms,
+            limits=limits,
+        )  # fmt: skip
         self._source, self._forwarder = source, forwarder
         running, stopping = (asyncio.create_task(one) for one in (forwarder.run(), self._stopping.wait()))
         try:
             await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
             source.stopping = True
             if not running.done():  # what is on its way: the next relay would finish it all the same
-                await asyncio.to_thread(source.idle.wait, _GRACE_S)
+                await asyncio.to_thread(source.idle.wait, limits.tuning.client.relay_stop_s)
             return running.exception() if running.done() else None
         finally:
             await end((running, stopping))

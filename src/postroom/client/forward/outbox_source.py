@@ -29,6 +29,7 @@ from typing import Any
 import msgspec
 
 from ...broker.broker import Broker
+from ...config import DEFAULTS, ClientTuning
 from ...endpoint.asking import AskingEndpoint
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.operations import Operation
@@ -93,7 +94,6 @@ def _gauges() -> list[Any]:
 Stamped = list[tuple[str, int, int, int, list[int]]]
 """Topic, the three numbers of the stamp, and the ids of the rows."""
 
-_MEASURE_S = 10.0  # between two looks at what waits, for metrics
 _AT_ONCE = 500  # ids in one statement
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(Stamped).decode
@@ -103,11 +103,19 @@ class OutboxSource:
     """Of one relay. Used in one thread, which its connection belongs to."""
 
     def __init__(
-        self, table: Table, opening: Opening, lease_ms: int, holder: str, way: DrawingEndpoint | None = None
+        self,
+        table: Table,
+        opening: Opening,
+        lease_ms: int,
+        holder: str,
+        way: DrawingEndpoint | None = None,
+        *,
+        tuning: ClientTuning = DEFAULTS.tuning.client,
     ) -> None:
         """`way`: where the queue's own database may be the outbox's."""
         self.table, self._opening, self._lease_ms = table, opening, lease_ms
         self.holder, self._way = holder, way
+        self._measure_s = tuning.measure_s
         self.leading = False
         self.idle = threading.Event()  # not set: rows were taken, and what became of them is not known yet
         self.stopping = False
@@ -280,7 +288,7 @@ class OutboxSource:
 
     def _measure(self) -> None:
         if time.monotonic() >= self._measure_at:
-            self._measure_at = time.monotonic() + _MEASURE_S
+            self._measure_at = time.monotonic() + self._measure_s
             show(look(self.table, self._connection))
 
     # ---- the connection ----

@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ...config import DEFAULTS, ClientTuning
 from ...errors import (
     InvalidSetting,
     PostroomError,
@@ -165,7 +166,6 @@ _VERSION = 1
 _HEADER_BYTES = 100
 _PAGE_BYTES = 8192
 _FREE_PAGES = 1024  # of an emptied file: more are given back
-_BUSY_S = 10.0
 
 _SCHEMA = f"""
 PRAGMA page_size = {_PAGE_BYTES};
@@ -212,9 +212,9 @@ class Spooled(NamedTuple):
 class SpoolFile:
     """Blocking. `add` and `depth` from any thread, the rest from the forwarder's."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tuning: ClientTuning = DEFAULTS.tuning.client) -> None:
         """Opens it, or makes it. StoreBusy, StoreCorrupt, SchemaMismatch: it is left as it was."""
-        self.path = path
+        self.path, self._busy_s = path, tuning.spool_busy_s
         self._turn = threading.Lock()
         self._looked = threading.Lock()
         self._owned = Ownership(path)
@@ -349,7 +349,7 @@ class SpoolFile:
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(
-            self.path, isolation_level=None, check_same_thread=False, timeout=_BUSY_S
+            self.path, isolation_level=None, check_same_thread=False, timeout=self._busy_s
         )
         self._connections.append(connection)
         connection.execute("PRAGMA journal_mode = WAL")

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from ...config import DEFAULTS
+from ...config import DEFAULTS, Limits
 from ...endpoint.endpoint import Endpoint
 from ...errors import InvalidSetting, PostroomError, SendTimeout, UnknownFate
 from ...model.topology.names import check_topic
@@ -140,8 +140,8 @@ class Spools:
     is done.
     """
 
-    def __init__(self, endpoint: Endpoint, guard: Guard, client: str) -> None:
-        self._endpoint, self._guard, self._client = endpoint, guard, client
+    def __init__(self, endpoint: Endpoint, guard: Guard, client: str, limits: Limits) -> None:
+        self._endpoint, self._guard, self._client, self._limits = endpoint, guard, client, limits
         self._writers: dict[Path, tuple[SpoolWriter, int]] = {}
 
     def producer(
@@ -173,7 +173,7 @@ class Spools:
 
         found = self._writers.get(path)
         if found is None:
-            writer = SpoolWriter(path, limit)
+            writer = SpoolWriter(path, limit, self._limits)
             writer.forward(self._endpoint, self._client)
             found = self._writers[path] = writer, limit
         if found[1] != limit:

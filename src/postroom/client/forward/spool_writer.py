@@ -18,6 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeAlias
 
+from ...config import DEFAULTS, Limits
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, ForkError, PostroomError, StoreFull
 from ...model.moves.forwarding import ForwardRow
@@ -35,15 +36,11 @@ log = logging.getLogger("postroom.spool")
 _Unwritten: TypeAlias = tuple[Sequence[ForwardRow], Callable[[Exception | None], None]]
 
 _COMMIT_ROWS = 10_000
-_AGAIN_S = 1.0  # before a file that could not be emptied is looked at again
-_LEAVING_S = 5.0  # what lands last is given so long to be forwarded, while nothing is in the way
-_LOOK_S = 0.05  # between two looks whether something is in the way
-_TELLING_S = 60.0  # between two lines in the log, while messages wait
 
 
 class SpoolWriter:
-    def __init__(self, path: Path, limit_bytes: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, limit_bytes: int, limits: Limits = DEFAULTS) -> None:
+        self.path, self._limits, self._tuning = path, limits, limits.tuning.client
         self._limit = limit_bytes
         self._loop, self._pid = asyncio.get_running_loop(), os.getpid()
         self._opening = SharedTask(self._open)
@@ -71,7 +68,7 @@ class SpoolWriter:
         return await self._opening.result()
 
     async def _open(self) -> SpoolFile:
-        file = await asyncio.to_thread(SpoolFile, self.path)
+        file = await asyncio.to_thread(SpoolFile, self.path, self._tuning)
         file.freed = self._freed
         self._room.taken = file.bytes
         self._file = file
@@ -155,7 +152,7 @@ class SpoolWriter:
 
     async def _forward(self, file: SpoolFile, endpoint: Endpoint, client: str) -> None:
         while True:
-            forwarder = self._forwarder = Forwarder(endpoint, file, client=client)
+            forwarder = self._forwarder = Forwarder(endpoint, file, client=client, limits=self._limits)
             try:
                 await forwarder.run()
             except PostroomError as error:
@@ -163,7 +160,7 @@ class SpoolWriter:
             except Exception:
                 log.exception("the spool %s cannot be emptied now", self.path)
             await asyncio.to_thread(forwarder.let_go)
-            await asyncio.sleep(_AGAIN_S)
+            await asyncio.sleep(self._tuning.spool_again_s)
 
     def _freed(self, size: int) -> None:
         """Called by the forwarder's thread."""
@@ -184,7 +181,7 @@ class SpoolWriter:
                         return False
                     self._moved.clear()
                     with suppress(TimeoutError):
-                        async with asyncio.timeout(_LOOK_S if unless_in_trouble else None):
+                        async with asyncio.timeout(self._tuning.spool_check_s if unless_in_trouble else None):
                             await self._moved.wait()
                 return True
         return False
@@ -206,9 +203,9 @@ class SpoolWriter:
 
     async def _tell_depth(self) -> None:
         while True:
-            await asyncio.sleep(_TELLING_S)
+            await asyncio.sleep(self._tuning.spool_told_s)
             depth = self.depth()
-            if depth.oldest_age_ms >= _TELLING_S * 1000:
+            if depth.oldest_age_ms >= self._tuning.spool_told_s * 1000:
                 reasons = "; ".join(trouble.reason for trouble in depth.troubles.values())
                 log.warning(
                     "%d messages (%s) wait in the spool %s, the oldest for %d s: %s",
@@ -227,7 +224,7 @@ class SpoolWriter:
             return
         await self._opening.settle()
         if self._file is not None:
-            await self.forwarded(_LEAVING_S, unless_in_trouble=True)
+            await self.forwarded(self._tuning.spool_stop_s, unless_in_trouble=True)
         self._closed = True
         await self._writing.settle()
         await end(self._tasks)

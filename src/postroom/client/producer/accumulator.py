@@ -28,7 +28,7 @@ from itertools import count as count_from
 from itertools import islice, repeat
 from typing import TYPE_CHECKING, Any
 
-from ...config import DEFAULTS
+from ...config import DEFAULTS, ClientTuning
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, PartitionSealed, PostroomError, SendTimeout, UnknownFate
 from ...model.messages.batch import BatchBuilder
@@ -38,7 +38,6 @@ from ...store.contract import Appended
 from ..tracing import of_batch
 from .appending import (
     MOVED,
-    SILENT_S,
     Failed,
     InFlight,
     Refused,
@@ -58,7 +57,6 @@ __all__ = ["Accumulator", "Batching"]
 log = logging.getLogger("postroom.producer")
 
 _LAST_EPOCH = 2**15 - 1
-_ONE_WAY_SECONDS = 3.0  # a one-way batch that lingered past its time is still given this
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +68,7 @@ class Batching:
     batch_bytes: int = DEFAULTS.batch_bytes
     in_flight_batches: int = DEFAULTS.in_flight_batches
     client: str = ""  # whose limits the batches count against (R40)
+    tuning: ClientTuning = DEFAULTS.tuning.client
 
 
 class Accumulator:
@@ -86,6 +85,7 @@ class Accumulator:
         self._endpoint, self._topic, self.where = endpoint, topic, where
         self.delayed = delayed
         self._batching, self._router = batching, router
+        self._silent_s, self._one_way_s = batching.tuning.silent_s, batching.tuning.one_way_s
         self._loop = asyncio.get_running_loop()
         self._pending: deque[Parcel] = deque()
         self._messages = 0  # pending
@@ -243,7 +243,7 @@ class Accumulator:
         on by that one.
         """
         now = self._loop.time()
-        if self._tasks or batch.due_at or batch.ids or batch.deadline < now + 2 * SILENT_S:
+        if self._tasks or batch.due_at or batch.ids or batch.deadline < now + 2 * self._silent_s:
             return False
         told, where = partial(self._told, batch), self.where.partition_id
         try:
@@ -253,7 +253,7 @@ class Accumulator:
             return False
         batch.begin_try(now)
         if self._watch is None:
-            self._watch = self._loop.call_later(SILENT_S, self._take_over_silent)
+            self._watch = self._loop.call_later(self._silent_s, self._take_over_silent)
         return True
 
     def _told(self, batch: InFlight, result: Appended | PostroomError) -> None:
@@ -276,11 +276,11 @@ class Accumulator:
         for batch, task in self._in_flight.items():
             if task is not None:
                 continue
-            if batch.began + SILENT_S <= now:
+            if batch.began + self._silent_s <= now:
                 batch.answer = self._loop.create_future()
                 self._begin(batch, self._deliver(batch))
             elif self._watch is None:
-                self._watch = self._loop.call_at(batch.began + SILENT_S, self._take_over_silent)
+                self._watch = self._loop.call_at(batch.began + self._silent_s, self._take_over_silent)
 
     def _under_way(self, parcels: list[Parcel], data: bytes, sequence: int) -> InFlight:
         by_id, client = self._router.by_id, self._batching.client
@@ -343,6 +343,7 @@ class Accumulator:
                 self._loop,
                 broken=lambda: self._broken is not None and _before(self._broken, batch),
                 away=lambda error: self._found_away(batch, error),
+                tuning=self._batching.tuning,
             )
         except asyncio.CancelledError:
             outcome = _closed_before(batch)
@@ -447,7 +448,7 @@ class Accumulator:
         """One-way: tried once where it belongs, failures are only counted."""
         moved, failure, lost = False, None, batch.parcels
         try:
-            async with asyncio.timeout_at(max(batch.deadline, self._loop.time() + _ONE_WAY_SECONDS)):
+            async with asyncio.timeout_at(max(batch.deadline, self._loop.time() + self._one_way_s)):
                 await append(self._endpoint, self._topic, batch)
             self._router.well(self.where)
         except MOVED:

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...address import FIRST_SHARD
 from ...backoff import pause
+from ...config import DEFAULTS, ClientTuning
 from ...endpoint.endpoint import Endpoint
 from ...endpoint.values import NEVER_STORED
 from ...errors import (
@@ -38,7 +39,6 @@ from .parcel import Parcel, ids_of
 
 __all__ = [
     "MOVED",
-    "SILENT_S",
     "Failed",
     "InFlight",
     "Refused",
@@ -51,8 +51,6 @@ __all__ = [
 
 MOVED = (PartitionSealed, UnknownPartition, UnknownTopic)  # surely not stored: the route says where else
 
-SILENT_S = 1.0  # a try that is not answered for so long: what has no key is not sent there meanwhile
-_LAST_TRY_S = 0.05  # with less time left nothing is tried again: its fate would not be known
 
 _SAID = {
     "refused": "connection refused by {}",
@@ -158,6 +156,7 @@ async def append_until(
     *,
     broken: Callable[[], bool],
     away: Callable[[PostroomError | None], bool],
+    tuning: ClientTuning = DEFAULTS.tuning.client,
 ) -> Appended | Failed | Refused:
     """`broken`: a batch before this one was given up, so a gap before it will not close. `away` is told when
     the store is away, or does not answer (None); it says whether messages may go elsewhere.
@@ -172,7 +171,7 @@ async def append_until(
         if answer is None:
             batch.begin_try(loop.time())
         first = batch.alone
-        silent = loop.call_later(SILENT_S if answer is None else 0, away, None)
+        silent = loop.call_later(tuning.silent_s if answer is None else 0, away, None)
         try:
             async with asyncio.timeout_at(batch.deadline):
                 return await (append(endpoint, topic, batch) if answer is None else answer)
@@ -203,7 +202,7 @@ async def append_until(
         finally:
             silent.cancel()
             batch.answer = None
-        if not await _may_repeat(batch, loop):
+        if not await _may_repeat(batch, loop, tuning.last_try_s):
             return _given_up(batch)
 
 
@@ -245,7 +244,7 @@ def _outcome(batch: InFlight, error: PostroomError) -> Failed | Refused | None:
     return Failed(error)
 
 
-async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop) -> bool:
+async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop, last_try_s: float) -> bool:
     """Wait a little, or for the batch before; False when the time is over."""
     left = batch.deadline - loop.time()
     if left <= 0:
@@ -257,7 +256,7 @@ async def _may_repeat(batch: InFlight, loop: asyncio.AbstractEventLoop) -> bool:
         await asyncio.wait((before.resolved,), timeout=left)
     else:
         await asyncio.sleep(min(pause(batch.tries), left))
-    return batch.deadline - loop.time() > (0 if batch.uncertain else _LAST_TRY_S)
+    return batch.deadline - loop.time() > (0 if batch.uncertain else last_try_s)
 
 
 def _surprised(batch: InFlight, error: Exception) -> Failed:

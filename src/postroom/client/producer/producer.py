@@ -35,8 +35,6 @@ __all__ = ["Producer", "check_slot"]
 
 log = logging.getLogger("postroom.producer")
 
-_USUAL_S = 3600.0  # a time-out that needs no second look
-_ANSWER_S = 0.1  # the time of its batches ends with that of the call, and they know more
 _NO_SPOOL = "this producer has no spool: make one that has with mq.producer(…, spool='orders.spool')"
 _MANY = 10_000  # failed posts that are kept before those somebody has seen are sorted out
 _TOLD: set[str] = set()  # topics of which it was said that they do not look at ids
@@ -60,6 +58,7 @@ class Producer:
         self.failed = 0  # messages sent one-way that were not stored
         self._endpoint, self._guard, self._batching = endpoint, guard, batching
         self._timeout_ms = timeout_ms
+        self._usual_s, self._answer_s = batching.tuning.usual_timeout_s, batching.tuning.answer_s
         self._room = Room(buffer_bytes)
         self._router = Router(endpoint, topic, find_route, batching, self._lost)
         self._unresolved = 0  # messages
@@ -164,7 +163,7 @@ class Producer:
         self, packed: Packed, slot: int | None, timeout: Duration | None, single: bool
     ) -> Any:
         call = await self._submit(packed, slot, timeout, single=single)
-        late = self._guard.loop.call_at(call.deadline + _ANSWER_S, self._give_up, call)
+        late = self._guard.loop.call_at(call.deadline + self._answer_s, self._give_up, call)
         try:
             return await call.future
         finally:
@@ -246,7 +245,7 @@ class Producer:
         call.future.set_exception(late)
 
     def _deadline(self, timeout: Duration | None) -> float:
-        if type(timeout) is float and 1 <= timeout <= _USUAL_S:
+        if type(timeout) is float and 1 <= timeout <= self._usual_s:
             return self._guard.loop.time() + timeout
         ms = self._timeout_ms if timeout is None else duration_ms(timeout, name="timeout")
         return self._guard.loop.time() + ms / 1000

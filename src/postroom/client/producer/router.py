@@ -24,6 +24,7 @@ from contextlib import suppress
 from typing import cast
 
 from ...backoff import ROUTE, SOON
+from ...config import DEFAULTS, ClientTuning
 from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, PostroomError, SendTimeout
 from ...model.messages.slot import slot_of, slots_of
@@ -36,11 +37,6 @@ from .parcel import NOT_SENT, Parcel
 __all__ = ["PartitionCycle", "Router", "UnroutedParcels"]
 
 
-_REFUSED_S = 0.5  # for so long nobody is believed who says that it is back: others may not have noticed
-_SILENT_S = 6.0  # the same for one that does not answer: a broker needs about five seconds to notice
-_LOOK_S = 0.5  # between two looks whether it is back
-
-
 class PartitionCycle:
     """The partitions in the order in which they get messages without a key, each for a batch (R22, R6).
 
@@ -50,9 +46,10 @@ class PartitionCycle:
     first. Has no clock of its own: moments are arguments.
     """
 
-    __slots__ = ("_all", "_at", "_away", "_looked_at", "_repeating")
+    __slots__ = ("_all", "_at", "_away", "_looked_at", "_repeating", "_tuning")
 
-    def __init__(self) -> None:
+    def __init__(self, tuning: ClientTuning = DEFAULTS.tuning.client) -> None:
+        self._tuning = tuning
         self._all: Sequence[Accumulator] = ()
         self._at = 0
         self._repeating: set[Accumulator] = set()  # a batch is being repeated there
@@ -92,7 +89,7 @@ class PartitionCycle:
         if silent and not self.many_shards:
             return False  # it is slow, as all the others then are
         self._repeating.add(accumulator)
-        until = now + (_SILENT_S if silent else _REFUSED_S)
+        until = now + (self._tuning.silent_kept_s if silent else self._tuning.refused_s)
         place = accumulator.where.partition_id
         self._away[place] = max(until, self._away.get(place, 0.0)) if silent else until
         return True
@@ -116,7 +113,7 @@ class PartitionCycle:
 
     def wants_a_look(self, now: float) -> bool:
         """Whether somebody should ask now if those that are away are back; not again for a while then."""
-        if not self._away or now - self._looked_at < _LOOK_S:
+        if not self._away or now - self._looked_at < self._tuning.back_check_s:
             return False
         self._looked_at = now
         return True
@@ -212,7 +209,6 @@ class UnroutedParcels:
 
 _STRANDS = 7  # accumulators for delayed messages, per partition; prime, since people like round moments
 
-_FRESH_S = 1.0  # a change of the topic's window is seen no later
 
 _CLOSED = "the producer was closed before the message left: nothing was stored"
 
@@ -235,7 +231,8 @@ class Router:
         self._accumulators: dict[tuple[int, int], Accumulator] = {}  # by partition id and `_strand`
         self._ranges: tuple[Range, ...] = ()  # of the route as last read
         self._by_slot: list[Accumulator] = []
-        self._turns = PartitionCycle()
+        self._fresh_s = batching.tuning.ids_fresh_s
+        self._turns = PartitionCycle(batching.tuning)
         self._gone: set[int] = set()  # partitions of this route that take no more
         self._awake: list[Accumulator] = []  # those with something to send in this turn of the loop
         self._behind: dict[Accumulator, int] = {}  # unresolved, of partitions not in this route: its strand
@@ -559,7 +556,7 @@ class Router:
     @property
     def stale(self) -> bool:
         """Whether it is some time since anybody looked if the topic looks at ids."""
-        return self._now() - self._looked_at > _FRESH_S
+        return self._now() - self._looked_at > self._fresh_s
 
     async def look_again(self) -> None:
         """Once for all who wait for it. What cannot be found out now stays as it was."""

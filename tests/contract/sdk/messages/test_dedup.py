@@ -14,13 +14,13 @@ import postroom
 from postroom import Connection, Message, Receipt
 from postroom.broker import broker as embedded
 from postroom.broker.duties import Retention
-from postroom.client.producer import router as routing
 from postroom.clock import ManualClock
 from postroom.config import DEFAULTS
 from postroom.errors import InvalidSetting, StoreUnavailable
 from postroom.store.contract import Appended
 from tests.contract.brokers import broker_of
 from tests.contract.stores import Open, everywhere
+from tests.tuned import Tune
 
 
 @pytest.fixture
@@ -167,9 +167,9 @@ async def test_the_window_is_a_setting(mq: Connection) -> None:
 
 
 async def test_a_window_that_is_set_later_reaches_producers_that_are_there(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, tune: Tune
 ) -> None:
-    monkeypatch.setattr(routing, "_FRESH_S", 0.0)  # else it takes a second
+    tune(client={"ids_fresh_s": 0.0})  # else it takes a second
     await mq.create_topic("later", partitions=4)
     async with mq.producer("later") as producer:
         await producer.send(b"v", id="a")
@@ -179,11 +179,9 @@ async def test_a_window_that_is_set_later_reaches_producers_that_are_there(
         assert [(await producer.send(b"v", id="b")).duplicate for _ in range(4)] == [False] * 4
 
 
-async def test_a_sender_that_knows_of_no_window_is_helped(
-    mq: Connection, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_sender_that_knows_of_no_window_is_helped(mq: Connection, tune: Tune) -> None:
     """The broker reads the ids from the batch: so may do clients that never heard of windows."""
-    monkeypatch.setattr(routing, "_FRESH_S", 1e9)
+    tune(client={"ids_fresh_s": 1e9})
     await mq.create_topic("later", partitions=1)
     async with mq.producer("later", compression="lz4") as producer:
         await producer.send(b"v", id="before")

@@ -24,6 +24,7 @@ from postroom.model.topology.names import is_reply
 from postroom.testing.fixture import TestQueue, run_until_idle
 from tests.contract.brokers import broker_of, run_duty
 from tests.contract.stores import Open, embedded, everywhere
+from tests.tuned import Tune
 
 SECONDS = 30  # for whatever is to come
 
@@ -49,9 +50,9 @@ def app(mq: Connection) -> App:
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(tune: Tune) -> None:
     """Whether anybody serves a topic is found out, however busy the machine is."""
-    monkeypatch.setattr("postroom.client.requests._LOOK_S", SECONDS)
+    tune(client={"served_check_s": SECONDS})
 
 
 async def left(mq: Connection) -> int:
@@ -488,9 +489,9 @@ async def test_what_a_requester_left_that_was_killed_is_deleted(
 
 @anywhere
 async def test_a_requester_says_that_it_lives(
-    app: App, mq: Connection, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+    app: App, mq: Connection, clock: ManualClock, tune: Tune
 ) -> None:
-    monkeypatch.setattr("postroom.client.requests._KEEP_S", 0.01)
+    tune(client={"keep_s": 0.01})
 
     @app.reply("quote", group="pricing")
     async def price(body: bytes) -> bytes:

@@ -14,6 +14,7 @@ from postroom.client.connection import Connection
 from postroom.client.consumer.ordered import fetch as ordered
 from postroom.clock import ManualClock, SystemClock
 from postroom.endpoint.values import PollRequest
+from tests.tuned import Tune
 from tests.unit.client.client_endpoint import failing, waiting
 from tests.unit.client.ordered_endpoint import STOPPED, OrderedEndpoint, Unsettled
 
@@ -298,9 +299,9 @@ async def test_what_a_lost_reply_had_comes_again(mq: Connection, endpoint: Order
 
 
 async def test_a_full_window_asks_only_whether_partitions_are_to_be_shared(
-    mq: Connection, endpoint: OrderedEndpoint, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, endpoint: OrderedEndpoint, tune: Tune
 ) -> None:
-    monkeypatch.setattr(ordered, "_CHECK_SECONDS", 0.01)
+    tune(client={"give_up_check_s": 0.01})
     await fill(mq, "abcdef")
     async with mq.consumer("orders", "billing", window=2) as consumer:
         await consumer.poll()
@@ -540,10 +541,9 @@ async def test_a_loop_that_hangs_loses_the_partition(
 
 
 async def test_a_revoked_partition_is_handed_over_once_nothing_is_at_work(
-    mq: Connection, endpoint: OrderedEndpoint, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, endpoint: OrderedEndpoint, tune: Tune
 ) -> None:
-    monkeypatch.setattr(ordered, "_CHECK_SECONDS", 0.01)
-    monkeypatch.setattr(ordered, "_HURRY_MS", 5)
+    tune(client={"give_up_check_s": 0.01, "give_up_poll_ms": 5})
     await fill(mq, "abcd")
     gate = asyncio.Event()
     async with mq.consumer("orders", "billing", member="one") as consumer:
@@ -568,9 +568,9 @@ async def test_a_revoked_partition_is_handed_over_once_nothing_is_at_work(
 
 
 async def test_a_revoked_partition_is_handed_over_after_a_lease_at_the_latest(
-    mq: Connection, endpoint: OrderedEndpoint, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, endpoint: OrderedEndpoint, tune: Tune
 ) -> None:
-    monkeypatch.setattr(ordered, "_CHECK_SECONDS", 0.01)
+    tune(client={"give_up_check_s": 0.01})
     await fill(mq, "ab")
     async with mq.consumer("orders", "billing", member="one", lease="100ms") as consumer:
         (first, _) = await consumer.poll()
@@ -582,10 +582,10 @@ async def test_a_revoked_partition_is_handed_over_after_a_lease_at_the_latest(
 
 
 async def test_a_revocation_that_is_taken_back_goes_on(
-    mq: Connection, endpoint: OrderedEndpoint, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, endpoint: OrderedEndpoint, tune: Tune
 ) -> None:
     """Whoever was to get the partition has left again meanwhile."""
-    monkeypatch.setattr(ordered, "_CHECK_SECONDS", 0.01)
+    tune(client={"give_up_check_s": 0.01})
     await fill(mq, "ab")
     async with mq.consumer("orders", "billing", member="one") as consumer:
         first = await anext(consumer)
@@ -619,9 +619,9 @@ async def test_a_partition_taken_by_a_reply_that_was_lost_can_be_given_up(
 
 
 async def test_a_hand_over_that_failed_is_repeated(
-    mq: Connection, endpoint: OrderedEndpoint, monkeypatch: pytest.MonkeyPatch
+    mq: Connection, endpoint: OrderedEndpoint, tune: Tune
 ) -> None:
-    monkeypatch.setattr(ordered, "_CHECK_SECONDS", 0.01)
+    tune(client={"give_up_check_s": 0.01})
     await fill(mq, "ab")
     endpoint.on["hand_over"].append(failing(StoreBusy("busy")))
     async with mq.consumer("orders", "billing", member="one") as consumer:

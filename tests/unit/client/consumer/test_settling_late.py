@@ -21,8 +21,8 @@ from postroom import (
     UsageError,
 )
 from postroom.client.connection import Connection
-from postroom.client.consumer import consumer as consumer_module
 from postroom.clock import ManualClock
+from tests.tuned import Tune
 from tests.unit.client.client_endpoint import FakeEndpoint
 from tests.unit.client.ordered_endpoint import OrderedEndpoint
 
@@ -193,10 +193,8 @@ async def test_leaving_tries_a_last_time(endpoint: FakeEndpoint, monkeypatch: py
     assert verdicts(endpoint) == [("ack", 0, 0), ("release", 1, 1)]
 
 
-async def test_leaving_does_not_wait_for_ever(
-    endpoint: FakeEndpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(consumer_module, "_LEAVE_SECONDS", 0.3)
+async def test_leaving_does_not_wait_for_ever(endpoint: FakeEndpoint, tune: Tune) -> None:
+    tune(client={"leave_s": 0.3})
     faulty = Faulty(endpoint)
     async with opened(endpoint, 1) as consumer:
         (message,) = await consumer.poll()

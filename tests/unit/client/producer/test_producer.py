@@ -30,6 +30,7 @@ from postroom.client.producer.accumulator import Accumulator
 from postroom.model.messages.slot import slot_of
 from postroom.model.topology.route import Range, Route
 from tests.model.examples import examples
+from tests.tuned import Tune
 from tests.unit.client.client_endpoint import FakeEndpoint, Partition, failing, waiting
 
 BUSY, AWAY, FULL = StoreBusy("busy"), StoreUnavailable("away"), StoreFull("full")
@@ -557,14 +558,14 @@ async def test_wrong_settings(mq: Connection, wrong: dict[str, Any]) -> None:
 
 
 async def test_what_is_not_answered_in_time_goes_on_by_the_long_way(
-    mq: Connection, endpoint: FakeEndpoint
+    mq: Connection, endpoint: FakeEndpoint, tune: Tune
 ) -> None:
+    tune(client={"silent_s": 0.01})
     endpoint.short_way, gate = True, asyncio.Event()
     endpoint.on["append"].append(waiting(gate))
-    with patch("postroom.client.producer.accumulator.SILENT_S", 0.01):
-        sending = asyncio.ensure_future(mq.send("orders", b"a", timeout="20s"))
-        (accumulator,) = await _accumulators(mq)
-        await eventually(lambda: accumulator._tasks == 1)
+    sending = asyncio.ensure_future(mq.send("orders", b"a", timeout="20s"))
+    (accumulator,) = await _accumulators(mq)
+    await eventually(lambda: accumulator._tasks == 1)
     assert endpoint.count("append") == 1  # it waits for the very same try
     gate.set()
     assert (await sending).offset == 0

@@ -25,7 +25,6 @@ from dataclasses import replace
 from functools import partial
 
 from ....backoff import pause
-from ....config import DEFAULTS
 from ....endpoint.endpoint import Endpoint
 from ....endpoint.values import Grant, PollReply, PollRequest, Settle, UnparkRequest, Verdict
 from ....errors import CorruptBatch, PostroomError
@@ -45,9 +44,6 @@ __all__ = ["OrderedFetcher"]
 
 log = logging.getLogger("postroom.consumer")
 
-_CHECK_SECONDS = 1.0  # so often it is asked whether partitions are to be given up
-_HURRY_MS = 100  # a poll waits no longer while a partition is about to be given up
-_PAUSE_SECONDS = 0.1  # before a log is asked again for what it did not have
 _MOST_WAITING = 20_000  # messages that failed and are not due, or cannot be parked
 _WAITING_WINDOWS = 4  # and so many times the window's bytes
 _FEW_WAITING = 100  # are never worth parking
@@ -69,7 +65,7 @@ class OrderedFetcher(Fetcher):
         super().__init__(endpoint, who, in_flight, settler, window, on_delivery=on_delivery)
         self._partitions = in_flight
         settler.refused = self._refused
-        self._handling_ms = handling_ms
+        self._handling_ms, self._tuning = handling_ms, who.limits.tuning.client
         self.arrived = in_flight.arrived
         self.outlet = Outlet(in_flight, endpoint.now_ms, on_delivery=on_delivery)
         self._asked_at = 0.0  # by the loop's clock
@@ -92,7 +88,7 @@ class OrderedFetcher(Fetcher):
             await self._hand_over()
             await self._release_stuck()
             self._park()
-            left = self._asked_at + _CHECK_SECONDS - loop.time()
+            left = self._asked_at + self._tuning.give_up_check_s - loop.time()
             if self._has_room() or left <= 0:
                 return
             self._in_flight.changed.clear()
@@ -138,7 +134,7 @@ class OrderedFetcher(Fetcher):
         messages, size = self._counted(self.outlet.waiting)
         wanted = self._wanted if self._on_delivery else max(1, self._window.messages - messages)
         room = self._has_room()
-        wait_ms = min(DEFAULTS.poll_wait_ms, self.who.lease_ms // 2)  # the lease counts from now (I16)
+        wait_ms = min(self.who.limits.poll_wait_ms, self.who.lease_ms // 2)  # the lease counts from now (I16)
         giving_up = tuple(h.partition_id for h in self._holdings if h.give_up_at is not None)
         self._asked_at = asyncio.get_running_loop().time()
         self._asked = dict(self._partitions.holdings)
@@ -149,7 +145,7 @@ class OrderedFetcher(Fetcher):
             token=self._partitions.token,
             messages=wanted if room else 0,
             bytes=self._asked_bytes(size),
-            wait_ms=0 if not room else _HURRY_MS if giving_up else wait_ms,
+            wait_ms=0 if not room else self._tuning.give_up_poll_ms if giving_up else wait_ms,
             empty_handed=self.outlet.idle,
             on_delivery=self._on_delivery,
             positions=tuple((holding.partition_id, holding.position) for holding in self._holdings),
@@ -231,7 +227,7 @@ class OrderedFetcher(Fetcher):
 
     async def _account_for(self, missing: list[Run]) -> None:
         await super()._account_for(missing)
-        await asyncio.sleep(_PAUSE_SECONDS)  # for those that were handed back
+        await asyncio.sleep(self._tuning.handed_back_s)  # for those that were handed back
 
     def _hand_back(self, delivery: LeasedDelivery, start: int, stop: int) -> None:
         """Whoever holds the partition next is sent everything again."""
@@ -442,7 +438,7 @@ class OrderedFetcher(Fetcher):
                 log.warning("%d messages of %s: %s", len(indexes), holding.topic, _HUNG)
                 messages = [m for i in indexes for m in holding.messages(delivery, i, i + 1)]
                 again = self._partitions.renew(holding, messages)
-                how = Verdict("retry", 0, 0, delay_ms=DEFAULTS.retry_first_ms, reason=_HUNG)
+                how = Verdict("retry", 0, 0, delay_ms=self.who.limits.retry_first_ms, reason=_HUNG)
                 self._settler.submit(runs_of(again), "retry", how)
         self._look_again()
         self._partitions.freed.set()
