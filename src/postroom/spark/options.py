@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from ..address import parse
+from ..config import DEFAULTS
 from ..errors import InvalidSetting
 from ..model.topology.names import check_group, check_topic
 from ..units import duration_ms
@@ -83,10 +84,6 @@ EARLIEST, LATEST = -2, -1
 """In offsets by partition: the oldest that is kept, and behind the newest."""
 
 
-WAIT_MS = 60_000
-"""For so long brokers or databases that cannot be reached are waited for."""
-
-
 @dataclass(frozen=True, slots=True)
 class Reach:
     """How the queue is reached."""
@@ -95,7 +92,7 @@ class Reach:
     token: str | None = field(default=None, repr=False)
     tls: str | None = None
     shards: tuple[tuple[str, str], ...] = field(default=(), repr=False)
-    wait_ms: int = WAIT_MS  # for brokers or databases that cannot be reached
+    wait_ms: int = DEFAULTS.spark_wait_ms  # for brokers or databases that cannot be reached
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +264,7 @@ def _reach(given: Mapping[str, str]) -> Reach:
     token = given.get("token")
     if token is None and address.kind == "postroom":  # of the driver: executors may have another environment
         token = os.environ.get("POSTROOM_TOKEN") or None
-    wait_ms = _parsed(given, "unreachableTimeout", _wait_ms, WAIT_MS)
+    wait_ms = _parsed(given, "unreachableTimeout", _wait_ms, DEFAULTS.spark_wait_ms)
     return Reach(url, token, given.get("tls"), tuple(sorted(shards)), wait_ms)
 
 

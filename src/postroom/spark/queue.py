@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 from ..address import Address, parse
 from ..backoff import pause
 from ..client.connection import Connection, connect
+from ..config import DEFAULTS, SparkTuning
 from ..endpoint.values import Fetched
 from ..errors import InvalidSetting, PostroomError, UnknownGroup, UnknownPartition
 from ..model.messages.batch import TopicBounds
@@ -51,13 +52,11 @@ AHEAD = 4
 """So many fetches are on their way at once."""
 
 _TRIES = 20
-_TELL_S = 1.0  # a wait that is longer is worth a line,
-_PAUSE_S = 2.0  # and from then on there is no hurry
 FETCH_MESSAGES = 50_000
 FETCH_BYTES = 4 * 1024 * 1024
 
 
-def patiently(call: Callable[[], T], wait_ms: int) -> T:
+def patiently(call: Callable[[], T], wait_ms: int, tuning: SparkTuning = DEFAULTS.tuning.spark) -> T:
     """What it returns: asked again while it may succeed, since a broker or a database may be away a while."""
     since, tries, told = monotonic(), 0, False
     while True:
@@ -73,11 +72,11 @@ def patiently(call: Callable[[], T], wait_ms: int) -> T:
                     "says: start again when it is back, or set a longer time",
                     **error.details,
                 ) from error
-            if not told and waited_s >= _TELL_S:
+            if not told and waited_s >= tuning.wait_told_s:
                 told = True
                 log.warning("waiting up to %s for the queue: %s", format_duration(wait_ms), error)
             tries += 1
-            sleep(min(_PAUSE_S if told else pause(tries), wait_ms / 1000 - waited_s))
+            sleep(min(tuning.wait_pause_s if told else pause(tries), wait_ms / 1000 - waited_s))
         else:
             if told:
                 log.warning("the queue is back, after %.1f s", monotonic() - since)

@@ -19,6 +19,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from ..config import DEFAULTS
 from ..errors import InvalidSetting, UsageError, how_to_install
 from .jar import CATALOG, JAR
 
@@ -69,7 +70,11 @@ def java_major(java: Path) -> int | None:
     """None: there is nothing that runs."""
     try:
         asked = subprocess.run(
-            [str(java), "-version"], capture_output=True, text=True, timeout=60, check=False
+            [str(java), "-version"],
+            capture_output=True,
+            text=True,
+            timeout=DEFAULTS.tuning.spark.java_s,
+            check=False,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None

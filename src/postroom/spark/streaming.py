@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
 
+from ..config import DEFAULTS
 from ..errors import GroupLive, InvalidSetting
 from . import queue as positions
 from .options import LATEST, ReadOptions, bad_option
@@ -42,9 +43,6 @@ from .reading import Losses
 __all__ = ["Stream", "WholeStream", "refuse_short_runs"]
 
 
-_TELL_S = 1.0  # a group learns no more often how far the stream is
-
-
 class Stream:
     """One run of a streaming query."""
 
@@ -57,7 +55,7 @@ class Stream:
         self._options = options
         self._losses = Losses(options.fail_on_data_loss)
         self._open = open_queue or (lambda: Queue(options.reach))
-        self._clock = clock
+        self._clock, self._tell_s = clock, DEFAULTS.tuning.spark.told_s
         self._queue: Queue | None = None
         self._ids: dict[str, int] = {}
         self._seen: dict[TopicPartition, int] = {}  # the ids of partitions
@@ -218,7 +216,7 @@ class Stream:
         now = self._clock()
         if self._options.group is None or (self._told is not None and self._told[1].at == start.at):
             return
-        if self._told is None or self._target is not None or now - self._told[0] >= _TELL_S:
+        if self._told is None or self._target is not None or now - self._told[0] >= self._tell_s:
             self._set_group(self._options.group, start)
             self._told = (now, start)
 

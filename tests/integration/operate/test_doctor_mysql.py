@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from postroom.cli.checks import mysql
 from tests.contract.cli_runner import Cli
 from tests.servers import MariaServer
+from tests.tuned import Tune
 
 
 class Doctor:
@@ -70,9 +70,9 @@ def test_no_tables(bare: Doctor) -> None:
     assert found["commit"]["state"] == "skip" and "members" not in found
 
 
-def test_an_old_transaction(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_transaction(doctor: Doctor, tune: Tune) -> None:
     """I15."""
-    monkeypatch.setattr(mysql, "OLD_TRANSACTION_MS", 500)
+    tune(cli={"old_transaction_ms": 500})
     with closing(doctor.server.connect(doctor.database)) as idle, idle.cursor() as cursor:
         cursor.execute("START TRANSACTION")
         cursor.execute("UPDATE postroom_settings SET value = value")

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from postroom.cli.checks import postgres, server
+from postroom.cli.checks import postgres
 from tests.contract.cli_runner import Cli
 from tests.servers import PostgresServer
+from tests.tuned import Tune
 
 
 class Doctor:
@@ -147,9 +148,9 @@ def test_few_connections(doctor: Doctor) -> None:
     assert found["state"] == "warn" and "of 20 in use" in found["message"] and "max_conn" in found["advice"]
 
 
-def test_an_old_transaction(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_transaction(doctor: Doctor, tune: Tune) -> None:
     """I19: one that is idle keeps dead rows alive."""
-    monkeypatch.setattr(postgres, "OLD_TRANSACTION_MS", 200)
+    tune(cli={"old_transaction_ms": 200})
     with doctor.server.connect(doctor.database) as idle:
         idle.execute("SELECT COUNT(*) FROM postroom_topics")
         _until(lambda: doctor.cli.findings()["transactions"]["state"] == "warn")
@@ -181,15 +182,14 @@ def test_dead_rows(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "postroom_settings has 50 dead rows" in doctor.cli.findings()["autovacuum"]["message"]
 
 
-def test_clocks_that_differ(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_CLOCK_MS", -1)
+def test_clocks_that_differ(doctor: Doctor, tune: Tune) -> None:
+    tune(cli={"server_clock_ms": -1})
     found = doctor.cli.findings()["clock"]
     assert found["state"] == "warn" and "NTP" in found["advice"]
 
 
-def test_a_server_that_is_slow(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_SLOW_TRIP_MS", 0.0)
-    monkeypatch.setattr(server, "_SLOW_COMMIT_MS", 0.0)
+def test_a_server_that_is_slow(doctor: Doctor, tune: Tune) -> None:
+    tune(cli={"slow_trip_ms": 0.0, "slow_commit_ms": 0.0})
     found = doctor.cli.findings()
     assert found["round trip"]["state"] == found["commit"]["state"] == "warn"
 

@@ -16,7 +16,6 @@ from .server import Examination, check_room, per_process
 
 __all__ = ["CHECKS", "check_version"]
 
-OLD_TRANSACTION_MS = 60_000
 _OLDEST_MARIADB, _OLDEST_MYSQL = (10, 6), (8, 0)
 _NEEDED = ("CREATE", "ALTER", "DROP", "INDEX", "SELECT", "INSERT", "UPDATE", "DELETE")
 
@@ -158,7 +157,7 @@ def check_transactions(exam: Examination) -> Iterator[Finding]:
         advice = "GRANT PROCESS ON *.* to see those of others; sends that find a row locked say so themselves"
         yield Finding("transactions", "skip", "may not be looked at without the right PROCESS", advice)
         return
-    if oldest and oldest[2] * 1000 > OLD_TRANSACTION_MS:
+    if oldest and oldest[2] * 1000 > exam.limits.tuning.cli.old_transaction_ms:
         connection, user, age_s = oldest
         said = f"connection {connection} of {user} has had one open for {format_duration(int(age_s) * 1000)}"
         yield Finding("transactions", "warn", said, f"end it: KILL {connection}")

@@ -16,7 +16,6 @@ from .server import Examination, check_room, per_process
 
 __all__ = ["CHECKS", "check_version"]
 
-OLD_TRANSACTION_MS = 60_000
 _OLDEST, _TESTED = 130000, "15"
 _MANY_DEAD = 100_000  # dead rows in a table; more of them than live ones, too
 _OURS = "relname LIKE ? AND relkind IN ('r', 'p') AND relnamespace = current_schema()::regnamespace"
@@ -155,7 +154,7 @@ def check_transactions(exam: Examination) -> Iterator[Finding]:
     oldest = exam.row(_OLDEST_TRANSACTION)
     hidden = exam.value(_HIDDEN)
     unseen = f" ({hidden} sessions of other roles cannot be looked at: GRANT pg_monitor)" if hidden else ""
-    if oldest and oldest[2] > OLD_TRANSACTION_MS:
+    if oldest and oldest[2] > exam.limits.tuning.cli.old_transaction_ms:
         who, state, age_ms = oldest
         said = f"{who} has had one open for {format_duration(int(age_ms))} ({state})"
         advice = "end it: polls grow slower for as long as it lasts; set idle_in_transaction_session_timeout"

@@ -17,6 +17,7 @@ from ...address import Address
 from ...client.databases import opening_of
 from ...client.forward.outbox import Outbox
 from ...client.forward.outbox_table import NAME, OutboxStatus
+from ...config import DEFAULTS
 from ...errors import (
     CorruptBatch,
     PermissionDenied,
@@ -152,8 +153,6 @@ def _found(looked: _Looked, deep: bool) -> list[Finding]:
 # ---- checks of topics and groups: who uses them, and which of them hold messages for nobody (R44) ----
 # Built on the public API, through a connection of its own.
 
-_LONG_IDLE_MS = 24 * 3_600_000
-
 
 async def check_groups(mq: Connection) -> list[Finding]:
     members, groups, found = 0, 0, list[Finding]()
@@ -177,7 +176,7 @@ def _group_found(topic: TopicInfo, group: GroupInfo, lag: Lag) -> list[Finding]:
             f"group {group.name} of topic {topic.name} has no members{idle}, holds {messages(waiting)}{kept}"
         )
         found.append(Finding("idle group", "warn", said, f"start its consumer, or {delete}"))
-    elif group.idle_ms is not None and group.idle_ms > _LONG_IDLE_MS:
+    elif group.idle_ms is not None and group.idle_ms > DEFAULTS.tuning.cli.idle_group_ms:
         said = f"group {group.name} of topic {topic.name} was not used{idle}"
         advice = f"{delete}, or let it go by itself: `postroom group alter … --expires 7d`"
         found.append(Finding("unused group", "warn", said, advice))
@@ -199,8 +198,6 @@ def _group_found(topic: TopicInfo, group: GroupInfo, lag: Lag) -> list[Finding]:
 # ---- checks of outboxes: what waits in them, for how long, and why (R30, R43) ----
 # One in the queue's own database is found by itself, if it has the usual name; others are named with
 # their address. Must change nothing, and must never make a file that is not there.
-
-_LONG_MS = 60_000
 
 
 def check_outbox(address: Address, table: str = NAME, *, named: bool = True) -> list[Finding]:
@@ -239,7 +236,7 @@ def _outbox_found(status: OutboxStatus) -> list[Finding]:
     if status.messages and not status.relay:
         advice = "start one: `async with outbox.relay(mq, connect)`, or app.outbox(outbox, connect)"
         found.append(Finding("outbox relay", "warn", f"{waiting}, and no relay sends them", advice))
-    elif status.oldest_age_ms > _LONG_MS and not status.stuck:
+    elif status.oldest_age_ms > DEFAULTS.tuning.cli.old_outbox_ms and not status.stuck:
         said = f"{waiting}, the oldest for {format_duration(status.oldest_age_ms)}"
         advice = "look at the log of the process that relays: the queue may be away, or slow"
         found.append(Finding("outbox old", "warn", said, advice))
@@ -252,8 +249,6 @@ _SET_CLOCKS = (
     "delayed messages, schedules and retention go by the queue's; set the clocks of this machine, of the "
     "brokers and of the database by NTP"
 )
-_FAR_MS = 5_000  # clocks that differ by more confuse people who read times
-_TIMEOUT_MS = 5_000
 
 
 async def check_brokers(address: Address) -> list[Finding]:
@@ -283,7 +278,7 @@ async def _greeted(place: str, bad: str) -> tuple[Welcome | None, Finding]:
     hello = Hello(MIN_VERSION, MAX_VERSION, "postroom doctor", way.token)
     began = time.perf_counter()
     try:
-        link = await connect(place, hello, way.tls, timeout_ms=_TIMEOUT_MS)
+        link = await connect(place, hello, way.tls, timeout_ms=DEFAULTS.tuning.cli.broker_answer_ms)
     except PostroomError as error:
         advice = "" if bad == "fail" else "clients that are told of it cannot reach it: see --advertise"
         return None, Finding(f"broker {place}", "fail" if bad == "fail" else "warn", str(error), advice)
@@ -296,7 +291,7 @@ async def _greeted(place: str, bad: str) -> tuple[Welcome | None, Finding]:
 
 def _clock(welcome: Welcome, place: str) -> list[Finding]:
     ahead_ms = welcome.now_ms - time.time_ns() // 1_000_000
-    if abs(ahead_ms) <= _FAR_MS:
+    if abs(ahead_ms) <= DEFAULTS.tuning.cli.broker_clock_ms:
         return []
     said = f"the clock of the queue is {ahead_ms / 1000:+.1f} s from this machine's"
     return [Finding(f"clock {place}", "warn", said, _SET_CLOCKS)]

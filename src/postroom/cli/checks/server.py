@@ -24,10 +24,7 @@ __all__ = ["Examination", "check_room", "examine_server", "per_process"]
 
 _TRIPS = 20
 _COMMITS = 10
-_SLOW_TRIP_MS, _SLOW_COMMIT_MS = 5.0, 20.0
-_CLOCK_MS = 1000
 _DUTY = "doctor"
-_LEASE_MS = 5000
 _ADVICE = "see what the server said; if that is no help, please report it"
 
 
@@ -114,7 +111,7 @@ def check_clock(exam: Examination) -> Iterator[Finding]:
     ours_ms = (before + time.time()) * 500
     apart_ms = abs(server_ms - ours_ms)
     said = f"{apart_ms:,.0f} ms apart from this machine's"
-    if apart_ms > _CLOCK_MS:
+    if apart_ms > exam.limits.tuning.cli.server_clock_ms:
         advice = (
             "Postroom goes by the server's clock: delayed messages, schedules and retention are as wrong as "
             "that one is. Set both by NTP"
@@ -131,7 +128,9 @@ def check_trip(exam: Examination) -> Iterator[Finding]:
             before = time.perf_counter()
             tx.one("SELECT 1")
             times.append((time.perf_counter() - before) * 1000)
-    yield _timed("round trip", times, _SLOW_TRIP_MS, "run the programs nearer to the server")
+    yield _timed(
+        "round trip", times, exam.limits.tuning.cli.slow_trip_ms, "run the programs nearer to the server"
+    )
 
 
 def check_commit(exam: Examination) -> Iterator[Finding]:
@@ -142,13 +141,18 @@ def check_commit(exam: Examination) -> Iterator[Finding]:
     duties, holder, times = SqlDuties(exam.session), f"doctor-{time.time_ns()}", []
     for _ in range(_COMMITS):
         before = time.perf_counter()
-        taken = duties.acquire(_DUTY, holder, _LEASE_MS)
+        taken = duties.acquire(_DUTY, holder, exam.limits.tuning.cli.test_lease_ms)
         times.append((time.perf_counter() - before) * 1000)
         if not taken:
             yield Finding("commit", "skip", "another doctor is at work", "try again in some seconds")
             return
     duties.release(_DUTY, holder)
-    yield _timed("commit", times, _SLOW_COMMIT_MS, "every send waits that long: send several at a time")
+    yield _timed(
+        "commit",
+        times,
+        exam.limits.tuning.cli.slow_commit_ms,
+        "every send waits that long: send several at a time",
+    )
 
 
 def _timed(name: str, times_ms: list[float], slow_ms: float, advice: str) -> Finding:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...clock import STEP_MS, SteadyClock, SystemClock
+from ...config import DEFAULTS
 from ...errors import SchemaMismatch, StoreCorrupt, how_to_update
 from ...store.admin import VERSION, Area, Row, SqliteDialect, read_pace, refuse_former
 from ...units import format_bytes
@@ -72,10 +73,7 @@ def _sum(order: str, data: bytes, before: bytes) -> bytes:
 # ---- the examination ----
 
 _MB, _GB = 1024 * 1024, 1024**3
-_SLOW_FLUSH_MS = 20.0
 _FLUSHES = 20
-_FUTURE_MS = 60_000
-_WRITING_S = 0.2
 _LARGE_WAL = 256 * _MB
 _SYNCHRONOUS = {0: "OFF", 1: "NORMAL", 2: "FULL", 3: "EXTRA"}
 _WANTED = {Area.LOG: 2, Area.PROGRESS: 1, Area.VOLATILE: 0}
@@ -167,7 +165,7 @@ def check_wal_end(exam: Examination) -> Iterator[Finding]:
         ahead = file.with_name(f"{file.name}-wal")
         if area is Area.VOLATILE or not ahead.exists() or not damaged_end(ahead):
             continue
-        time.sleep(_WRITING_S)  # somebody may be writing it just now
+        time.sleep(DEFAULTS.tuning.cli.wal_written_s)  # somebody may be writing it just now
         if ahead.exists() and damaged_end(ahead):
             said = f"{ahead} ends in a damaged frame, which SQLite leaves out"
             advice = "after a crash it is most likely a commit nobody was told of; else check the disk"
@@ -251,7 +249,7 @@ def check_flush(exam: Examination) -> Iterator[Finding]:
             times.append((time.perf_counter() - before) * 1000)
     typical, worst = statistics.median(times), max(times)
     said = f"{typical:.2f} ms typically, {worst:.2f} ms at worst ({_FLUSHES} measured)"
-    if typical > _SLOW_FLUSH_MS:
+    if typical > DEFAULTS.tuning.cli.slow_flush_ms:
         advice = "every send waits that long: use a faster disk, or send several at a time"
         yield Finding("flush", "warn", said, advice)
     else:
@@ -286,7 +284,7 @@ def check_clock(exam: Examination) -> Iterator[Finding]:
         yield Finding("clock", "warn", said, advice)
     newest = exam.one(Area.LOG, "SELECT MAX(appended_at) FROM postroom_partitions")
     ahead_ms = newest - clock.wall() - max(0, -behind_ms)
-    if ahead_ms > _FUTURE_MS:
+    if ahead_ms > DEFAULTS.tuning.cli.future_ms:
         said = f"messages were stored {ahead_ms / 1000:,.0f} s in the future"
         advice = "the clock was wrong then: they are kept, and count as new, for that much longer"
         yield Finding("stored times", "warn", said, advice)

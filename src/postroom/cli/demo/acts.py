@@ -20,10 +20,11 @@ from typing import Any
 
 import postroom
 
+from ...config import DEFAULTS
 from ...units import format_bytes
 from .figures import LedgerAt, audit, out_of_order, write_journals
 from .processes import DIED, LEDGER, POISON, Actor, Cast
-from .scene import PATIENCE_S, Scene, until
+from .scene import Scene, until
 
 __all__ = ["play", "summary"]
 
@@ -279,7 +280,6 @@ async def _send_bookings(scene: Scene, mq: postroom.Connection) -> dict[LedgerAt
 _SPLIT_GROUP = "watch"
 _SENDERS = 4
 _ROUNDS = 5  # of a sender's keys, in one list
-_PAUSE_S = 0.01  # of a sender, between two lists
 
 
 async def change_route(scene: Scene, mq: postroom.Connection, cast: Cast) -> None:
@@ -384,7 +384,7 @@ class _Sending:
             self.longest_s = max(self.longest_s, time.perf_counter() - began)
             self.numbers |= {(r.partition, r.offset): n for r, n in zip(receipts, named, strict=True)}
             first += _ROUNDS
-            await asyncio.sleep(_PAUSE_S)
+            await asyncio.sleep(DEFAULTS.tuning.cli.demo_pause_s)
 
 
 # ---- act 7: delayed messages come when they are due, and one that is cancelled never does (R35) ----
@@ -424,13 +424,13 @@ async def deliver_later(scene: Scene, mq: postroom.Connection) -> None:
 async def _arrivals(mq: postroom.Connection, topic: str, count: int) -> dict[str, float]:
     """Return when each came, by id. It waits a moment longer than needed, for one that should not come."""
     arrived: dict[str, float] = {}
-    async with asyncio.timeout(PATIENCE_S), mq.consumer(topic, _MAIL) as consumer:
+    async with asyncio.timeout(DEFAULTS.tuning.cli.demo_patience_s), mq.consumer(topic, _MAIL) as consumer:
         while len(arrived) < count:
             messages = await consumer.poll()
             now = time.time()
             arrived.update({message.id: now for message in messages})
             await consumer.ack(messages)
-        rest = await consumer.poll(wait=0.2)
+        rest = await consumer.poll(wait=DEFAULTS.tuning.cli.demo_last_s)
         arrived.update({message.id: time.time() for message in rest})
         await consumer.ack(rest)
     return arrived

@@ -21,6 +21,7 @@ from subprocess import PIPE
 
 import postroom
 
+from ...config import DEFAULTS
 from ...errors import PostroomError
 from .figures import Ledger, holds
 
@@ -31,7 +32,6 @@ URL = "POSTROOM_DEMO_URL"  # in the environment: a password does not belong on a
 POISON = b"amount=NaN"
 DIED = 13  # exit code of a process that met the poison
 _AT_ONCE = 500
-_STOP_S = 10.0
 
 
 class Actor:
@@ -69,7 +69,7 @@ class Actor:
         if self._process.returncode is None:
             self._process.terminate()
         try:
-            await asyncio.wait_for(self._process.wait(), _STOP_S)
+            await asyncio.wait_for(self._process.wait(), DEFAULTS.tuning.cli.demo_stop_s)
         except TimeoutError:
             await self.kill()
 

@@ -18,17 +18,17 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from ...config import DEFAULTS
 from ...errors import PostroomError
 from .figures import Figures
 
 if TYPE_CHECKING:
     from postroom import Lag
 
-__all__ = ["PATIENCE_S", "Scale", "Scene", "Stage", "until"]
+__all__ = ["Scale", "Scene", "Stage", "until"]
 
 
 _WIDTH = 100
-_LINE_EVERY_S = 1.0
 
 
 class Stage:
@@ -106,7 +106,7 @@ class Stage:
         if self._live is not None:
             self._live.update(_indented(_lag_table(lags, total)), refresh=True)
         elif last or time.monotonic() >= self._line_at:
-            self._line_at += _LINE_EVERY_S
+            self._line_at += DEFAULTS.tuning.cli.demo_line_s
             behind = " · ".join(f"{lag.group} {lag.total.messages:,} behind" for lag in lags)
             self.say(f"{time.monotonic() - self._began:4.1f} s  {behind}", style="dim")
 
@@ -126,10 +126,6 @@ def _lag_table(lags: Sequence[Lag], total: int) -> Table:
             Text(f"{lag.total.drain_per_s:,.0f}/s", style="dim", justify="right"),
         )
     return table
-
-
-_POLL_S = 0.1
-PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +173,9 @@ class Scene:
 
 async def until(holds: Callable[[], Coroutine[Any, Any, bool]], failure: str) -> None:
     """Wait for a condition; a demo that hangs says what did not happen."""
-    give_up = time.monotonic() + PATIENCE_S
+    patience_s = DEFAULTS.tuning.cli.demo_patience_s
+    give_up = time.monotonic() + patience_s
     while not await holds():
         if time.monotonic() > give_up:
-            raise PostroomError(f"{failure} within {PATIENCE_S:.0f} s")
-        await asyncio.sleep(_POLL_S)
+            raise PostroomError(f"{failure} within {patience_s:.0f} s")
+        await asyncio.sleep(DEFAULTS.tuning.cli.demo_check_s)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ...config import DEFAULTS
 from ...errors import InvalidSetting, UsageError
 from ...model.topology.names import check_group
 from ..framework import exits, show
@@ -144,7 +145,6 @@ def _full_coloured(message: Received) -> bytes:
 
 _AT_ONCE = 500
 _HELD = 1000  # without acks, all that were printed are held until the end
-_LONG_S = 30.0
 
 
 async def consume(
@@ -237,9 +237,10 @@ async def _take(
     consumer: Consumer, printer: Printer, count: int | None, idle_s: float | None, no_ack: bool
 ) -> None:
     held: list[Any] = []  # kept alive: what is dropped unsettled is settled by nobody
+    wait_s = DEFAULTS.tuning.cli.consume_poll_s if idle_s is None else idle_s
     while count is None or printer.printed < count:
         room = _AT_ONCE if count is None else min(_AT_ONCE, count - printer.printed)
-        messages = await consumer.poll(room, wait=_LONG_S if idle_s is None else idle_s)
+        messages = await consumer.poll(room, wait=wait_s)
         if not messages:
             if idle_s is not None:
                 return

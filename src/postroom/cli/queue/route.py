@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...address import FIRST_SHARD
+from ...config import DEFAULTS
 from ...errors import InvalidSetting, PostroomError, RouteConflict, StoreUnavailable
 from ...units import format_duration
 from ..framework import exits, show
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-
-_WAIT_S = 20.0
 
 StepsOnly = Annotated[bool, typer.Option("--dry-run", help="Show the steps; change nothing.")]
 app = family("route", "Show which partition takes which slots; split, merge and move partitions.")
@@ -99,11 +98,11 @@ async def _wait_for_others(mq: Connection, topic: str) -> None:
     """A change that somebody has begun, perhaps an earlier run of this: it is finished, or turned back."""
     import asyncio
 
-    deadline = time.monotonic() + _WAIT_S
+    deadline = time.monotonic() + DEFAULTS.tuning.cli.route_wait_s
     while (change := await mq.route_change(topic)) is not None:
         if time.monotonic() > deadline:
             raise RouteConflict(f"{picture.change_line(change)}; try again when it is done")
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(DEFAULTS.tuning.cli.route_check_s)
 
 
 # ---- what is shown before ----

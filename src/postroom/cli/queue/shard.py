@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ...address import FIRST_SHARD
+from ...config import DEFAULTS
 from ...errors import CatalogError, StoreError, StoreUnavailable
 from ...model.topology.names import REDRIVE_GROUP
 from ...units import format_duration
@@ -33,9 +34,6 @@ __all__ = ["app"]
 app = family("shard", "List the databases of a queue; take one out for maintenance.")
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The shard.", show_default=False)]
-
-_LOOK_S = 0.2  # between looks at a drain in its first phase
-_WAIT_S = 1.0  # and in its second
 
 
 @command(app, "list")
@@ -100,7 +98,7 @@ async def _drained(run: Run, mq: Connection, name: str, partitions: int) -> Shar
 
     work = asyncio.ensure_future(mq.drain_shard(name))
     with _progress(run, f"moving partitions off shard {name}") as said:
-        while not (await asyncio.wait([work], timeout=_LOOK_S))[0]:
+        while not (await asyncio.wait([work], timeout=DEFAULTS.tuning.cli.drain_check_s))[0]:
             try:
                 info = await _find(mq, name)
             except StoreUnavailable:
@@ -123,7 +121,7 @@ async def _emptied(run: Run, mq: Connection, name: str) -> ShardInfo:
                 raise StoreUnavailable(f"somebody has opened shard {name!r} again: it will not be empty")
             with suppress(StoreError, CatalogError):  # retention removes them while they are looked at
                 said(_left(info, await _rests(mq, name)))
-            await asyncio.sleep(_WAIT_S)
+            await asyncio.sleep(DEFAULTS.tuning.cli.drained_check_s)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
+from ...config import DEFAULTS, SparkTuning
 from ...errors import UsageError
 from .arrow import Unreadable
 
@@ -26,10 +27,7 @@ HEADER_BYTES = 5
 """Of each value that was written with a registry: a zero, and the id of its schema."""
 
 _BYTES = 4 << 20  # of an answer
-_TIMEOUT_S = 10.0
-_PAUSES_S = (0.2, 1.0, 3.0)  # between tries
 _KEPT = 1_000  # schemas in memory
-_ASK_AGAIN_S = 10.0  # for one that was not there
 _REFERENCES = 100  # of a schema, those of its references among them
 _AGAIN = (429, 500, 502, 503, 504)
 _KINDS = {"avro": "AVRO", "protobuf": "PROTOBUF", "json": "JSON"}
@@ -50,6 +48,7 @@ class Registry:
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     token: str | None = field(default=None, repr=False)
+    tuning: SparkTuning = field(default=DEFAULTS.tuning.spark, repr=False, compare=False)
 
     def latest(self, subject: str) -> Registered:
         path = f"/subjects/{quote(subject, safe='')}/versions/latest"
@@ -81,7 +80,7 @@ class Registry:
                 raise Unreadable(f"the registry has no schema {number}")
             return _CachedSchema(self._registered(found, f"schema {number}"), inf)
         except Unreadable as error:  # it may come yet; and messages with the same id are many
-            return _CachedSchema(str(error), monotonic() + _ASK_AGAIN_S)
+            return _CachedSchema(str(error), monotonic() + self.tuning.registry_again_s)
 
     # ---- answers ----
 
@@ -115,7 +114,7 @@ class Registry:
     def _ask(self, path: str) -> dict[str, Any] | None:
         """None: there is no such thing."""
         asked = f"{path}?format=serialized" if self.kind == "protobuf" else path
-        for pause in (*_PAUSES_S, None):
+        for pause in (*self.tuning.registry_pauses_s, None):
             try:
                 return self._once(asked)
             except HTTPError as error:
@@ -143,7 +142,7 @@ class Registry:
         elif self.user is not None:
             pair = base64.b64encode(f"{self.user}:{self.password or ''}".encode()).decode()
             request.add_unredirected_header("Authorization", f"Basic {pair}")
-        with build_opener(_NoRedirect).open(request, timeout=_TIMEOUT_S) as answer:
+        with build_opener(_NoRedirect).open(request, timeout=self.tuning.registry_s) as answer:
             body = answer.read(_BYTES + 1)
         if len(body) > _BYTES:
             raise self._failed(f"its answer to {path} has more than {_BYTES >> 20} MB")

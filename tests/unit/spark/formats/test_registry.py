@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from postroom.errors import InvalidSetting, UsageError
-from postroom.spark.formats import registry as asking
 from postroom.spark.formats.typed import format_options
+from tests.tuned import Tune
 from tests.unit.spark.formats.spark_formats import (
     ORDER,
     ORDER_AVRO,
@@ -25,8 +25,8 @@ from tests.unit.spark.formats.spark_formats import (
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_PAUSES_S", (0.0, 0.0, 0.0))
+def impatient(tune: Tune) -> None:
+    tune(spark={"registry_pauses_s": (0.0, 0.0, 0.0)})
 
 
 def read(there: Registry, **options: object) -> Any:
@@ -85,8 +85,8 @@ def test_what_is_found_is_asked_for_once_in_a_process() -> None:
         assert there.asked.count(f"/schemas/ids/{number}") == 1
 
 
-def test_what_was_missing_may_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_ASK_AGAIN_S", -1.0)
+def test_what_was_missing_may_come(tune: Tune) -> None:
+    tune(spark={"registry_again_s": -1.0})
     with registry() as there:
         own = there.add("orders-value", ORDER_AVRO)
         form = read(there, valueErrors="null")
