@@ -11,7 +11,8 @@ lease, or extends. A client that goes away while it waits takes nothing. Must ne
 given: what holds no message for the user (control batches, I18; expired messages) is acked at once, what no
 batch came for is looked after, a batch that cannot be read is given up, and what does not fit into the
 answer (`ANSWER_BYTES` of JSON, whatever the batches unpack to) is given back: it comes with the next poll,
-and was no attempt.
+and was no attempt. A consumer of the SDK for each request, which keeps the same rules, would answer a fifth
+as many (`bench.mechanisms`): it joins, fetches ahead, beats and leaves.
 """
 
 from __future__ import annotations

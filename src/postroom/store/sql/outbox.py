@@ -4,6 +4,9 @@ The tables belong to the caller (`client.outbox`); known here are their names an
 outbox is in this database is told by its lease: the relay has just written a random name there, which nobody
 finds in another database. That lease is locked and looked at in the transaction, after the partitions (I1);
 without it nothing is stored and nothing deleted (I12).
+
+Without it the rows are stamped, stored and deleted in three transactions, as for any other queue. One in
+their stead sends 1.25 times as many messages a second on SQLite, 1.13 on PostgreSQL (`bench.mechanisms`).
 """
 
 from __future__ import annotations

@@ -10,6 +10,9 @@ one row is locked, and the deliveries below it.
 Durable as the user's commit is: at least as I8 asks of an ack. On MySQL every read locks: at the default
 isolation a plain one would see the deliveries as they were when the user's transaction began (I1). Must never
 begin, commit or roll back; and must never settle what the token does not hold now (I7).
+
+Beside a guard (`once`) and an ack after the commit it is one commit in the place of two, and no row to be
+kept: 5.9 ms in the place of 6.3 on PostgreSQL, 8.7 in the place of 12.5 on MariaDB (`bench.guards`).
 """
 
 from __future__ import annotations
