@@ -200,6 +200,7 @@ class ClientTuning:
     answer_s: float = 0.1  # the time of its batches ends with that of the call, and they know more
 
     # consumer
+    start_ahead_ms: int = 10_000  # a start in the future: a clock that is so far ahead is taken for right
     poll_s: int = 30  # how long one poll of an App waits; the next follows at once
     last_settles_s: float = 10.0  # at the end of an App, verdicts are waited for no longer
     leave_s: float = 5.0  # leaving a consumer waits no longer for the store
@@ -336,7 +337,6 @@ class Limits:
     # groups and consumers
     lease_ms: int = 30_000
     longest_lease_ms: int = 24 * 3_600_000  # what its holder keeps is out of reach for so long
-    start_ahead_ms: int = 10_000  # a start in the future: a clock that is so far ahead is taken for right
     max_attempts: int = 16
     window_messages: int = 1000
     window_bytes: int = 16 * 1024 * 1024
@@ -384,8 +384,7 @@ class Limits:
     every_missed: int = 1000  # of missed ticks, no more are run
 
     # HTTP
-    http_send_ms: int = 10_000  # a send waits so long to be stored, if it does not say,
-    http_longest_send_ms: int = 60_000  # and no longer
+    http_send_ms: int = 10_000  # a send waits so long to be stored, if it does not say
 
     # Spark
     spark_wait_ms: int = 60_000  # brokers or databases that cannot be reached are waited for

@@ -66,7 +66,8 @@ __all__ = ["SCHEMAS", "polling_router", "sending_router"]
 
 sending_router = APIRouter(tags=["messages"])
 
-_LONGEST = DEFAULTS.http_longest_send_ms / 1000
+_LONGEST = 2 * DEFAULTS.send_timeout_ms / 1000
+_LONGEST = 2 * DEFAULTS.send_timeout_ms / 1000  # of a send
 _OWN = {"key": "x-postroom-key", "id": "x-postroom-id", "source": "x-postroom-source",
         "delay": "x-postroom-delay", "at": "x-postroom-at", "expires": "x-postroom-expires"}  # fmt: skip
 _HEADER = "x-postroom-header-"
@@ -94,8 +95,7 @@ async def send(
     who: Who,
     topic: str,
     request: Request,
-    timeout: Annotated[float, Query(gt=0, le=DEFAULTS.http_longest_send_ms / 1000)] = DEFAULTS.http_send_ms
-    / 1000,
+    timeout: Annotated[float, Query(gt=0, le=_LONGEST)] = DEFAULTS.http_send_ms / 1000,
 ) -> Sent:
     """Send messages, and wait until they are stored."""
     who.broker.permit("append", topic)

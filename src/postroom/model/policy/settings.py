@@ -113,7 +113,7 @@ class Start:
 
     def check_past(self, now_ms: int, *, name: str = "start") -> None:
         """InvalidSetting if it is a moment that has not come: nothing can start there."""
-        if self.kind == "time" and self.time_ms > now_ms + DEFAULTS.start_ahead_ms:
+        if self.kind == "time" and self.time_ms > now_ms + DEFAULTS.tuning.client.start_ahead_ms:
             raise InvalidSetting(
                 f"{name}={_moment(self.time_ms)} is in the future, where there are no messages yet; use "
                 "'latest' for those that come from now on",
