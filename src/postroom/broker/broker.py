@@ -123,9 +123,8 @@ class Broker(StagingVerbs):
         self.store, self.now_ms = store, store.now_ms
         self._clock, self._loop = clock, asyncio.get_running_loop()
         self._limits, self._tuning = limits, (tuning := limits.tuning.broker)
-        shards = len(store.parts())
-        threads = limits.reader_threads * shards  # a shard that hangs does not take them all
-        self._workers = Workers(threads, "postroom-worker", store.at_once)
+        shards = len(store.parts())  # one that hangs does not take all threads
+        self._workers = Workers(limits.reader_threads * shards, "postroom-worker", store.at_once)
         self._in_thread = self._workers.run
         self._looks = SingleFlight(self._in_thread)
         self._catalog = CatalogCache(store.catalog, lasting=shards > 1, fresh_s=tuning.catalog_fresh_s)
@@ -275,8 +274,8 @@ class Broker(StagingVerbs):
 
     def _notify_due(self, dues: dict[int, int], before: dict[int, int]) -> None:
         """Wake groups with something due soon, if that is new: it moved, or came due just now."""
-        now, tuning = self.now_ms(), self._tuning
-        soon, just = now + tuning.due_soon_ms, now - tuning.just_due_ms
+        now = self.now_ms()
+        soon, just = now + self._tuning.due_soon_ms, now - self._tuning.just_due_ms
         for group_id, due in dues.items():
             if due < soon and (due != before.get(group_id) or due > just):
                 self._waiters.notify(("group", group_id))

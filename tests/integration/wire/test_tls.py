@@ -43,7 +43,7 @@ async def test_messages_and_heartbeats_go_through(authority: Authority, tls: ssl
             (message,) = await consumer.poll(max_messages=1, wait=20)
             assert message.value == large
             trust = ssl.create_default_context(cafile=authority.ca)
-            link = await asyncio.to_thread(_BlockingLink, server.address, Hello(1, 1, "thread"), trust)
+            link = await asyncio.to_thread(_BlockingLink, server.address, Hello(1, 1, "thread"), trust, 10.0)
             beats = Beats((Beat("orders", "g", "m", "c", ()),))
             assert await asyncio.to_thread(link.call, beats) == []
             link.close()
