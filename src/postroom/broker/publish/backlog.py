@@ -51,18 +51,18 @@ class Passage:
 
     messages: int
     size: int
-    _gate: BacklogGate
+    _of: BacklogGate
     _topic_id: int
 
     def __enter__(self) -> None:
-        self._gate._in_flight.setdefault(self._topic_id, set()).add(self)
+        self._of._in_flight.setdefault(self._topic_id, set()).add(self)
 
     def __exit__(self, kind: object, error: BaseException | None, at: object) -> None:
-        mine = self._gate._in_flight[self._topic_id]
+        mine = self._of._in_flight[self._topic_id]
         mine.discard(self)
         if not mine:
-            del self._gate._in_flight[self._topic_id]
-        if isinstance(error, PostroomError) and (now := self._gate._measured.get(self._topic_id)) is not None:
+            del self._of._in_flight[self._topic_id]
+        if isinstance(error, PostroomError) and (now := self._of._measured.get(self._topic_id)) is not None:
             now.add(self, -1)
 
 
