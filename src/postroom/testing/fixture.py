@@ -35,6 +35,7 @@ from ..errors import PostroomError, UsageError
 from ..model.messages.batch import records
 from ..store import open_memory
 from ..store.contract import Appended
+from ..sync.facade import like, wrapped
 from ..sync.portal import LoopThread
 
 __all__ = ["Captured", "Ran", "Sent", "SyncTestQueue", "TestQueue", "capture", "open_sync", "run_until_idle"]
@@ -113,8 +114,8 @@ class TestQueue(Connection):
             self._guard.loop.run_until_complete(self.close())
 
 
-@sync.like(TestQueue)
-class SyncTestQueue(sync.Connection):
+@like(TestQueue)
+class SyncTestQueue(sync.Connection):  # type: ignore[type-var]
     """A queue for plain tests, without asyncio."""
 
     __test__ = False
@@ -126,7 +127,7 @@ def open_sync(clock: ManualClock) -> SyncTestQueue:
         queue._open()
         return queue
 
-    queue: SyncTestQueue = LoopThread(sync.wrapped).call(opened)
+    queue: SyncTestQueue = LoopThread(wrapped).call(opened)
     return queue
 
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from postroom.config import DEFAULTS
-from postroom.model.delivery.delivery import as_reason
+from postroom.model.delivery.reason import as_reason
 
 
 @pytest.mark.parametrize("said", ["", "no", "Grüße aus 東京 🎉", "two\nlines\tand a tab", "100% 'quoted' \\"])
