@@ -520,7 +520,8 @@ def _sharing(one: Subscription, other: Subscription) -> str:
     if one.task is not None:
         return f"{both} as task {one.task!r}: give one of them another name="
     if one.broadcast and other.broadcast:
-        return f"{both}: each message would go to one of them at random. Give one another member= or group"
+        apart = "Give one of them another member=, or a group of its own"
+        return f"{both}: each message would go to one of them at random. {apart}"
     return (
         f"{both}: each message would go to one of them at random. Give each a name, as in "
         f"@app.subscribe({one.topic!r}, group={one.group!r}, name='…'), and send with "
