@@ -586,7 +586,7 @@ class Connection(_Facade):
     def purge(self, name: str) -> int:
         """Drop all messages of a topic, for every group, delayed ones too; returns how many there were."""
     def rates(self) -> list[RateInfo]:
-        """All limits, and for how long whoever comes now waits for each."""
+        """All limits, and the wait that each imposes now."""
     def read(
         self,
         topic: str,

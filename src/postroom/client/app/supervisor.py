@@ -142,7 +142,9 @@ class Standing:
         if text == self._told:
             return
         self._told = text
-        if joins_again or isinstance(error, UnknownTopic):
+        if isinstance(error, UnknownTopic):
+            log.warning("%s: %s", self._name, self._waiting_for(error, self._queue))
+        elif joins_again:
             log.warning("%s: %s", self._name, text)
         elif self._state == "waiting":
             log.warning("%s starts again after an error: %r", self._name, error, exc_info=error)
@@ -155,12 +157,13 @@ class Standing:
             self._state, self._since = state, datetime.now(UTC)
         self._error = error
 
-    def _waiting_for(self, error: UnknownTopic) -> str:
+    def _waiting_for(self, error: UnknownTopic, queue: str = "") -> str:
+        """`queue`: for the log alone; health may be shown to anybody."""
         topic = str(error.details.get("topic", self._topic))
         close: Sequence[str] = error.details.get("close", ())
         meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         gone = "was deleted" if self._ran else "does not exist yet"
-        where, option = (f" in {self._queue}", f" --url {self._queue}") if self._queue else ("", "")
+        where, option = (f" in {queue}", f" --url {queue}") if queue else ("", "")
         return (
             f"topic {topic!r} {gone}{where}{meant}; waiting for it — create it with `postroom topic create "
             f"{topic}{option}`, or start the worker with --create"
