@@ -77,8 +77,8 @@ class MemberInfo:
     until: int
 
     @property
-    def joined_at_ms(self) -> int:
-        """When it joined, in milliseconds since 1970."""
+    def since_ms(self) -> int:
+        """Since when it is a member (`joined_at`), in milliseconds since 1970."""
         return self.joined_at
 
     @property

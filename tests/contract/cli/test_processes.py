@@ -198,7 +198,7 @@ def test_a_worker_waits_for_a_topic_that_is_not_there_yet(cli: Cli, tmp_path: Pa
         line = _logged(process, "parcels")
         _logged(process, "running parcels/billing (bill)")
         assert "parcels/billing (bill): topic 'parcels' does not exist yet in " in line
-        assert "create it with `postroom topic create parcels`" in line
+        assert "create it with `postroom topic create parcels --url " in line
         cli.ok("topic", "create", "parcels")
         cli.ok("send", "parcels", "hello")
         assert process.stdout is not None and process.stdout.readline() == b"hello\n"
