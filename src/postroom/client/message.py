@@ -28,6 +28,7 @@ __all__ = [
     "Delivered",
     "Kind",
     "Message",
+    "Readable",
     "Receipt",
     "Received",
     "Stopped",

@@ -28,7 +28,7 @@ from ..client.app.worker import Worker
 from ..client.codec import unpack
 from ..client.connection import Connection
 from ..client.consumer.opened import Browsed
-from ..client.message import Received, Value
+from ..client.message import Readable, Received, Value
 from ..clock import ManualClock
 from ..endpoint.endpoint import Told
 from ..errors import PostroomError, UsageError
@@ -135,7 +135,9 @@ def open_sync(clock: ManualClock) -> SyncTestQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Readable):
+    """A message that was sent; `text`, `json()`, `decode(Order)` and `header(name)` read it."""
+
     topic: str
     value: bytes
     key: bytes | None = None
