@@ -263,7 +263,9 @@ class Worker:
 
     async def _handle(self, unit: list[Received]) -> None:
         unit = self.consumer.begin(unit)
-        task, unit = await self._addressed(unit)
+        task = self._unnamed
+        if task is None or any(message.headers for message in unit):  # which may name a task
+            task, unit = await self._addressed(unit)
         bodies, unit = await self._decoded(task, unit)
         if not unit:
             return
