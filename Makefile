@@ -8,14 +8,14 @@ FUZZ_SECONDS ?= 60
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-TYPED := $(wildcard src bench)
-LINTED := $(wildcard src tests bench examples docs deploy)
+TYPED := $(wildcard src bench tools)
+LINTED := $(wildcard src tests bench tools examples docs deploy)
 
 # Tests start hundreds of processes: where bytecode may not be kept, each of them compiles everything again.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers peers demo demo-queue jar test test-all test-spark test-spark-versions check bench chaos fuzz format clean
+.PHONY: help venv servers peers demo demo-queue jar test test-all test-spark test-spark-versions check stub bench chaos fuzz format clean
 
 help: ## List the targets
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,10 +54,14 @@ test-spark: $(STAMP) ## Run the tests that start Spark: one session, one process
 test-spark-versions: $(STAMP) ## Try every version of PySpark, each in an environment of its own (4 GB, 1 hour)
 	$(BIN)/python -m tests.spark_versions $(ARGS)
 
+stub: $(STAMP) ## Write what type checkers know of postroom.sync, from the asynchronous client
+	$(BIN)/python -m tools.sync_stub
+
 check: $(STAMP) ## Format, lint, types and layers, without changing anything
 	$(BIN)/ruff format --check $(LINTED)
 	$(BIN)/ruff check $(LINTED)
 	$(BIN)/mypy --strict $(TYPED)
+	$(BIN)/python -m tools.sync_stub --check
 	$(BIN)/python -m pytest -q $(addprefix tests/unit/repository/,test_architecture.py test_glossary.py) \
 		tests/docs/test_architecture_page.py
 

@@ -66,17 +66,20 @@ from .errors import (
     UnknownPartition,
     UnknownPrincipal,
     UnknownProducer,
+    UnknownTask,
     UnknownTopic,
     UsageError,
 )
 
 if TYPE_CHECKING:
+    __version__: str
     from . import sync, tracing
     from .client import guards
     from .client.app.app import App
     from .client.app.handler import Dead, RetryLater
     from .client.app.subscription import Batch
     from .client.app.supervisor import AppHealth, HandlerHealth
+    from .client.app.task import Task
     from .client.connection import Connection, connect
     from .client.consumer.consumer import Consumer
     from .client.forward.outbox import Outbox
@@ -178,6 +181,7 @@ __all__ = [
     "StoreError",
     "StoreFull",
     "StoreUnavailable",
+    "Task",
     "TopicConflict",
     "TopicExists",
     "TopicInfo",
@@ -186,6 +190,7 @@ __all__ = [
     "UnknownPartition",
     "UnknownPrincipal",
     "UnknownProducer",
+    "UnknownTask",
     "UnknownTopic",
     "UsageError",
     "connect",
@@ -212,6 +217,7 @@ _HOMES = {
     "client.app.handler": ("Dead", "RetryLater"),
     "client.app.supervisor": ("AppHealth", "HandlerHealth"),
     "client.app.subscription": ("Batch",),
+    "client.app.task": ("Task",),
     "client.connection": ("Connection", "connect"),
     "client.consumer.consumer": ("Consumer",),
     "client.message": ("DeadLetter", "Message", "Receipt", "Received", "Stopped"),
@@ -231,6 +237,10 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return import_module(_MODULES[name], __name__)
+    if name == "__version__":  # of what is installed; looked up when it is asked for
+        from importlib.metadata import version
+
+        return version("postroom")
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(import_module(f".{_HOME_OF[name]}", __name__), name)

@@ -26,7 +26,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from .errors import InvalidSetting, InvalidURL
 
-__all__ = ["FIRST_SHARD", "Address", "parse", "parse_shards"]
+__all__ = ["FIRST_SHARD", "Address", "named_urls", "parse", "parse_shards", "shards_named"]
 
 FIRST_SHARD = "first"
 """How people call the shard that the address itself names."""
@@ -100,6 +100,30 @@ def parse_shards(shards: Mapping[str, str] | None) -> dict[str, Address]:
         found[name] = parse(url)
         if found[name].kind == "postroom":
             raise InvalidSetting(f"shards={{{name!r}: …}}: a shard is a database, and not a broker")
+    return found
+
+
+_IN_ENVIRONMENT = (
+    "write b=URL,c=URL; a comma inside a URL is not allowed there: write %2C for it, or use --shard"
+)
+
+
+def shards_named(environment: str, where: str) -> dict[str, str]:
+    """Return the shards that a variable of the environment lists: `b=URL,c=URL`."""
+    parts = [part.strip() for part in environment.split(",") if part.strip()]
+    return named_urls(parts, where, _IN_ENVIRONMENT)
+
+
+def named_urls(parts: list[str], where: str, spelling: str) -> dict[str, str]:
+    """Return URLs by name. An error never shows what was written: there may be a password in it."""
+    found: dict[str, str] = {}
+    for number, part in enumerate(parts, 1):
+        name, equals, url = part.partition("=")
+        if not (equals and name and "://" in url) or "://" in name:
+            raise InvalidSetting(f"{where}, number {number}, is not a shard: {spelling}")
+        if name in found:
+            raise InvalidSetting(f"{where} names shard {name!r} twice: give each name one database")
+        found[name] = url
     return found
 
 

@@ -10,6 +10,7 @@ PostroomError                     code, retriable, and a sentence that says what
 │   ├── ClosedError               used after close
 │   ├── ForkError                 used in a child process after fork
 │   └── DecodeError               a handler's annotation does not fit the message
+│       └── UnknownTask           a message names a task that the app does not have
 ├── CatalogError                  what the call names is not there, or there already
 │   ├── UnknownTopic, TopicExists
 │   ├── UnknownGroup, GroupExists
@@ -113,6 +114,7 @@ __all__ = [
     "UnknownPartition",
     "UnknownPrincipal",
     "UnknownProducer",
+    "UnknownTask",
     "UnknownTopic",
     "UsageError",
     "shortened",
@@ -182,6 +184,10 @@ class ForkError(UsageError):
 
 class DecodeError(UsageError):
     code = "decode"
+
+
+class UnknownTask(DecodeError):
+    code = "unknown_task"
 
 
 class CatalogError(PostroomError):

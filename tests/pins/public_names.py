@@ -85,29 +85,11 @@ _NOT_CONSTRUCTED = frozenset(
         "Served",
         "SpooledProducer",
         "Staging",
+        "Task",
     }
 )
 
-# Not for programs: what the client's own parts call on each other, and the classes behind it.
-_INNER_MEMBERS = {
-    "Producer": frozenset(
-        {
-            "batch_left",
-            "by_id",
-            "go_elsewhere",
-            "goes_anywhere",
-            "idle",
-            "in_trouble",
-            "moved_away",
-            "one_way_failed",
-            "quiet",
-            "resolved",
-            "well",
-        }
-    ),
-    "Served": frozenset({"start"}),
-}
-_INNER_MEMBERS["SpooledProducer"] = _INNER_MEMBERS["Producer"]
+# Not for programs: classes behind what they call.
 _INNER_CLASSES = frozenset(
     {"Answering", "Broker", "Cadence", "Handler", "Reach", "ReadOptions", "Start", "LanePolicy"}
 )
@@ -285,7 +267,6 @@ def _members(name: str, kind: type, reached: dict[str, type]) -> Iterator[tuple[
     own = [base for base in reversed(kind.__mro__) if base.__module__.startswith("postroom")]
     made = dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__") or hasattr(kind, "_fields")
     skipped = made or name in _NOT_CONSTRUCTED or getattr(kind, "_is_protocol", False)
-    inner = _INNER_MEMBERS.get(name, frozenset())
     for base in own:
         for one, annotation in vars(base).get("__annotations__", {}).items():
             if not one.startswith("_"):
@@ -303,7 +284,7 @@ def _members(name: str, kind: type, reached: dict[str, type]) -> Iterator[tuple[
             continue
         if issubclass(kind, PostroomError) and one in ("code", "retriable"):
             continue
-        if one in inner or one.startswith("test_"):  # tests are the promises of the store's suite: they grow
+        if one.startswith("test_"):  # tests are the promises of the store's suite: they grow
             continue
         if shown := list(_of_member(one, member, reached)):
             yield one, shown

@@ -54,9 +54,9 @@ for _panel, _functions in _COMMANDS.items():
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
+        import postroom
 
-        typer.echo(f"postroom {version('postroom')}")
+        typer.echo(f"postroom {postroom.__version__}")
         raise typer.Exit
 
 
@@ -68,7 +68,7 @@ def _options(
     as_json: Json = False,
     debug: Debug = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", "-V", callback=_show_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     note_options(ctx, url, shards, as_json, debug)

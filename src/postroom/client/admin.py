@@ -37,6 +37,7 @@ class RateLimits:
     """
 
     _endpoint: Endpoint
+    _queue: str
     _guard: Guard
 
     if TYPE_CHECKING:
@@ -109,6 +110,7 @@ class Admin(FailedMessages, RateLimits):
     """The part of a connection that keeps no state of its own."""
 
     _endpoint: Endpoint
+    _queue: str
     _guard: Guard
 
     # ---- topics ----
@@ -397,6 +399,7 @@ class Admin(FailedMessages, RateLimits):
                 f"there is no topic {topic!r}: {meant} {hint} await mq.create_topic({topic!r})",
                 topic=topic,
                 close=close,
+                queue=self._queue,
             ) from error
 
 

@@ -1,7 +1,8 @@
 """Messages into records and back.
 
-Decides what a message may be made of (bytes; names and sizes within limits) and which record headers are
-Postroom's own. Must never let a wrong message through: a whole list is checked before any of it is stored.
+Decides what a message may be made of (names and sizes within limits; what a value is sent as is decided in
+`model.messages.body`) and which record headers are Postroom's own. Must never let a wrong message through: a
+whole list is checked before any of it is stored.
 Both directions have a path for plain messages (no headers, no id) that costs a fraction of a microsecond.
 """
 
@@ -17,6 +18,7 @@ from typing import Any, TypeAlias
 from ..config import DEFAULTS
 from ..errors import InvalidMessage, InvalidSetting, MessageTooLarge
 from ..model.messages.batch import Headers, Record
+from ..model.messages.body import encode
 from ..model.messages.requests import REPLY_TO, REQUEST, asked
 from ..model.messages.timestamps import check_sent
 from ..model.moves.schedule import SLOT_HEADER
@@ -31,6 +33,7 @@ __all__ = [
     "as_datetime",
     "as_key",
     "due_at",
+    "listed",
     "new_id",
     "pack",
     "pack_all",
@@ -131,8 +134,28 @@ def pack(message: Message, now_ms: int, due: int = 0, slot: int | None = None) -
     )
 
 
-def pack_all(messages: Sequence[Message], now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
-    """A list of messages, all or none."""
+def listed(messages: Iterable[Any]) -> list[Any]:
+    """Return what `send_many` was given, as a list; one value that can be iterated is refused."""
+    if type(messages) is list:
+        return messages
+    single = isinstance(messages, str | bytes | bytearray | memoryview | Mapping | Message)
+    if single or hasattr(messages, "_fields") or hasattr(type(messages), "__pydantic_validator__"):
+        raise InvalidMessage(
+            f"send_many takes a list of messages or values, and this is one {type(messages).__name__}: "
+            "use send for it, or write [it]"
+        )
+    try:
+        return list(messages)
+    except TypeError:
+        if hasattr(messages, "__iter__"):
+            raise
+        raise InvalidMessage(
+            f"send_many takes a list of messages or values, not {type(messages).__name__}: use send for one"
+        ) from None
+
+
+def pack_all(messages: Sequence[Any], now_ms: int, due: int = 0, slot: int | None = None) -> Packed:
+    """A list of messages, or of values that become the messages' bodies: all or none."""
     try:
         plain = None if due else _pack_plain(messages)
     except (UnicodeEncodeError, InvalidMessage, MessageTooLarge):
@@ -140,27 +163,31 @@ def pack_all(messages: Sequence[Message], now_ms: int, due: int = 0, slot: int |
     return _pack_any(messages, now_ms, due, slot) if plain is None else plain
 
 
-def _pack_plain(messages: Sequence[Message]) -> Packed | None:
-    """Messages that are bytes with a key, headers and an id, or without, packed in one pass.
+def _pack_plain(messages: Sequence[Any]) -> Packed | None:
+    """Messages that are a value with a key, headers and an id, or without, packed in one pass.
 
     None, or an error: one of them has more, or something wrong. `_pack_any` knows what to do then.
     """
     entries: list[Entry] = []
+    ids: list[str | None] = []
     add, none, total, keyed, named = entries.append, _NONE, 0, False, False
     limit, longest = DEFAULTS.max_message_bytes, DEFAULTS.max_key_bytes
     for m in messages:
         if type(m) is not Message:
-            return None
+            if isinstance(m, Message):
+                return None
+            m = Message(m)
         value, key, id, headers = m.value, m.key, m.id, none
         if (
-            type(value) is not bytes
-            or m.source is not None
+            m.source is not None
             or m.expires is not None
             or m.timestamp is not None
             or m.delay is not None
             or m.at is not None
         ):
             return None
+        if type(value) is not bytes:
+            value = _as_value(value)
         size = len(value)
         if key is not None:
             if type(key) is str:
@@ -181,8 +208,9 @@ def _pack_plain(messages: Sequence[Message]) -> Packed | None:
         if size > limit:
             return None
         total += size
+        ids.append(id)
         add((key, value, headers))
-    return Packed(entries, total, ids=[m.id for m in messages] if named else None, keyed=keyed)
+    return Packed(entries, total, ids=ids if named else None, keyed=keyed)
 
 
 def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | None) -> Packed:
@@ -190,11 +218,8 @@ def _pack_any(messages: Iterable[object], now_ms: int, due: int, slot: int | Non
     ids: list[str | None] = []
     stamps: list[int | None] = []
     dues: list[int] = []
-    for at, message in enumerate(messages):
-        if not isinstance(message, Message):
-            raise InvalidMessage(
-                f"messages[{at}] is {type(message).__name__}: wrap it, as in postroom.Message(b'…', key='42')"
-            )
+    for at, given in enumerate(messages):
+        message = given if isinstance(given, Message) else Message(given)
         try:
             dues.append(_due(message, now_ms, due))
             ids.append(new_id() if dues[-1] and message.id is None else message.id)
@@ -240,14 +265,12 @@ def _entry(message: Message, now_ms: int, id: str | None, due: int, slot: int | 
 
 
 def _as_value(value: object) -> bytes:
-    if type(value) is bytes:
-        return value
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
-    hint = (
-        "call .encode() on it" if isinstance(value, str) else "encode it, for instance json.dumps(…).encode()"
-    )
-    raise InvalidMessage(f"value must be bytes, not {type(value).__name__}: {hint}")
+    if isinstance(value, Message):  # a Struct, and would be sent as such
+        raise InvalidMessage(
+            f"this is a {type(value).__name__}, not a value: send_many takes messages; send takes "
+            "message.value, key=message.key and so on"
+        )
+    return encode(value)
 
 
 def as_key(key: object) -> bytes:
@@ -314,8 +337,9 @@ def _own_headers(message: Message, id: str | None, visible_ms: int) -> Headers:
         if text is None:
             continue
         if not isinstance(text, str) or not 0 < len(text) <= DEFAULTS.max_key_bytes:
+            hint = "" if isinstance(text, str) else f": write {what}=str(…)"
             raise InvalidMessage(
-                f"{what} must be str of 1 to {DEFAULTS.max_key_bytes} characters; not {text!r}"
+                f"{what} must be str of 1 to {DEFAULTS.max_key_bytes} characters; not {text!r}{hint}"
             )
         own.append((name, _encoded(text, what)))
     if message.expires is not None:

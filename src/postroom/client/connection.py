@@ -41,7 +41,7 @@ from .consumer.reading import Position, Reading, as_start
 from .credentials import Reaching, reaching
 from .forward.spool_producer import Spools
 from .hosting import Served
-from .message import Message, Receipt, Received, Value
+from .message import Receipt, Received, Value
 from .owner_check import Guard
 from .producer.accumulator import Batching
 from .producer.producer import Producer
@@ -92,6 +92,14 @@ class Connecting:
 
     __slots__ = ("_connection", "_open")
 
+    def __getattr__(self, name: str) -> Any:
+        if not name.startswith("_") and hasattr(Connection, name):
+            raise UsageError(
+                f"this is not connected yet, so it has no {name}: write `mq = await postroom.connect(…)`, or "
+                "`async with postroom.connect(…) as mq:`"
+            )
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __init__(self, opening: Callable[[], Awaitable[Connection]]) -> None:
         self._open = opening
         self._connection: Connection | None = None
@@ -138,7 +146,9 @@ async def _open(
         endpoint = await open_endpoint(
             address, clock=clock, migrate=migrate, shards=shards, name=f"program {client_id}"
         )
-    return Connection(endpoint, client_id, clock)
+    connection = Connection(endpoint, client_id, clock)
+    connection._queue = address.shown or (f"sqlite:///{address.path}" if address.path else "")
+    return connection
 
 
 class Connection(Admin, Requesting):
@@ -150,8 +160,9 @@ class Connection(Admin, Requesting):
         limits: Limits = DEFAULTS,
     ) -> None:
         self._limits = limits
-        self.client_id = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self.client_id: str = client_id or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._endpoint = endpoint
+        self._queue = ""  # its address for people; "": it has none
         self._guard = Guard()
         self._heartbeat = Heartbeat(endpoint, self._guard, clock or SystemClock())
         if isinstance(endpoint, RemoteEndpoint):
@@ -182,6 +193,8 @@ class Connection(Admin, Requesting):
     ) -> Receipt:
         """Send a message and wait until it is stored. Concurrent sends share batches.
 
+        The value is bytes, sent as they are, or what a handler's annotation decodes: str, a dataclass, a
+        msgspec Struct, a pydantic model, a dict, a list, a number.
         A repeat of an `id` is dropped if the topic has a `dedup_window`, and only then.
         With `delay` or `at` it is delivered then: to the millisecond and never before, however far
         away; `cancel` takes it back until then.
@@ -202,7 +215,7 @@ class Connection(Admin, Requesting):
     async def send_many(
         self,
         topic: str,
-        messages: Iterable[Message],
+        messages: Iterable[Any],
         *,
         slot: int | None = None,
         delay: Duration | None = None,
@@ -210,6 +223,8 @@ class Connection(Admin, Requesting):
         timeout: Duration = DEFAULTS.send_timeout_ms / 1000,
     ) -> list[Receipt]:
         """Send messages and wait until all are stored. If one is wrong, none is sent.
+
+        An item is a `postroom.Message`, with a key and headers of its own, or a value as `send` takes it.
 
         `delay` or `at` is for those that have none of their own: they are all due at one moment.
         """
@@ -273,7 +288,7 @@ class Connection(Admin, Requesting):
         if found is None:
             self._guard.check()
             if len(self._shared) >= _MOST_SENDERS:
-                self._shared = {name: one for name, one in self._shared.items() if not one.idle}
+                self._shared = {name: one for name, one in self._shared.items() if not one._at_rest}
             batching = Batching(client=self.client_id, tuning=self._limits.tuning.client)
             found = Producer(self._endpoint, self._guard, check_topic(topic), self.route, batching)
             self._shared[topic] = found
@@ -405,11 +420,16 @@ class Connection(Admin, Requesting):
         if not isinstance(self._endpoint, Broker):
             raise UsageError("this connection is itself served by a broker: connect to the store to serve it")
         listening = Listening(host, port, zone, advertise, tls)
-        served = await Served.start(self._endpoint, listening, token)
+        served = await Served._start(self._endpoint, listening, token)
         self._served = [*(one for one in self._served if not one.closed), served]
         return served
 
     # ---- life ----
+
+    @property
+    def _where(self) -> str:
+        """Which queue this is, to stand behind what was looked for in it."""
+        return f" in {self._queue}" if self._queue else ""
 
     @property
     def closed(self) -> bool:

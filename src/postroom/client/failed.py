@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ..endpoint.endpoint import Endpoint
 from ..endpoint.values import DeadLetters, StoppedMessage
 from ..errors import CatalogError, InvalidSetting
+from ..model.delivery.reason import split_reason
 from ..model.messages.batch import records
 from ..model.topology.names import HEADER_PREFIX
 from .codec import Expiry, unpack
@@ -221,6 +222,7 @@ def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
         found = text(name)  # somebody else may have written it
         return int(found) if found.isdecimal() and len(found) < 20 else 0
 
+    reason, traceback = split_reason(text("reason"))
     return DeadLetter(
         topic=message.topic,
         partition=message.partition,
@@ -230,9 +232,10 @@ def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
         value=message.value,
         headers=message.headers,
         timestamp=message.timestamp,
-        reason=text("reason"),
+        reason=reason,
         attempts=number("attempts"),
         dead_at=number("dead-at"),
+        traceback=traceback,
         _partition_id=message._delivery.partition_id,
         _position=message._position,
     )
@@ -241,6 +244,7 @@ def _letter(message: Received, headers: dict[str, bytes | None]) -> DeadLetter:
 def _stopped_message(part: StoppedMessage, group: str) -> Stopped:
     browsed = Browsed(part.topic, part.partition, part.partition_id)
     (message,) = unpack(records(part.batch.data), browsed)  # expired or not: it holds its key
+    reason, traceback = split_reason(part.reason)
     return Stopped(
         topic=message.topic,
         group=group,
@@ -251,7 +255,8 @@ def _stopped_message(part: StoppedMessage, group: str) -> Stopped:
         value=message.value,
         headers=message.headers,
         timestamp=message.timestamp,
-        reason=part.reason,
+        reason=reason,
+        traceback=traceback,
         attempts=part.attempts + message._before,
         since=part.since,
         behind=part.behind,

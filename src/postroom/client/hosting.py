@@ -25,7 +25,7 @@ class Served:
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, broker: Broker, listening: Listening, token: str | None) -> Self:
+    async def _start(cls, broker: Broker, listening: Listening, token: str | None) -> Self:
         if token is None and not _is_loopback(listening.host) and not await _has_principals(broker):
             raise InvalidSetting(
                 f"serve({listening.host!r}) lets others in: give it a token=, which they give to connect(), "

@@ -11,13 +11,14 @@ it is stored now. Must never hold settling state: that belongs to the consumer (
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 import msgspec
 
-from ..errors import InvalidSetting
+from ..errors import DecodeError, InvalidSetting
+from ..model.messages import body
 from ..model.messages.requests import Asked
 from ..units import Duration, Moment, duration_ms, moment_ms
 
@@ -27,6 +28,7 @@ __all__ = [
     "Delivered",
     "Kind",
     "Message",
+    "Readable",
     "Receipt",
     "Received",
     "Stopped",
@@ -34,11 +36,79 @@ __all__ = [
     "id_at",
 ]
 
-Value = bytes | bytearray | memoryview
+Value: TypeAlias = Any
+"""A body: bytes as they are, or what `model.messages.body` makes bytes of."""
+
+T = TypeVar("T")
 Kind = Literal["ack", "retry", "release", "dead", "lane"]
 
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 """Shared by all received messages that have none."""
+
+
+class Readable:
+    """What is stored of a message, in other forms than bytes; each is made when it is asked for."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        @property
+        def value(self) -> bytes: ...
+        @property
+        def headers(self) -> Mapping[str, bytes]: ...
+
+    @property
+    def text(self) -> str:
+        """The value as UTF-8 text; DecodeError if it is none."""
+        return body.text(self.value)
+
+    def json(self) -> Any:
+        """Return what the JSON in the value says; DecodeError if it is none."""
+        return body.from_json(self.value)
+
+    @overload
+    def decode(self, into: type[T]) -> T: ...
+    @overload
+    def decode(self, into: Any) -> Any: ...
+    def decode(self, into: Any) -> Any:
+        """Return the value as a dataclass, a pydantic model, `list[Order]` …: by the rules of handlers."""
+        return body.decode(self.value, into)
+
+    @overload
+    def header(self, name: str) -> str | None: ...
+    @overload
+    def header(self, name: str, default: str) -> str: ...
+    def header(self, name: str, default: str | None = None) -> str | None:
+        """Return a header's value as text; `default` if there is no such header."""
+        found = self.headers.get(name)
+        if found is None:
+            return default
+        try:
+            return found.decode()
+        except UnicodeDecodeError:
+            raise DecodeError(
+                f"header {name!r} is not UTF-8 text: read its bytes with message.headers[{name!r}]"
+            ) from None
+
+
+class _Dated:
+    """When a message was sent: `timestamp`, by clearer names."""
+
+    __slots__ = ()
+    if TYPE_CHECKING:
+
+        @property
+        def timestamp(self) -> int: ...
+
+    @property
+    def timestamp_ms(self) -> int:
+        """When it was sent, in milliseconds since 1970."""
+        return self.timestamp
+
+    @property
+    def sent_at(self) -> datetime:
+        """When it was sent."""
+        return datetime.fromtimestamp(self.timestamp / 1000, UTC)
 
 
 def id_at(partition_id: int, offset: int) -> str:
@@ -86,8 +156,11 @@ class Delivered(Protocol):
     async def extend(self, position: int) -> None: ...
 
 
-class Received(Message, frozen=True, eq=False, gc=False):
-    """A message as a consumer or a reader gets it. Keys and header values are bytes."""
+class Received(Message, Readable, _Dated, frozen=True, eq=False, gc=False):
+    """A message as a consumer or a reader gets it. Keys and header values are bytes.
+
+    `text`, `json()` and `decode(Order)` read the value, `header(name)` a header as text.
+    """
 
     if TYPE_CHECKING:  # narrower than in Message; declaring them anew would move the fields
         value: bytes
@@ -208,8 +281,11 @@ class Receipt(msgspec.Struct, frozen=True, gc=False):
         )
 
 
-class DeadLetter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """A message that a group gave up on. Topic, partition, offset, timestamp: where it was first stored."""
+class DeadLetter(msgspec.Struct, Readable, _Dated, frozen=True, gc=False, kw_only=True):
+    """A message that a group gave up on. Topic, partition, offset, timestamp: where it was first stored.
+
+    `reason` is one line, `traceback` where the handler failed, if it raised.
+    """
 
     topic: str
     partition: int
@@ -222,11 +298,17 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     reason: str
     attempts: int
     dead_at: int  # milliseconds since 1970
+    traceback: str = ""
     _partition_id: int = -1  # where it is in the dead-letter topic
     _position: int = -1
 
+    @property
+    def dead_at_ms(self) -> int:
+        """When the group gave up on it, in milliseconds since 1970."""
+        return self.dead_at
 
-class Stopped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+
+class Stopped(msgspec.Struct, Readable, _Dated, frozen=True, gc=False, kw_only=True):
     """A message that holds its key in a group with exhausted="stop", until somebody decides about it.
 
     Topic, partition, offset, timestamp: where it was first stored.
@@ -246,8 +328,14 @@ class Stopped(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     since: int  # milliseconds since 1970: when it first failed, so its key waits since then
     behind: int | None = None  # how many messages wait behind it; None: not known
     more_behind: bool = False  # at least so many: it was not counted to the end
+    traceback: str = ""  # of its last failure, if its handler raised
     _partition_id: int = -1  # where it is now: the topic itself, or the group's retry topic
     _position: int = -1
+
+    @property
+    def since_ms(self) -> int:
+        """When it first failed, in milliseconds since 1970."""
+        return self.since
 
 
 def _short(value: Any) -> str:

@@ -63,6 +63,11 @@ class TopicInfo:
     internal: bool  # a group's own topic: dead letters, retries
     delayed: int = 0  # sent, and not due yet
 
+    @property
+    def created_at_ms(self) -> int:
+        """When it was created, in milliseconds since 1970."""
+        return self.created_at
+
 
 @dataclass(frozen=True, slots=True)
 class MemberInfo:
@@ -70,6 +75,16 @@ class MemberInfo:
     client: str
     joined_at: int
     until: int
+
+    @property
+    def since_ms(self) -> int:
+        """Since when it is a member (`joined_at`), in milliseconds since 1970."""
+        return self.joined_at
+
+    @property
+    def until_ms(self) -> int:
+        """When it is forgotten unless it is heard of, in milliseconds since 1970."""
+        return self.until
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +99,11 @@ class GroupInfo:
     idle_ms: int | None = None  # nobody has used it for so long; None: it is in use
     made: bool = False  # by the very call that this answers
     fresh: bool = False  # the member begins anew: its own group was made just now, or has settled nothing yet
+
+    @property
+    def created_at_ms(self) -> int:
+        """When it was created, in milliseconds since 1970."""
+        return self.created_at
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,5 @@
-"""The processes of a web server: each has one connection without asyncio, and handlers may run in another
-one.
-
-Decides when a connection is opened: when it is first asked for, in the process that asks. Pre-fork servers
-load the program and then fork; a connection of the parent is of no use in the child, so the child opens its
-own. Must never close what belongs to another process.
+"""The processes of a web server: each has one connection without asyncio (`PerProcess`), and handlers may run
+in another process.
 
 A web server whose handlers run in `postroom worker` beside it cannot ask them, but the queue knows who is
 there: a handler runs if its group has a live member. A worker that died is seen once its lease has passed.
@@ -12,49 +8,18 @@ Must never raise because the queue is away: that is an answer, too.
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
-from .. import sync
 from ..client.app.app import App
 from ..client.app.subscription import Subscription
 from ..client.app.supervisor import AppHealth, HandlerHealth, State
 from ..errors import PostroomError, UnknownTopic
 from ..model.topology.names import member_group
 from ..sync import Connection
+from ..sync.process import PerProcess
 
 __all__ = ["PerProcess"]
-
-
-class PerProcess:
-    """`get()` is the connection of this process; threads share it, and their sends share batches."""
-
-    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self.url, self.options = url, dict(options or {})
-        self._forget()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._forget)
-
-    def _forget(self) -> None:
-        """Without closing: after a fork it is the parent's, and so may be the lock."""
-        self._lock = threading.Lock()
-        self._connection: sync.Connection | None = None
-
-    def get(self) -> sync.Connection:
-        with self._lock:
-            if self._connection is None or self._connection._portal.closed:
-                self._connection = sync.connect(self.url, **self.options)
-            return self._connection
-
-    def close(self) -> None:
-        """A process may end without: what was sent is stored. Asked for once more, it is opened anew."""
-        with self._lock:
-            connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.close()
 
 
 def seen(connection: Callable[[], Connection], app: App) -> AppHealth:

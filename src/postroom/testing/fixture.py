@@ -28,7 +28,7 @@ from ..client.app.worker import Worker
 from ..client.codec import unpack
 from ..client.connection import Connection
 from ..client.consumer.opened import Browsed
-from ..client.message import Received, Value
+from ..client.message import Readable, Received, Value
 from ..clock import ManualClock
 from ..config import DEFAULTS
 from ..endpoint.endpoint import Told
@@ -36,6 +36,7 @@ from ..errors import PostroomError, UsageError
 from ..model.messages.batch import records
 from ..store import open_memory
 from ..store.contract import Appended
+from ..sync.facade import like, wrapped
 from ..sync.portal import LoopThread
 
 __all__ = ["Captured", "Ran", "Sent", "SyncTestQueue", "TestQueue", "capture", "open_sync", "run_until_idle"]
@@ -112,8 +113,8 @@ class TestQueue(Connection):
             self._guard.loop.run_until_complete(self.close())
 
 
-@sync.like(TestQueue)
-class SyncTestQueue(sync.Connection):
+@like(TestQueue)
+class SyncTestQueue(sync.Connection):  # type: ignore[type-var]
     """A queue for plain tests, without asyncio."""
 
     __test__ = False
@@ -125,7 +126,7 @@ def open_sync(clock: ManualClock) -> SyncTestQueue:
         queue._open()
         return queue
 
-    queue: SyncTestQueue = LoopThread(sync.wrapped).call(opened)
+    queue: SyncTestQueue = LoopThread(wrapped).call(opened)
     return queue
 
 
@@ -133,7 +134,9 @@ def open_sync(clock: ManualClock) -> SyncTestQueue:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class Sent(Readable):
+    """A message that was sent; `text`, `json()`, `decode(Order)` and `header(name)` read it."""
+
     topic: str
     value: bytes
     key: bytes | None = None

@@ -25,7 +25,7 @@ from postroom import (
     UnknownPartition,
     UsageError,
 )
-from postroom.client.app.app import load_app
+from postroom.client.app.program import load_app
 from postroom.client.app.subscription import window_for
 from tests.contract.stores import everywhere
 

@@ -197,8 +197,8 @@ def test_a_worker_waits_for_a_topic_that_is_not_there_yet(cli: Cli, tmp_path: Pa
     try:
         line = _logged(process, "parcels")
         _logged(process, "running parcels/billing (bill)")
-        assert "parcels/billing (bill): topic 'parcels' does not exist yet; waiting for it" in line
-        assert "create it with `postroom topic create parcels`" in line
+        assert "parcels/billing (bill): topic 'parcels' does not exist yet in " in line
+        assert "create it with `postroom topic create parcels --url " in line
         cli.ok("topic", "create", "parcels")
         cli.ok("send", "parcels", "hello")
         assert process.stdout is not None and process.stdout.readline() == b"hello\n"
@@ -212,7 +212,7 @@ def test_a_worker_waits_for_a_topic_that_is_not_there_yet(cli: Cli, tmp_path: Pa
     ("decorators", "code", "error", "said"),
     [
         (["group='billing', mode='ordered'"], 1, "group_conflict", "mode cannot be changed"),
-        (["group='billing'", "group='billing'"], 2, "usage", "Give one of them a group of its own"),
+        (["group='billing'", "group='billing'"], 2, "usage", "or give one of them a group of its own"),
         (["group='cache', member='shop-1'"], 2, "usage", "add mode='broadcast', or leave it out"),
         (["group='cache', on_missed=print"], 2, "usage", "on_missed= is for members of a broadcast group"),
     ],

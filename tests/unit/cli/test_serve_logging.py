@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from postroom.cli.operate.serve import JsonLines, TextLines, fields, logging_to_stderr
+from postroom.cli.framework.log_lines import JsonLines, TextLines, fields, logging_to_stderr
 from postroom.serve_settings import ServeSettings
 
 TOKEN = "pst_" + "S3cret-_" * 5 + "abc"

@@ -211,3 +211,10 @@ async def test_wrong_readings() -> None:
             await anext(mq.read("orders", end="now"))
         with pytest.raises(InvalidSetting, match="follow"):
             await anext(mq.read("orders", follow=True, end="latest"))
+
+
+def test_a_connection_that_was_not_awaited_says_so() -> None:
+    connecting = postroom.connect("memory://")
+    with pytest.raises(UsageError, match="not connected yet, so it has no send: write `mq = await"):
+        connecting.send  # type: ignore[attr-defined]  # noqa: B018
+    assert not hasattr(connecting, "no_such_name")

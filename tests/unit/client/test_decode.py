@@ -11,7 +11,8 @@ import pydantic
 import pytest
 
 from postroom import Backoff, Dead, DecodeError, InvalidSetting, Received, RetryLater, UsageError, sync
-from postroom.client.app.handler import Handler, Outcome, decoder, outcome_of
+from postroom.client.app.handler import Handler, Outcome, outcome_of
+from postroom.model.messages.body import decoder
 
 
 @dataclass
@@ -88,7 +89,7 @@ BODY = b'{"id": 7}'
     ],
 )
 def test_a_body_becomes_what_the_annotation_says(annotation: Any, body: bytes, expected: Any) -> None:
-    found = decoder(annotation, handler="h")(body)
+    found = decoder(annotation, where="h")(body)
     assert found == expected
     assert type(found) is type(expected)
 
@@ -112,7 +113,7 @@ def test_a_body_becomes_what_the_annotation_says(annotation: Any, body: bytes, e
 )
 def test_a_body_that_does_not_fit_says_what_did_not_fit(annotation: Any, body: bytes, said: str) -> None:
     with pytest.raises(DecodeError) as caught:
-        decoder(annotation, handler="h")(body)
+        decoder(annotation, where="h")(body)
     assert said in str(caught.value)
     assert len(str(caught.value)) < 600
 
@@ -126,7 +127,7 @@ def test_many_problems_are_summed_up() -> None:
         e: int
 
     with pytest.raises(DecodeError, match="and 2 more"):
-        decoder(Wide, handler="h")(b"{}")
+        decoder(Wide, where="h")(b"{}")
 
 
 @dataclass
@@ -137,7 +138,7 @@ class WithStranger:
 @pytest.mark.parametrize("annotation", [Stranger, WithStranger, list[Stranger], dict[str, Stranger]])
 def test_a_type_that_nothing_can_make_is_refused_at_once(annotation: Any) -> None:
     with pytest.raises(UsageError, match=r"handler bill: .*Stranger"):
-        decoder(annotation, handler="bill")
+        decoder(annotation, where="handler bill")
 
 
 def test_what_a_users_class_raises_is_not_a_misfit() -> None:
@@ -148,7 +149,7 @@ def test_what_a_users_class_raises_is_not_a_misfit() -> None:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        decoder(Fussy, handler="h")(BODY)
+        decoder(Fussy, where="h")(BODY)
 
 
 # ---- parameters ----

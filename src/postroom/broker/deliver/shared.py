@@ -26,7 +26,8 @@ from ...errors import (
     UnknownPartition,
     UsageError,
 )
-from ...model.delivery.delivery import Ask, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp, as_reason
+from ...model.delivery.delivery import Ask, Delivery, Kind, OrderedAsk, Settlement, Span, Stamp
+from ...model.delivery.reason import as_reason
 from ...model.frozen import dataclass
 from ...model.policy.slow_lane import LaneView
 from ...model.topology.names import slow_topic

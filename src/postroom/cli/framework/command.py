@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from ...errors import InvalidSetting, PostroomError, StoreUnavailable
+from ...errors import PostroomError, StoreUnavailable
 from . import exits
 
 if TYPE_CHECKING:
@@ -38,13 +38,10 @@ def shard_urls(options: Iterable[str], environment: str) -> dict[str, str]:
     >>> shard_urls(["b=sqlite:///b2.db"], "b=sqlite:///b.db, c=postgresql://host/queue")
     {'b': 'sqlite:///b2.db', 'c': 'postgresql://host/queue'}
     """
-    parts = [part.strip() for part in environment.split(",") if part.strip()]
-    found = _named(
-        parts,
-        "POSTROOM_SHARDS",
-        "write b=URL,c=URL; a comma inside a URL is not allowed there: write %2C for it, or use --shard",
-    )
-    return found | _named(
+    from ...address import named_urls, shards_named
+
+    found = shards_named(environment, "POSTROOM_SHARDS")
+    return found | named_urls(
         list(options), "--shard", "write a name and a URL, such as --shard b=mysql://host/queue"
     )
 
@@ -52,18 +49,6 @@ def shard_urls(options: Iterable[str], environment: str) -> dict[str, str]:
 def shard_text(urls: Mapping[str, str]) -> str:
     """Return the shards as POSTROOM_SHARDS has them."""
     return ",".join(f"{name}={url.replace(',', '%2C')}" for name, url in urls.items())
-
-
-def _named(parts: list[str], where: str, spelling: str) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for number, part in enumerate(parts, 1):
-        name, equals, url = part.partition("=")
-        if not (equals and name and "://" in url) or "://" in name:
-            raise InvalidSetting(f"{where}, number {number}, is not a shard: {spelling}")
-        if name in found:
-            raise InvalidSetting(f"{where} names shard {name!r} twice: give each name one database")
-        found[name] = url
-    return found
 
 
 DEFAULT_URL = "sqlite:///postroom.db"

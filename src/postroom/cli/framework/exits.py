@@ -101,8 +101,9 @@ def worded(error: Exception | str) -> str:
     if isinstance(error, UnknownTopic) and "topic" in details:
         names = " or ".join(details.get("close", ()))
         meant = f"did you mean {names}? Otherwise make it" if names else "make it"
-        name = details["topic"]
-        return f"there is no topic {name!r}: {meant} with `postroom topic create {name}`"
+        name, queue = details["topic"], details.get("queue")
+        where = f" in {queue}" if queue else ""
+        return f"there is no topic {name!r}{where}: {meant} with `postroom topic create {name}`"
     text = _ALTER_TOPIC.sub(r"`postroom topic alter \1 --dedup-window 10m`", text)
     if isinstance(error, GroupConflict):
         text = _ALTER_GROUP.sub(lambda found: _alter_command(details), text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ...errors import UsageError
+from ...model.delivery.reason import plain_reason
 from ..framework import show
 from ..framework.command import Run, command, family
 from ..framework.exits import say_note
@@ -45,8 +47,19 @@ async def list_letters(
     topic: Topic,
     group: Group,
     limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many at most.")] = 100,
+    by_error: Annotated[
+        bool,
+        typer.Option("--by-error", help="One line for each error, the most frequent first."),
+    ] = False,
 ) -> None:
-    """List a group's dead letters, oldest first."""
+    """List a group's dead letters, oldest first; or what they died of."""
+    if by_error:
+        async with run.connect() as mq:
+            errors = _errors(await mq.dead_letters(topic, group, limit=_EVERY))
+        _ERROR.list(run, errors[:limit], none=_none(topic, group))
+        if len(errors) > limit and not run.json:
+            typer.echo(f"… and {len(errors) - limit} errors more; --limit {limit * 10} shows them")
+        return
     async with run.connect() as mq:
         letters = await mq.dead_letters(topic, group, limit=limit + 1)
     more, letters = len(letters) > limit, letters[:limit]
@@ -57,7 +70,7 @@ async def list_letters(
 
 @command(app, "show")
 async def show_letters(run: Run, topic: Topic, group: Group, id: Ids = None) -> None:
-    """Show dead letters in full: reason, headers, value."""
+    """Show dead letters in full: reason, traceback, headers, value."""
     async with run.connect() as mq:
         letters = await _chosen(mq, topic, group, id)
     _LETTER.details(run, letters, none=_none(topic, group))
@@ -143,6 +156,30 @@ async def _chosen(mq: Connection, topic: str, group: str, ids: list[str] | None)
     return [letter for letter in letters if letter.id in ids]
 
 
+@dataclass(frozen=True, slots=True)
+class _Error:
+    """What several letters died of: their reasons differ in numbers and ids alone."""
+
+    error: str
+    letters: int
+    first_ms: int
+    last_ms: int
+    newest: DeadLetter
+
+
+def _errors(letters: list[DeadLetter]) -> list[_Error]:
+    """The errors of these letters, the most frequent first."""
+    alike: dict[str, list[DeadLetter]] = {}
+    for letter in letters:
+        alike.setdefault(plain_reason(letter.reason), []).append(letter)
+    found = []
+    for error, those in alike.items():
+        times = [letter.dead_at for letter in those]
+        newest = max(those, key=lambda letter: (letter.dead_at, letter.offset))
+        found.append(_Error(error, len(those), min(times), max(times), newest))
+    return sorted(found, key=lambda one: (-one.letters, one.error))
+
+
 def _none(topic: str, group: str) -> str:
     return f"group {group} of topic {topic} has no dead letters"
 
@@ -153,6 +190,7 @@ def _fields(letter: DeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "attempts": letter.attempts,
         "dead_at": show.moment(letter.dead_at),
+        **({"traceback": letter.traceback} if letter.traceback else {}),
     }
 
 
@@ -164,10 +202,30 @@ def _lines(letter: DeadLetter) -> list[tuple[str, str]]:
         ("died", show.moment(letter.dead_at)),
         ("attempts", str(letter.attempts)),
         ("reason", letter.reason or "–"),
+        *([("traceback", letter.traceback.rstrip())] if letter.traceback else []),
         ("key", show.text_of(letter.key)),
         *headers,
         ("value", show.text_of(letter.value)),
     ]
+
+
+_ERROR: View[_Error] = View(
+    fields=lambda one: {
+        "error": one.error,
+        "letters": one.letters,
+        "first": show.moment(one.first_ms),
+        "last": show.moment(one.last_ms),
+        "newest": _fields(one.newest),
+    },
+    columns={
+        "letters": lambda one: show.count(one.letters),
+        "error": lambda one: one.error,
+        "first died": lambda one: show.moment(one.first_ms),
+        "last died": lambda one: show.moment(one.last_ms),
+        "newest id": lambda one: one.newest.id,
+    },
+    numbers=("letters",),
+)
 
 
 _LETTER: View[DeadLetter] = View(

@@ -1,8 +1,8 @@
 """`postroom worker module:app`: run an application's handlers until it is told to stop.
 
-The application names its own queue. A `--url`, with its `--shard`s, is used in its stead, and that is logged;
-they are in POSTROOM_URL and POSTROOM_SHARDS while the application is imported. What handlers do wrong is
-logged to stderr: as lines for people, or with `--json` as objects.
+The application may name its own queue. A `--url` or POSTROOM_URL, with its shards, is used in its stead, and
+that is logged; they are in the environment while the application is imported. What handlers do wrong is
+logged to stderr: as lines for people, or with `--json` as objects; tokens are cut out of both.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 
 from ..framework import show
 from ..framework.command import Run, shard_text
+from ..framework.log_lines import JsonLines, TextLines
 
 __all__ = ["spool", "worker"]
 
@@ -24,6 +25,9 @@ __all__ = ["spool", "worker"]
 def worker(
     run: Run,
     app: Annotated[str, typer.Argument(metavar="MODULE:APP", help="The postroom.App, such as orders:app.")],
+    create: Annotated[
+        bool, typer.Option("--create", help="Create topics of the App that are missing.")
+    ] = False,
 ) -> None:
     """Run the handlers of an App; modules of this folder can be imported. Ctrl-C lets handlers end."""
     here = str(Path.cwd())
@@ -34,34 +38,20 @@ def worker(
     if run.shards:
         os.environ["POSTROOM_SHARDS"] = shard_text(run.shards)
     _log_to_stderr(run)
-    from ...client.app.app import load_app
+    from ...client.app.program import load_app
 
     found = load_app(app)
-    if run.named:
+    if run.chosen:
         found.use(run.url, shards=run.shards or None)
-    found.run()
+    found.run(create=create)
 
 
 def _log_to_stderr(run: Run) -> None:
     """Unless the application has set up its own logging, which it may still do while it is imported."""
     handler = logging.StreamHandler()
-    plain = logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s")
-    handler.setFormatter(_JsonFormatter() if run.json else plain)
+    handler.setFormatter(JsonLines() if run.json else TextLines())
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     logging.getLogger("postroom").setLevel(logging.DEBUG if run.debug else logging.INFO)
-
-
-class _JsonFormatter(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        fields = {
-            "time": show.moment(round(record.created * 1000)),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
-        return show.encoded(fields)
 
 
 # ---- `postroom spool FILE`: what waits in a spool on this machine, why, and which process has it ----

@@ -16,55 +16,57 @@ recurring schedules; and must never stop because of what a handler does.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
-import importlib.util
 import logging
+import os
 import random
-import signal
 import sys
-import threading
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from datetime import tzinfo
-from difflib import get_close_matches
-from types import ModuleType, TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, overload
 
-from ...address import parse
-from ...errors import UsageError
+from ...address import parse, shards_named
+from ...errors import UnknownTopic, UsageError
 from ...model.delivery.retry import Backoff
 from ...model.policy.recurrence import Missed
 from ...model.policy.settings import Exhausted, Mode
 from ...model.policy.slow_lane import SlowLane
-from ...sync.portal import Portal, loop_factory
+from ...sync.portal import Portal
 from ...units import Duration, duration_ms
 from ..connection import Connection, connect
 from ..consumer.driven import DrivenConsumer
 from ..consumer.reading import Position
-from ..message import Message, Receipt, Received, Value
+from ..message import Receipt, Received, Value
 from .call import Middleware, middleware_of, refuse_unused
 from .recurring import Recurring, Ticker, make_recurring, prepare
-from .subscription import AckMode, Batch, MissedHook, Subscription, make_reply, make_subscription
+from .subscription import AckMode, Batch, MissedHook, Subscription, make_reply, make_subscription, merged
 from .supervisor import AppHealth, Keeper
+from .task import HandlerOptions, Registering, RegisteringLists, RunOptions, SendOptions, Task, Ways
 from .worker import ErrorHook, Worker
 
 if TYPE_CHECKING:
+    from ... import sync
     from ..forward.outbox import Outbox, Relay
 
-__all__ = ["App", "find", "load_app", "run"]
+__all__ = ["App"]
 
 
 log = logging.getLogger("postroom.app")
 
 F = TypeVar("F", bound=Callable[..., Any])
+_URL, _SHARDS = "POSTROOM_URL", "POSTROOM_SHARDS"
 
 
 class App:
-    """Handlers, and what runs them. `options` are those of `postroom.connect`; a connection has its own."""
+    """Handlers, and what runs them. `options` are those of `postroom.connect`; a connection has its own.
 
-    def __init__(self, url: str | Connection, *, grace: Duration = 30, **options: Any) -> None:
-        if options and not isinstance(url, str):
+    Without `url` it runs on the queue that POSTROOM_URL names, with the shards of POSTROOM_SHARDS; they are
+    read when the app connects.
+    """
+
+    def __init__(self, url: str | Connection | None = None, *, grace: Duration = 30, **options: Any) -> None:
+        if options and isinstance(url, Connection):
             raise UsageError(f"{', '.join(options)}: options are for an address; this connection has its own")
         self._url, self._options = url, options
         self._grace_s = duration_ms(grace, name="grace") / 1000
@@ -80,13 +82,14 @@ class App:
         self._tickers: list[Ticker] = []
         self._runs: list[asyncio.Task[None]] = []
         self._stopping = asyncio.Event()
+        self._ways = Ways(self)
 
     def use(self, url: str, *, shards: Mapping[str, str] | None = None) -> None:
         """Run on that queue instead of the app's own, as `postroom worker --url` does; before it is started.
 
         Options that are for the app's own queue (token, shards …) do not count there.
         """
-        if not isinstance(self._url, str):
+        if isinstance(self._url, Connection):
             raise UsageError(
                 "the app was made with a connection, and runs on that one: leave --url out, or make the app "
                 "with an address"
@@ -95,13 +98,46 @@ class App:
             raise UsageError("the app runs already: choose its queue before it is started")
         if url == self._url:
             return
-        named, own = (parse(one).shown or one for one in (url, self._url))
-        log.warning("the app runs on %s, as asked for, and not on its own queue, %s", named, own)
+        if self._url is not None:
+            named, own = (parse(one).shown or one for one in (url, self._url))
+            log.warning("the app runs on %s, as asked for, and not on its own queue, %s", named, own)
         kept = {name: value for name, value in self._options.items() if name in ("client_id", "clock")}
         self._url, self._options = url, {**kept, **({"shards": shards} if shards else {})}
 
+    def _reached(self) -> tuple[str, dict[str, Any]]:
+        """The address of the app's queue, and the options to connect with."""
+        assert not isinstance(self._url, Connection)
+        if self._url is not None:
+            return self._url, self._options
+        url, shards = os.environ.get(_URL), shards_named(os.environ.get(_SHARDS, ""), _SHARDS)
+        if not url:
+            raise UsageError(
+                "the app names no queue: set POSTROOM_URL, give `postroom worker` a --url, or write it down, "
+                "as in postroom.App('sqlite:///orders.db')"
+            )
+        return url, {**({"shards": shards} if shards else {}), **self._options}
+
     # ---- what is to be handled ----
 
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        group: str,
+        *,
+        name: str | None = None,
+        batch: None = None,
+        **options: Unpack[HandlerOptions],
+    ) -> Registering: ...
+    @overload
+    def subscribe(
+        self,
+        topic: str,
+        group: str,
+        *,
+        batch: Batch | int | tuple[Any, ...],
+        **options: Unpack[HandlerOptions],
+    ) -> RegisteringLists: ...
     def subscribe(
         self,
         topic: str,
@@ -126,8 +162,13 @@ class App:
         ack: AckMode = "after",
         member: str | None = None,
         on_missed: MissedHook | None = None,
-    ) -> Callable[[F], F]:
+        name: str | None = None,
+    ) -> Any:
         """Register a handler: returns → ack, raises → retry, RetryLater → then, Dead → dead letters.
+
+        The function becomes a task: it is called as before, and `await function.send(body)` sends a message
+        that it will handle. Several tasks share a topic and group if each has a `name`: a message sent to one
+        of them carries it, and a name that no task has is a dead letter.
 
         Its parameters are the body, decoded by annotation, and `message`. With `batch` it takes lists of
         them as one unit of work; it may settle some of the messages itself, and the rest follow its ending.
@@ -148,7 +189,8 @@ class App:
         """
         scope = _caller_names()
 
-        def register(function: F) -> F:
+        def register(function: Any) -> Task[Any, Any, Any]:
+            function = function.function if isinstance(function, Task) else function  # subscribed twice
             settings: dict[str, Any] = {"mode": mode, "order": order, "lease": lease}
             settings |= {"max_attempts": max_attempts, "exhausted": exhausted, "max_hold": max_hold}
             settings |= {"expires": expires, "slow_lane": slow_lane, "member": member}
@@ -156,10 +198,10 @@ class App:
             subscription = make_subscription(
                 function, scope, topic=topic, group=group, concurrency=concurrency, batch=batch,
                 timeout=timeout, retry=retry, ack=ack, window=window, start=start,
-                on_missed=on_missed, **settings,
+                on_missed=on_missed, name=name, **settings,
             )  # fmt: skip
             self._register(subscription)
-            return function
+            return Task(function, subscription, self._ways)
 
         return register
 
@@ -208,7 +250,7 @@ class App:
         timezone: str | tzinfo | None = None,
         missed: Missed = "skip",
         name: str | None = None,
-        **options: Any,
+        **options: Unpack[RunOptions],
     ) -> Callable[[F], F]:
         """Run a function again and again: once for each tick, however many workers there are.
 
@@ -242,6 +284,12 @@ class App:
             if subscription.shares_with(other):
                 raise UsageError(_sharing(other, subscription))
         self._subscriptions.append(subscription)
+        try:
+            for parts in self._by_consumer():
+                merged(parts)
+        except UsageError:
+            self._subscriptions.remove(subscription)
+            raise
 
     def on_error(self, hook: F) -> F:
         """Register a function (async or plain) to be told of failures: it gets the error and the messages."""
@@ -277,15 +325,16 @@ class App:
         return self._connection
 
     @property
-    def sync(self) -> Any:
+    def sync(self) -> sync.Connection:
         """The same for handlers that are plain functions: `app.sync.send(…)`, as of `postroom.sync`."""
-        return self._for_threads(self.connection)
+        found: sync.Connection = self._for_threads(self.connection)
+        return found
 
-    async def send(self, topic: str, value: Value, **options: Any) -> Receipt:
+    async def send(self, topic: str, value: Value, **options: Unpack[SendOptions]) -> Receipt:
         """As `Connection.send`."""
         return await self.connection.send(topic, value, **options)
 
-    async def send_many(self, topic: str, messages: list[Message], **options: Any) -> list[Receipt]:
+    async def send_many(self, topic: str, messages: Iterable[Any], **options: Any) -> list[Receipt]:
         """As `Connection.send_many`."""
         return await self.connection.send_many(topic, messages, **options)
 
@@ -295,8 +344,10 @@ class App:
     def running(self) -> bool:
         return self._connection is not None
 
-    async def start(self) -> None:
+    async def start(self, *, create: bool = False) -> None:
         """Connect, open every consumer, and start. What is wrong is raised here, and nothing runs then.
+
+        With `create`, topics of the handlers that are not there are created, with the usual settings.
 
         What may come by itself is waited for, while the others run: a topic that is not there yet, a store
         that is away for a moment. `health()` and the log say so.
@@ -304,10 +355,14 @@ class App:
         if self.running:
             raise UsageError("the app runs already")
         self._stopping = asyncio.Event()
-        self._connection = (
-            await connect(self._url, **self._options) if isinstance(self._url, str) else self._url
-        )
+        if isinstance(self._url, Connection):
+            self._connection = self._url
+        else:
+            url, options = self._reached()
+            self._connection = await connect(url, **options)
         try:
+            if create:
+                await self._create_topics(self._connection)
             for outbox, where, options in self.outboxes:
                 self._relays.append(outbox.relay(self._connection, where, **options))
                 await self._relays[-1].start()
@@ -367,9 +422,11 @@ class App:
         async with self:
             yield {"postroom": self.connection, "postroom_app": self}
 
-    def run(self) -> None:
-        """Run until SIGINT or SIGTERM; a second one does not wait for handlers."""
-        run(self)
+    def run(self, *, create: bool = False) -> None:
+        """Run until SIGINT or SIGTERM; a second one does not wait for handlers. `create`: as for `start`."""
+        from .program import run
+
+        run(self, create=create)
 
     async def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -378,6 +435,14 @@ class App:
         self._runs, self._keepers, self._tickers = [], [], []
         if connection is not None and connection is not self._url:
             await connection.close()
+
+    async def _create_topics(self, connection: Connection) -> None:
+        for topic in dict.fromkeys(one.topic for one in self._subscriptions):
+            try:
+                await connection.topic(topic)
+            except UnknownTopic:
+                made = await connection.create_topic(topic, exist_ok=True)
+                log.info("created topic %s (%d partitions)%s", topic, made.partitions, connection._where)
 
     # ---- workers ----
 
@@ -416,9 +481,17 @@ class App:
 
     def _make_keepers(self, connection: Connection) -> list[Keeper]:
         return [
-            Keeper(connection, subscription, self._work, self._stopping, lambda: self._grace_s)
-            for subscription in self._subscriptions
+            Keeper(connection, merged(parts), self._work, self._stopping, lambda: self._grace_s)
+            for parts in self._by_consumer()
         ]
+
+    def _by_consumer(self) -> list[list[Subscription]]:
+        """Subscriptions, those together that share a consumer: named tasks of one topic and group."""
+        found: dict[object, list[Subscription]] = {}
+        for one in self._subscriptions:
+            key: object = id(one) if one.broadcast else (one.topic, one.group)
+            found.setdefault(key, []).append(one)
+        return list(found.values())
 
     def _work(self, subscription: Subscription, consumer: DrivenConsumer) -> Worker:
         return Worker(
@@ -431,7 +504,7 @@ class App:
         )
 
     def _for_threads(self, target: Received | Connection) -> Any:
-        from ...sync import for_threads, wrapped
+        from ...sync.facade import for_threads, wrapped
 
         return for_threads(Portal(self.connection._guard.loop, wrapped), target)
 
@@ -440,120 +513,22 @@ async def _let_go(keepers: Iterable[Keeper]) -> None:
     await asyncio.gather(*(keeper.worker.stop(0) for keeper in keepers if keeper.worker is not None))
 
 
-def load_app(target: str) -> App:
-    """The app that "module:app" names."""
-    app: App = find(target, App)
-    return app
-
-
 def _sharing(one: Subscription, other: Subscription) -> str:
-    apart = "another member=, or " if one.broadcast and other.broadcast else ""
+    both = (
+        f"{other.handler.name} and {one.handler.name} both handle topic {one.topic!r} for group {one.group!r}"
+    )
+    if one.task is not None:
+        return f"{both} as task {one.task!r}: give one of them another name="
+    if one.broadcast and other.broadcast:
+        apart = "Give one of them another member=, or a group of its own"
+        return f"{both}: each message would go to one of them at random. {apart}"
     return (
-        f"{other.handler.name} and {one.handler.name} both handle topic {one.topic!r} for group "
-        f"{one.group!r}: each message would go to one of them at random. Give one of them {apart}a group of "
-        "its own"
+        f"{both}: each message would go to one of them at random. Give each a name, as in "
+        f"@app.subscribe({one.topic!r}, group={one.group!r}, name='…'), and send with "
+        f"{one.handler.name}.send(…); or give one of them a group of its own"
     )
 
 
 def _caller_names() -> Mapping[str, Any]:
     """The names where `subscribe` is called, for annotations of types that are local to a function."""
     return dict(sys._getframe(2).f_locals)
-
-
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-def run(app: App) -> None:
-    """Run the app as a program until a signal comes.
-
-    The first SIGINT or SIGTERM lets handlers end (within the app's grace), the second hands back what they
-    are at. Must never leave the process's signal handlers changed.
-    """
-    if not app.subscriptions and not app.outboxes:
-        raise UsageError("the app has no handlers: register some with @app.subscribe(…)")
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
-        runner.run(_run(app))
-
-
-async def _run(app: App) -> None:
-    told = 0
-    stopping: list[asyncio.Task[None]] = []
-
-    def tell() -> None:
-        nonlocal told
-        told += 1
-        log.info(
-            "shutting down; waiting for running handlers"
-            if told == 1
-            else "second signal: cancelling handlers; their messages return to the queue"
-        )
-        stopping.append(asyncio.create_task(app.stop(None if told == 1 else 0)))
-
-    with _signals(tell):
-        await app.start()
-        relaying = [f"the relay of {outbox.table.name}" for outbox, _, _ in app.outboxes]
-        log.info("running %s", ", ".join([*(one.name for one in app.subscriptions), *relaying]))
-        try:
-            await app.wait()
-        finally:
-            await app.stop()
-            await asyncio.gather(*stopping)
-
-
-@contextlib.contextmanager
-def _signals(tell: Callable[[], None]) -> Iterator[None]:
-    """Signals while the app runs; in another thread than the main one there are none to be had."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    before: dict[signal.Signals, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
-    for number in _SIGNALS:
-        try:
-            loop.add_signal_handler(number, tell)
-        except NotImplementedError:  # Windows
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(tell))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            with contextlib.suppress(NotImplementedError):
-                loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-
-def find(target: str, kind: type) -> Any:
-    """What "module:name" names, if it is of that kind."""
-    module_name, colon, name = target.partition(":")
-    if not module_name or not colon or not name:
-        raise UsageError(f"{target!r} names no app: write module:app, such as orders:app for orders.py")
-    module = _module(module_name, target)
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-    if isinstance(found, kind):
-        return found
-    apps = [key for key, value in vars(module).items() if isinstance(value, kind)]
-    hint = f"it has {', '.join(f'{module_name}:{key}' for key in apps)}" if apps else "it has no App at all"
-    what = "there is none of that name" if found is None else f"that is {type(found).__name__}, not an App"
-    raise UsageError(f"{target!r}: {what} in module {module_name}; {hint}")
-
-
-def _module(name: str, target: str) -> ModuleType:
-    if name.endswith(".py") or "/" in name:
-        meant = name.removesuffix(".py").strip("./").replace("/", ".")
-        raise UsageError(f"{target!r}: name the module, not the file: {meant}:{target.partition(':')[2]}")
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-            raise  # the module is there; something it imports is not
-        close = get_close_matches(name, _modules_here(), n=1)
-        meant = f"did you mean {close[0]}?" if close else "is it in this folder, or installed?"
-        raise UsageError(f"{target!r}: there is no module {error.name!r}; {meant}") from None
-
-
-def _modules_here() -> list[str]:
-    from pathlib import Path
-
-    return [path.stem for path in Path.cwd().glob("*.py")]

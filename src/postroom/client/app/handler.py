@@ -1,21 +1,14 @@
 """Handlers: what a function asks for, and what its ending means for the message.
 
-Decides, when a function is registered, which of its parameters is the body and which the message, how it is
-called (awaited, or in a thread), and which decoder the annotation of the body means:
-
-    none, Any, bytes          the body as it is
-    str                       UTF-8
-    pydantic, anywhere in it  pydantic's own validation (only if the program has imported pydantic)
-    anything else             JSON by msgspec: dataclass, Struct, TypedDict, NamedTuple, dict, list, int, …
-
-A type that none of them can make is refused then and there, not when the first message comes. Must never
-guess: a body that does not fit is a DecodeError that says what did not fit. Whatever else a user's own class
-raises while it is made is not ours to judge. Decides, when the function ended, the verdict:
+Decides, when a function is registered, which of its parameters is the body and which the message, and how it
+is called (awaited, or in a thread); what the body's annotation means is decided in `model.messages.body`.
+Decides, when the function ended, the verdict:
 
     returned                      ack
     raised RetryLater             retry, then
     raised Dead                   dead letter, with its reason
     the body does not fit         dead letter, with what did not fit: it will never fit
+    its task is unknown here      dead letter, with the tasks that are known
     raised anything else          retry after the back-off for this attempt, with the error as the reason
 
 Must never read a clock or draw a random number, never run a handler, and never talk to the store.
@@ -25,15 +18,18 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
-from collections.abc import Callable, Iterator, Mapping
+import os
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, NewType, TypeAlias, get_args, get_origin, get_type_hints
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import msgspec
-
-from ...errors import DecodeError, InvalidSetting, UsageError
+from ...errors import DecodeError, InvalidMessage, InvalidSetting, UsageError
+from ...model.delivery.reason import with_traceback
 from ...model.delivery.retry import Backoff
+from ...model.messages.body import Decode, decoder, encode
 from ...units import Duration, Moment, duration_ms, moment_ms
 from ..message import Message, Received
 
@@ -41,159 +37,16 @@ __all__ = [
     "ACK",
     "RELEASE",
     "Dead",
-    "Decode",
     "Failed",
     "Handler",
     "Outcome",
     "Reply",
     "RetryLater",
-    "decoder",
     "encoded",
     "outcome_of",
+    "own_frames",
+    "traced",
 ]
-
-
-Decode: TypeAlias = Callable[[bytes], Any]
-
-_RAW: frozenset[Any] = frozenset({bytes, Any, object})
-_SHOWN_PROBLEMS = 3
-
-
-def decoder(annotation: Any, *, handler: str) -> Decode:
-    """The decoder for an annotation of `handler` (its name, for the message of the error)."""
-    bare = _bare(annotation)
-    if bare in _RAW:
-        return bytes
-    if bare is str:
-        return _text
-    classes = list(_classes(annotation, handler))
-    if any(map(_is_pydantic, classes)):
-        return _pydantic(annotation)
-    strangers = [cls for cls in classes if _is_custom(cls)]
-    if strangers:
-        raise UsageError(
-            f"handler {handler}: a body cannot be decoded into {_name(strangers[0])}; use a dataclass, a "
-            "msgspec Struct, a pydantic model, a TypedDict, dict, list, str or bytes"
-        )
-    return _json(annotation)
-
-
-def _bare(annotation: Any) -> Any:
-    """Without Annotated[…] and NewType around it."""
-    while True:
-        if get_origin(annotation) is Annotated:
-            annotation = get_args(annotation)[0]
-        elif isinstance(annotation, NewType):
-            annotation = annotation.__supertype__
-        else:
-            return annotation
-
-
-# ---- the decoders: each turns what goes wrong into a DecodeError ----
-
-
-def _text(body: bytes) -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise DecodeError(f"the body is not UTF-8 text: byte {error.start} does not fit") from None
-
-
-def _json(annotation: Any) -> Decode:
-    decode = msgspec.json.Decoder(annotation).decode
-    wanted = _name(annotation)
-
-    def decode_json(body: bytes) -> Any:
-        try:
-            return decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise _misfit(wanted, str(error) if body else "it is empty") from None
-
-    return decode_json
-
-
-def _pydantic(annotation: Any) -> Decode:
-    from pydantic import TypeAdapter, ValidationError
-
-    validate = TypeAdapter(annotation).validate_json
-    wanted = _name(annotation)
-
-    def decode_model(body: bytes) -> Any:
-        try:
-            return validate(body)
-        except ValidationError as error:
-            raise _misfit(wanted, _summary(error.errors(include_url=False, include_input=False))) from None
-
-    return decode_model
-
-
-def _misfit(wanted: str, problem: str) -> DecodeError:
-    return DecodeError(f"the body does not fit {wanted}: {problem}")
-
-
-def _summary(problems: list[Any]) -> str:
-    shown = [
-        f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}"
-        for problem in problems[:_SHOWN_PROBLEMS]
-    ]
-    more = len(problems) - len(shown)
-    return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
-
-
-# ---- what an annotation is made of ----
-
-
-class _Custom:
-    """A class that msgspec does not know."""
-
-    def __init__(self, cls: Any) -> None:
-        self.cls = cls
-
-
-def _is_custom(found: Any) -> bool:
-    return isinstance(found, _Custom)
-
-
-def _classes(annotation: Any, handler: str) -> Iterator[Any]:
-    """Every class in an annotation, also those in fields of classes; unknown ones as _Custom."""
-    try:
-        found = msgspec.inspect.type_info(annotation)
-    except (TypeError, NameError) as error:
-        raise UsageError(f"handler {handler}: cannot decode into {_name(annotation)}: {error}") from None
-    waiting, seen = [found], set[Any]()
-    while waiting:
-        node = waiting.pop()
-        cls = getattr(node, "cls", None)
-        if cls is not None and cls in seen:
-            continue
-        seen.add(cls)
-        if isinstance(node, msgspec.inspect.CustomType):
-            yield _Custom(cls)
-        elif cls is not None:
-            yield cls
-        waiting.extend(_parts(node))
-
-
-def _parts(node: Any) -> Iterator[msgspec.inspect.Type]:
-    for name in node.__struct_fields__:
-        value = getattr(node, name)
-        for part in value if isinstance(value, tuple) else (value,):
-            if isinstance(part, msgspec.inspect.Field):
-                yield part.type
-            elif isinstance(part, msgspec.inspect.Type):
-                yield part
-
-
-def _is_pydantic(found: Any) -> bool:
-    cls = found.cls if isinstance(found, _Custom) else found
-    return "pydantic" in sys.modules and hasattr(cls, "__pydantic_validator__")
-
-
-def _name(annotation: Any) -> str:
-    if isinstance(annotation, _Custom):
-        return _name(annotation.cls)
-    name = getattr(annotation, "__name__", None) if not get_args(annotation) else None
-    return name or str(annotation).replace("typing.", "")
 
 
 Reply = tuple[bytes, Mapping[str, str | bytes] | None]
@@ -202,12 +55,9 @@ Reply = tuple[bytes, Mapping[str, str | bytes] | None]
 def encoded(returned: Any) -> Reply:
     """Return the body and the headers of a reply, from what a handler returned.
 
-        bytes, bytearray, memoryview   the body as it is
-        str                            UTF-8
         None                           an empty body
         postroom.Message               its value, by these same rules, and its headers
-        a pydantic model               its JSON
-        anything else                  JSON by msgspec: dataclass, Struct, dict, list, int, …
+        anything else                  as it would be sent: see `model.messages.body`
 
     Must never guess: what none of them can encode is a UsageError that names the type.
     """
@@ -217,21 +67,15 @@ def encoded(returned: Any) -> Reply:
 
 
 def _body(value: Any) -> bytes:
-    if isinstance(value, bytes | bytearray | memoryview):
-        return bytes(value)
     if value is None:
         return b""
-    if isinstance(value, str):
-        return value.encode()
-    dump = getattr(value, "model_dump_json", None)
-    if dump is not None and hasattr(type(value), "__pydantic_validator__"):
-        return str(dump()).encode()
     try:
-        return msgspec.json.encode(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        return encode(value)
+    except InvalidMessage as error:
+        why = error.details["problem"]
         raise UsageError(
-            f"the handler returned {type(value).__name__}, which cannot be sent ({error}): return bytes, "
-            "str, a dataclass, a msgspec Struct, a pydantic model, a dict, or a postroom.Message with headers"
+            f"the handler returned {type(value).__name__}, which cannot be sent ({why}): return bytes, str, "
+            "a dataclass, a msgspec Struct, a pydantic model, a dict, or a postroom.Message with headers"
         ) from None
 
 
@@ -239,6 +83,8 @@ def _body(value: Any) -> bytes:
 
 
 _REASON_CHARACTERS = 500
+_HEADING = "Traceback (most recent call last):\n"
+_PACKAGE = str(Path(__file__).parents[2]) + os.sep
 
 
 class RetryLater(Exception):
@@ -293,7 +139,7 @@ class Failed:
 def outcome_of(error: BaseException, retry: Backoff, attempt: int, fraction: float) -> Outcome:
     """The verdict on a message whose handling raised; `fraction` is the caller's random number."""
     if isinstance(error, Dead):
-        return Outcome("dead", reason=_cut(error.reason))
+        return Outcome("dead", reason=_traced(_cut(error.reason), error))
     if isinstance(error, DecodeError):
         return Outcome("dead", reason=_cut(str(error)))
     delay_ms, at_ms, reason = None, None, ""
@@ -301,12 +147,32 @@ def outcome_of(error: BaseException, retry: Backoff, attempt: int, fraction: flo
         delay_ms, at_ms, reason = error.delay_ms, error.at_ms, error.reason
     if delay_ms is None:
         delay_ms = retry.delay_ms(max(1, attempt), fraction)
-    return Outcome("retry", delay_ms, at_ms, _cut(reason or _described(error)))
+    return Outcome("retry", delay_ms, at_ms, _traced(_cut(reason or _described(error)), error))
 
 
 def _described(error: BaseException) -> str:
     text = str(error)
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _traced(said: str, error: BaseException) -> str:
+    """The reason with the traceback; where the handler chose its words, only if another error led to them."""
+    if error.__traceback__ is None or (isinstance(error, RetryLater | Dead) and error.__cause__ is None):
+        return said
+    return with_traceback(said, traced(error).removeprefix(_HEADING))
+
+
+def own_frames(error: BaseException) -> TracebackType | None:
+    """Return the traceback from where the handler begins: what called it is the same for all of them."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_PACKAGE):
+        trace = trace.tb_next
+    return error.__traceback__ if trace is None else trace
+
+
+def traced(error: BaseException) -> str:
+    """Return the traceback as text, from where the handler begins."""
+    return "".join(traceback.format_exception(type(error), error, own_frames(error)))
 
 
 def _cut(text: str) -> str:
@@ -326,6 +192,7 @@ class Handler:
     decode: Decode | None  # None: it does not ask for the body
     body: str | None  # the parameter that takes the body, if it must go by name
     message: str | None  # the parameter that takes the message
+    annotation: Any = bytes  # of the body; with lists, of one in them
 
     @staticmethod
     def of(function: Callable[..., Any], *, many: bool, scope: Mapping[str, Any]) -> Handler:
@@ -340,10 +207,11 @@ class Handler:
                 message = _once(message, parameter.name, name)
             else:
                 body = _once(body, parameter.name, name)
-        decode = None
+        decode, annotation = None, bytes
         if body is not None:
-            decode = decoder(_body_type(hints.get(body, bytes), many, name), handler=f"{name}({body})")
-        return Handler(function, name, _is_async(function), decode, body, message)
+            annotation = _body_type(hints.get(body, bytes), many, name)
+            decode = decoder(annotation, where=f"handler {name}({body})")
+        return Handler(function, name, _is_async(function), decode, body, message, annotation)
 
     def arguments(self, body: Any, message: Any) -> dict[str, Any]:
         """What to call the function with."""

@@ -24,22 +24,20 @@ answer is not stored.
 from __future__ import annotations
 
 import inspect
-import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias
 
 from ...config import DEFAULTS
 from ...errors import InvalidSetting, PostroomError, RequestFailed, UsageError
 from ...model.delivery.retry import Backoff
 from ...model.messages.requests import Failure
-from ...model.topology.names import check_broadcast, check_group, check_member, check_topic
+from ...model.topology.names import check_broadcast, check_group, check_member, check_task, check_topic
 from ...units import Duration, duration_ms, size_bytes
 from ..admin import group_wish
 from ..message import Received
 from ..requests import answer, answers_of, fail
-from .handler import Dead, Failed, Handler, RetryLater, encoded
+from .handler import Dead, Failed, Handler, RetryLater, encoded, traced
 
 __all__ = [
     "AckMode",
@@ -49,6 +47,7 @@ __all__ = [
     "Subscription",
     "make_reply",
     "make_subscription",
+    "merged",
     "smallest_window",
     "window_for",
 ]
@@ -122,6 +121,8 @@ class Subscription:
     consumer: Mapping[str, Any]  # what the group is asked for: mode, order, start, lease, max_attempts, …
     answering: Answering | None = None
     on_missed: MissedHook | None = None
+    task: str | None = None  # its name among the tasks of the topic and group
+    tasks: tuple[Subscription, ...] = ()  # several that share a consumer; this stands for all of them
 
     @property
     def member(self) -> str | None:
@@ -136,12 +137,15 @@ class Subscription:
     @property
     def name(self) -> str:
         member = "" if self.member is None else f"@{self.member}"
-        return f"{self.topic}/{self.group}{member} ({self.handler.name})"
+        handlers = ", ".join(one.handler.name for one in self.tasks or (self,))
+        return f"{self.topic}/{self.group}{member} ({handlers})"
 
     def shares_with(self, other: Subscription) -> bool:
         """Whether each message would go to this handler or the other, at random."""
         if (self.topic, self.group) != (other.topic, other.group):
             return False
+        if self.task != other.task:
+            return False  # a message says which of them it is for
         apart = self.member != other.member or self.member is None
         return not (self.broadcast and other.broadcast and apart)
 
@@ -159,6 +163,7 @@ def make_subscription(
     ack: AckMode,
     window: int | None,
     on_missed: MissedHook | None = None,
+    name: str | None = None,
     **consumer: Any,
 ) -> Subscription:
     if not isinstance(retry, Backoff):
@@ -171,6 +176,11 @@ def make_subscription(
     lists = Batch.of(batch)
     _check_consumer(group, **consumer)
     _check_on_missed(on_missed, consumer["mode"])
+    if name is not None and (lists is not None or consumer["mode"] == "broadcast"):
+        what = "batch=" if lists is not None else "mode='broadcast'"
+        raise UsageError(
+            f"name={name!r} tells tasks of one group apart, and {what} has but one: leave it out"
+        )
     return Subscription(
         topic=check_topic(topic),
         group=check_group(group),
@@ -183,6 +193,42 @@ def make_subscription(
         window=None if window is None else _whole("window", window, 2**31),
         consumer={name: value for name, value in consumer.items() if value is not None},
         on_missed=on_missed,
+        task=None if name is None else check_task(name),
+    )
+
+
+_SHARED = ("concurrency", "batch", "window", "ack", "answering", "on_missed")  # one consumer has one of each
+
+
+def merged(parts: Sequence[Subscription]) -> Subscription:
+    """Return one subscription for the tasks of a topic and group: they share its consumer and its lanes.
+
+    Each keeps its own timeout and retry. What belongs to the consumer or the group is named by one of them,
+    or by all alike; else UsageError.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    settings = dict(first.consumer)
+    for other in parts[1:]:
+        for name in _SHARED:
+            _refuse_unlike(first, other, name, getattr(first, name), getattr(other, name))
+        for name, value in other.consumer.items():
+            _refuse_unlike(first, other, name, settings.setdefault(name, value), value)
+    return replace(first, consumer=settings, tasks=tuple(parts), task=None)
+
+
+def _refuse_unlike(one: Subscription, other: Subscription, name: str, mine: object, others: object) -> None:
+    if mine == others:
+        return
+    if name in ("answering", "batch"):
+        raise UsageError(
+            f"{one.handler.name} and {other.handler.name} cannot share topic {one.topic!r} and group "
+            f"{one.group!r}: handlers of lists and of requests have a group of their own; give one another"
+        )
+    raise UsageError(
+        f"{one.handler.name} has {name}={mine!r} and {other.handler.name} has {name}={others!r}: tasks of "
+        "one topic and group share it; give both the same, or one of them another group"
     )
 
 
@@ -270,7 +316,6 @@ def _whole(name: str, value: object, most: int = _MOST_AT_ONCE) -> int:
 
 _MOST_CHARACTERS = 2000  # of what a requester is told
 _RETRY = Backoff(1, 2, "10m")  # of messages that are no requests
-_HERE = Path(__file__).parent
 
 
 def make_reply(
@@ -313,7 +358,7 @@ class _Replying:
         text = str(error) or type(error).__name__
         if len(text) > _MOST_CHARACTERS:
             text = text[: _MOST_CHARACTERS - 1] + "…"
-        return Failure(_kind(error), text, _traced(error) if self._traceback else "")
+        return Failure(_kind(error), text, traced(error) if self._traceback else "")
 
 
 def _comes_again(message: Received, error: BaseException) -> bool:
@@ -324,14 +369,6 @@ def _comes_again(message: Received, error: BaseException) -> bool:
         return message.expires is None or error.at_ms < message.expires.timestamp() * 1000
     delay_ms = _RETRY.delay_ms(max(1, message.attempt), 1.0) if error.delay_ms is None else error.delay_ms
     return delay_ms < answers_of(message).ms_left(message)
-
-
-def _traced(error: BaseException) -> str:
-    """From where the handler begins."""
-    trace = error.__traceback__
-    while trace is not None and Path(trace.tb_frame.f_code.co_filename).parent == _HERE:
-        trace = trace.tb_next
-    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _kind(error: BaseException) -> str:

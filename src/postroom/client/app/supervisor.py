@@ -111,8 +111,9 @@ def is_final(error: BaseException) -> bool:
 class Standing:
     """The state of one handler, and what the log was told of it."""
 
-    def __init__(self, name: str, topic: str, group: str) -> None:
+    def __init__(self, name: str, topic: str, group: str, queue: str = "") -> None:
         self._name, self._topic, self._group = name, topic, group
+        self._queue = queue  # its address for people
         self._state: State = "waiting"
         self._since = datetime.now(UTC)
         self._error: str | None = "it has not started yet"
@@ -141,7 +142,9 @@ class Standing:
         if text == self._told:
             return
         self._told = text
-        if joins_again or isinstance(error, UnknownTopic):
+        if isinstance(error, UnknownTopic):
+            log.warning("%s: %s", self._name, self._waiting_for(error, self._queue))
+        elif joins_again:
             log.warning("%s: %s", self._name, text)
         elif self._state == "waiting":
             log.warning("%s starts again after an error: %r", self._name, error, exc_info=error)
@@ -154,13 +157,16 @@ class Standing:
             self._state, self._since = state, datetime.now(UTC)
         self._error = error
 
-    def _waiting_for(self, error: UnknownTopic) -> str:
+    def _waiting_for(self, error: UnknownTopic, queue: str = "") -> str:
+        """`queue`: for the log alone; health may be shown to anybody."""
         topic = str(error.details.get("topic", self._topic))
         close: Sequence[str] = error.details.get("close", ())
         meant = f" (did you mean {' or '.join(map(repr, close))}?)" if close else ""
         gone = "was deleted" if self._ran else "does not exist yet"
+        where, option = (f" in {queue}", f" --url {queue}") if queue else ("", "")
         return (
-            f"topic {topic!r} {gone}{meant}; waiting for it — create it with `postroom topic create {topic}`"
+            f"topic {topic!r} {gone}{where}{meant}; waiting for it — create it with `postroom topic create "
+            f"{topic}{option}`, or start the worker with --create"
         )
 
 
@@ -324,7 +330,9 @@ class Keeper:
         self._before: GroupInfo | None = None  # what it joined last
         self._owed = False  # `on_missed` is to be called before a message is handled
         self._tries = 0  # since it ran
-        self._standing = Standing(subscription.name, subscription.topic, subscription.group)
+        self._standing = Standing(
+            subscription.name, subscription.topic, subscription.group, connection._queue
+        )
 
     @property
     def health(self) -> HandlerHealth:

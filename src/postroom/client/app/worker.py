@@ -8,6 +8,9 @@ verdict travels.
 Must never let a handler end a lane, whatever it raises; never give a verdict while the handler still runs,
 except to hand the message back when the app stops and the grace is over; and never run more at once than the
 subscription says.
+
+Several tasks may share a worker: each message goes to the task it names, a message that names none to the one
+without a name, or to the only one there is. A name that nobody has is a dead letter: never another's message.
 """
 
 from __future__ import annotations
@@ -17,16 +20,20 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from time import monotonic
 from typing import Any, TypeAlias
 
-from ...errors import DecodeError, RequestFailed
+from ...errors import DecodeError, RequestFailed, UnknownTask
+from ...model.topology.names import TASK_HEADER
 from ...tasks import end
+from ...units import format_duration
 from ..consumer.driven import DrivenConsumer
 from ..message import Received
 from ..tracing import unfit
 from .call import Caller, Middleware, being_cancelled
-from .handler import ACK, RELEASE, Dead, Failed, RetryLater, outcome_of
+from .handler import ACK, RELEASE, Dead, Failed, Outcome, RetryLater, outcome_of, own_frames
 from .subscription import Subscription, window_for
 
 __all__ = ["ErrorHook", "Worker"]
@@ -37,6 +44,14 @@ ErrorHook: TypeAlias = Callable[[BaseException, list[Received]], Awaitable[None]
 
 _SMOOTHING = 0.1  # how fast the measured cost of a message follows the last one
 _MOST_READY = 500
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A handler of the worker, and how it is called."""
+
+    subscription: Subscription
+    caller: Caller
 
 
 class Worker:
@@ -65,7 +80,13 @@ class Worker:
         self._stopping = False
         self._lanes: list[asyncio.Task[None]] = []
         self._feeder: asyncio.Task[None] | None = None
-        self._caller = Caller(subscription, for_thread, middleware)
+        self._tasks = {
+            one.task: _Task(one, Caller(one, for_thread, middleware))
+            for one in subscription.tasks or (subscription,)
+        }
+        self._first = next(iter(self._tasks.values()))
+        self._unnamed = self._first if len(self._tasks) == 1 else self._tasks.get(None)  # for what names none
+        self._address = f"{subscription.group}/".encode()
         consumer.serves(subscription.concurrency, one_per_key=subscription.batch is None)
 
     # ---- life ----
@@ -99,7 +120,8 @@ class Worker:
                 await self.consumer.stop([m for unit in self._at_work.values() for m in unit])
             await self._end_lanes(grace_s)
         finally:
-            self._caller.close()
+            for task in self._tasks.values():
+                task.caller.close()
             await self.consumer.finish()
 
     def hurry(self) -> None:
@@ -241,11 +263,14 @@ class Worker:
 
     async def _handle(self, unit: list[Received]) -> None:
         unit = self.consumer.begin(unit)
-        bodies, unit = await self._decoded(unit)
+        task = self._unnamed
+        if task is None or any(message.headers for message in unit):  # which may name a task
+            task, unit = await self._addressed(unit)
+        bodies, unit = await self._decoded(task, unit)
         if not unit:
             return
         try:
-            failures = await self._caller.call(bodies, unit)
+            failures = await task.caller.call(bodies, unit)
         except BaseException as gone:  # the lane was cancelled, or the program ends: not an attempt
             self.consumer.settle(unit, RELEASE)
             raise gone
@@ -253,11 +278,48 @@ class Worker:
             wrong = {id(message) for failed in failures for message in failed.messages}
             self.consumer.settle([m for m in unit if id(m) not in wrong] if wrong else unit, ACK)
         for failed in failures:
-            await self._failed(failed)
+            await self._failed(task, failed)
 
-    async def _decoded(self, unit: list[Received]) -> tuple[list[Any], list[Received]]:
+    async def _addressed(self, unit: list[Received]) -> tuple[_Task, list[Received]]:
+        """The task that the messages are for, and those of them that are for one of this worker's.
+
+        Where there are several tasks, a unit is one message.
+        """
+        task, known = self._first, []
+        for message in unit:
+            named = message.headers.get(TASK_HEADER, b"") if message.headers else b""
+            if named.startswith(self._address):  # else it is for another group, which sees the topic too
+                found = self._tasks.get(named[len(self._address) :].decode(errors="replace"))
+            else:
+                named, found = b"", self._unnamed
+            if found is None:
+                await self._unfit(self._first, message, self._unknown(named))
+            else:
+                task = found
+                known.append(message)
+        return task, known
+
+    def _unknown(self, named: bytes) -> UnknownTask:
+        names = ", ".join(repr(name) for name in self._tasks if name is not None) or "none"
+        if not named:
+            return UnknownTask(
+                f"the message names no task, and this app has several for it: {names}; send with "
+                f"task.send(…), or with the header {TASK_HEADER}"
+            )
+        return UnknownTask(
+            f"the message is for task {named.decode(errors='replace')!r}, and this app knows {names}: deploy "
+            "a worker that has the task, then redrive"
+        )
+
+    async def _unfit(self, task: _Task, message: Received, error: Exception) -> None:
+        """A message that no handler gets."""
+        unfit(task.subscription, message, error)
+        for failed in await task.caller.told([message], error):
+            await self._failed(task, failed)
+
+    async def _decoded(self, task: _Task, unit: list[Received]) -> tuple[list[Any], list[Received]]:
         """Bodies, and the messages they are of; those that do not fit are failures of their own."""
-        decode = self.subscription.handler.decode
+        decode = task.subscription.handler.decode
         if decode is None:
             return [], unit
         bodies, fitting = [], []
@@ -266,14 +328,12 @@ class Worker:
                 bodies.append(decode(message.value))
                 fitting.append(message)
             except Exception as error:
-                unfit(self.subscription, message, error)
-                for failed in await self._caller.told([message], error):
-                    await self._failed(failed)
+                await self._unfit(task, message, error)
         return bodies, fitting
 
     # ---- failures ----
 
-    async def _failed(self, failed: Failed) -> None:
+    async def _failed(self, task: _Task, failed: Failed) -> None:
         error, unit = failed.error, failed.messages
         by_attempt: dict[int, list[Received]] = {}
         for message in unit:
@@ -281,21 +341,48 @@ class Worker:
         fraction = self._fraction()
         for attempt, messages in by_attempt.items():
             told = failed.answered  # its requester knows, and decides
-            outcome = ACK if told else outcome_of(error, self.subscription.retry, attempt, fraction)
-            self.consumer.settle(messages, outcome)
-        self._tell(error, unit)
+            outcome = ACK if told else outcome_of(error, task.subscription.retry, attempt, fraction)
+            open = self.consumer.settle(messages, outcome)
+            next_step = self._next_step(outcome, attempt, open=open)
+            unknown = isinstance(error, UnknownTask)
+            self._tell(self._name if unknown else task.subscription.handler.name, error, messages, next_step)
         if self._on_error is not None:
             await self._call_hook(self._on_error, error, unit)
 
-    def _tell(self, error: BaseException, unit: list[Received]) -> None:
+    def _next_step(self, outcome: Outcome, attempt: int, *, open: bool) -> str:
+        """What becomes of messages that failed, for people."""
+        group = self.consumer.settings
+        if outcome is ACK:
+            return "its requester was told, and it is not tried again"
+        if self.subscription.ack == "on_delivery":
+            return "not tried again, since it was acked on delivery"
+        if not open:
+            return "the handler had settled it already"
+        if outcome.kind == "dead":
+            return "moved to dead letters"
+        if attempt >= group.max_attempts:
+            where = f"{self.subscription.topic} {self.subscription.group}"
+            stops = f"stopped, and its key waits: see `postroom stopped list {where}`"
+            return stops if group.exhausted == "stop" else "moved to dead letters"
+        if outcome.at_ms is not None:
+            at = datetime.fromtimestamp(outcome.at_ms / 1000, UTC)
+            return f"again at {at.isoformat(timespec='seconds')}"
+        return f"again in {format_duration(outcome.delay_ms)}"
+
+    def _tell(self, handler: str, error: BaseException, unit: list[Received], next_step: str) -> None:
         first = unit[0]
-        what = f"{first.topic}/{first.partition} offset {first.offset}, attempt {first.attempt}"
+        key = "" if first.key is None else f", key {first.key.decode(errors='backslashreplace')!r:.100}"
+        where = f"{first.topic}/{first.partition} offset {first.offset}"
+        tries = f"attempt {first.attempt} of {self.consumer.settings.max_attempts}"
+        what = f"message {first.id}{key}, {where}, {tries}"
         if len(unit) > 1:
             what += f", and {len(unit) - 1} more"
         expected = isinstance(error, RetryLater | Dead | RequestFailed)
         level = logging.INFO if expected else logging.WARNING
-        trace = None if expected or isinstance(error, DecodeError) else error
-        log.log(level, "handler %s: %s: %r", self.subscription.handler.name, what, error, exc_info=trace)
+        trace = None
+        if not expected and not isinstance(error, DecodeError):
+            trace = (type(error), error, own_frames(error))
+        log.log(level, "handler %s: %s: %r; %s", handler, what, error, next_step, exc_info=trace)
 
     async def _call_hook(self, hook: ErrorHook, error: BaseException, unit: list[Received]) -> None:
         try:

@@ -20,6 +20,7 @@ from typing import Any, Self
 from ...backoff import pause
 from ...endpoint.values import Verdict
 from ...errors import UnknownGroup, UnknownTopic
+from ...model.policy.settings import GroupSettings
 from ..app.handler import ACK, RELEASE, Outcome
 from ..message import Received
 from .consumer import Consumer
@@ -49,6 +50,12 @@ class DrivenConsumer(Consumer):
     def of(cls, plain: Consumer) -> Self:
         """Return the same member for an app to drive; the plain one was not entered, and is not used."""
         return cls(plain._endpoint, plain._guard, plain._heartbeat, plain._settings, plain._explain)
+
+    @property
+    def settings(self) -> GroupSettings:
+        """The settings of the group as it was joined."""
+        assert self._joined is not None
+        return self._joined.settings
 
     # ---- taking ----
 
@@ -96,15 +103,17 @@ class DrivenConsumer(Consumer):
 
     # ---- verdicts ----
 
-    def settle(self, messages: Sequence[Received], outcome: Outcome) -> None:
-        """Put a verdict on its way, for those of the messages that nobody has settled."""
+    def settle(self, messages: Sequence[Received], outcome: Outcome) -> bool:
+        """Put a verdict on its way for those that nobody has settled; returns whether there are any."""
         if outcome.kind == "ack":
             if not self._acks:
                 self._begin()
                 self._loop.call_soon(self._send_acks)
             self._acks += messages
-        else:
-            self._submit(_open_runs(messages), outcome)
+            return True
+        runs = _open_runs(messages)
+        self._submit(runs, outcome)
+        return bool(runs)
 
     def _send_acks(self) -> None:
         messages, self._acks = self._acks, []

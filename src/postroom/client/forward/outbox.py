@@ -39,6 +39,7 @@ from ...errors import LeaseLost, UsageError
 from ...tasks import end
 from ...units import Duration, Moment, duration_ms
 from .. import databases
+from ..codec import listed
 from ..databases import Opening, opening
 from ..message import Message, Value
 from .forwarder import Forwarder, Trouble
@@ -228,16 +229,16 @@ class Outbox:
         self,
         connection: Any,
         topic: str,
-        messages: Iterable[Message],
+        messages: Iterable[Any],
         *,
         slot: int | None = None,
         delay: Duration | None = None,
         at: Moment | None = None,
     ) -> Any:
         """Several, in their order; if one is wrong, none is written. Async as `send` is."""
-        return self._send(connection, topic, list(messages), slot=slot, delay=delay, at=at)
+        return self._send(connection, topic, listed(messages), slot=slot, delay=delay, at=at)
 
-    def _send(self, connection: Any, topic: str, messages: Sequence[Message], **when: Any) -> Any:
+    def _send(self, connection: Any, topic: str, messages: Sequence[Any], **when: Any) -> Any:
         rows = rows_of(topic, messages, self._clock.now_ms(), **when)
         connection = resolved(connection)
         if not is_awaited(connection):

@@ -24,7 +24,6 @@ from ...units import Duration, Moment
 from .. import databases
 from ..codec import due_at, pack_all
 from ..databases import Kind, Theirs
-from ..message import Message
 from ..producer.producer import check_slot
 from ..tracing import posting
 from .forwarder import as_rows
@@ -54,7 +53,7 @@ Row = tuple[str, bytes | None, bytes, bytes, bytes | None, int, int | None, int,
 
 def rows_of(
     topic: str,
-    messages: Sequence[Message],
+    messages: Sequence[Any],
     now_ms: int,
     *,
     slot: int | None = None,

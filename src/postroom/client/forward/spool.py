@@ -37,7 +37,7 @@ from ...units import Duration, Moment, duration_ms
 from ...wire.client.remote import RemoteEndpoint
 from ..connection import Connecting, Connection, connect
 from ..credentials import reaching
-from ..message import Message, Receipt, Value
+from ..message import Receipt, Value
 from ..owner_check import Guard
 from .forwarder import Trouble
 from .spool_file import Spooled
@@ -67,7 +67,7 @@ class Spool:
         migrate: bool = False,
         clock: Clock | None = None,
     ) -> None:
-        self.path = path_of(path)
+        self.path: Path = path_of(path)
         self.connection: Connection | None = None  # to brokers at once; to a database, when it is there
         self._limit = limit_of(spool_bytes)
         self._clock = clock or SystemClock()
@@ -111,7 +111,7 @@ class Spool:
     async def send_many(
         self,
         topic: str,
-        messages: Iterable[Message],
+        messages: Iterable[Any],
         *,
         slot: int | None = None,
         delay: Duration | None = None,

@@ -19,7 +19,7 @@ from ...endpoint.endpoint import Endpoint
 from ...errors import ClosedError, InvalidSetting, PostroomError, SendTimeout, UsageError
 from ...model.topology.route import Route
 from ...units import Duration, Moment, duration_ms
-from ..codec import Packed, as_datetime, due_at, pack, pack_all
+from ..codec import Packed, as_datetime, due_at, listed, pack, pack_all
 from ..message import Message, Receipt, Value
 from ..owner_check import Guard
 from ..tracing import posting, sending
@@ -84,7 +84,7 @@ class Producer:
         at: Moment | None = None,
         timeout: Duration | None = None,
     ) -> Receipt:
-        """Send a message and wait until it is stored.
+        """Send a message and wait until it is stored. What the value may be: see `Connection.send`.
 
         With `delay` or `at` it is stored aside and delivered then; `cancel` takes it back until then. A
         repeat of an `id` is dropped if the topic has a `dedup_window`, and only then.
@@ -95,20 +95,19 @@ class Producer:
 
     async def send_many(
         self,
-        messages: Iterable[Message],
+        messages: Iterable[Any],
         *,
         slot: int | None = None,
         delay: Duration | None = None,
         at: Moment | None = None,
         timeout: Duration | None = None,
     ) -> list[Receipt]:
-        """Send messages and wait until all are stored. A wrong one is refused before any is sent.
+        """Send messages, or values, and wait until all are stored. A wrong one is refused before any is sent.
 
         `delay` or `at` is for those that have none of their own: they are all due at one moment.
         """
-        listed = messages if isinstance(messages, list) else list(messages)
         now_ms = self._endpoint.now_ms()
-        packed = pack_all(listed, now_ms, due_at(delay, at, now_ms), check_slot(slot))
+        packed = pack_all(listed(messages), now_ms, due_at(delay, at, now_ms), check_slot(slot))
         if not packed.entries:
             return []
         found: list[Receipt] = await self._sent(packed, slot, timeout, single=False)
@@ -297,7 +296,7 @@ class Producer:
         return self._closed
 
     @property
-    def idle(self) -> bool:
+    def _at_rest(self) -> bool:
         """Whether everything that was given to it is resolved."""
         return not self._unresolved
 

@@ -7,7 +7,8 @@ from typing import Any
 from django.conf import settings
 from django.http import HttpRequest, JsonResponse
 
-from ...client.app.app import App, load_app
+from ...client.app.app import App
+from ...client.app.program import load_app
 from ...client.app.supervisor import AppHealth
 from ...errors import UsageError
 from ...sync import Connection

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 
-from ...config import DEFAULTS
 from ..frozen import dataclass
 from ..policy.bounds import Key, Offset, Whole
 
@@ -39,7 +38,6 @@ __all__ = [
     "Span",
     "Stamp",
     "Terms",
-    "as_reason",
     "cut",
     "expire",
     "halve",
@@ -439,14 +437,3 @@ _IDENTITIES = 2**63 - 1
 
 MOVED_TOGETHER = 64
 """Messages that leave for another topic in one append: of the largest that there may be, 256 MB."""
-
-
-# ---- why a message failed, as text that every database can keep ----
-# A reason is whatever an exception says: it may be endless, hold bytes that are no text (file names), or
-# a NUL, which PostgreSQL refuses. None of that may stand in the way of settling the message.
-
-
-def as_reason(said: str, limit: int = DEFAULTS.max_reason_chars) -> str:
-    """Cut to `limit` characters, and with what cannot be stored replaced."""
-    short = said if len(said) <= limit else said[: limit - 1] + "…"
-    return short.replace("\0", "\ufffd").encode(errors="replace").decode()

@@ -171,6 +171,11 @@ class SlowSource:
     failed_at: int  # when it was last seen to be bad
     handled_at: int = 0  # when the last of its messages was handled well; 0: none since
 
+    @property
+    def since_ms(self) -> int:
+        """Since when it is slow, in milliseconds since 1970."""
+        return self.since
+
 
 @dataclass(frozen=True, slots=True)
 class LaneState:

@@ -24,12 +24,14 @@ __all__ = [
     "REDRIVE_GROUP",
     "REPLIES",
     "REPLY_GROUP",
+    "TASK_HEADER",
     "base_of",
     "base_topic",
     "check_broadcast",
     "check_client",
     "check_group",
     "check_member",
+    "check_task",
     "check_topic",
     "dead_topic",
     "is_internal",
@@ -48,6 +50,9 @@ __all__ = [
 
 HEADER_PREFIX = "postroom-"
 """Header names that start so are Postroom's own."""
+
+TASK_HEADER = "x-postroom-task"
+"""The header that says which task of a group a message is for, as "group/task". Any program may write it."""
 
 REDRIVE_GROUP = "_redrive"
 """The group on a dead-letter topic whose progress says what was redriven or thrown away."""
@@ -92,6 +97,15 @@ def check_group(name: str) -> str:
         )
     if name.startswith("_"):
         raise InvalidName(f"the group name {name!r} is reserved: it starts with '_'; choose another")
+    return name
+
+
+def check_task(name: str) -> str:
+    if not isinstance(name, str) or not _GROUP.fullmatch(name):
+        raise InvalidName(
+            f"{shortened(name)} is not a task's name: use 1 to 60 letters, digits, '_' or '-', such as "
+            "name='send-mail'"
+        )
     return name
 
 

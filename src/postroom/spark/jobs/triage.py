@@ -16,25 +16,12 @@ from typing import Any
 
 from ...errors import InvalidSetting
 from ...files import open_private
+from ...model.delivery.reason import NO_REASON, PLAIN, PLAIN_CHARS
 from .failures import connected, explained
 
 __all__ = ["Error", "Sample", "Triage", "TriageOptions", "plain_reason", "triage"]
 
 _START_BYTES = 200  # of a value, in a sample
-_REASON_CHARS = 200
-NO_REASON = "(no reason given)"
-
-# For Java and Python alike. What is left of an error after these is what it is about.
-_PLAIN = (
-    (r"[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}", "<id>"),
-    (r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9]{2}:[0-9]{2}[0-9:.,]*(Z|[+-][0-9]{2}:?[0-9]{2})?", "<time>"),
-    (r"[A-Za-z0-9._+-]+@[A-Za-z0-9-]+[.][A-Za-z0-9.-]*[A-Za-z0-9]", "<email>"),
-    (r"\b0x[0-9A-Fa-f]+\b", "<id>"),
-    (r"\b(?=[0-9a-fA-F]*[0-9])(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b", "<id>"),
-    (r"\b(?=[A-Za-z0-9]*[0-9])(?=[A-Za-z0-9]*[A-Za-z])[A-Za-z0-9]{16,}\b", "<id>"),
-    (r"(?<![A-Za-z0-9])[0-9]+([.,][0-9]+)*", "<n>"),
-    (r"\s+", " "),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +97,9 @@ def triage(spark: Any, options: TriageOptions) -> Triage:
 def plain_reason(column: str) -> str:
     """SQL: the first line of a reason, without numbers and ids."""
     found = f"substring_index(trim({column}), '\\n', 1)"
-    for pattern, word in _PLAIN:
+    for pattern, word in PLAIN:
         found = f"regexp_replace({found}, r'{pattern}', '{word}')"
-    found = f"left(trim({found}), {_REASON_CHARS})"
+    found = f"left(trim({found}), {PLAIN_CHARS})"
     return f"if({found} = '', '{NO_REASON}', {found})"
 
 

@@ -53,7 +53,8 @@ from ...errors import (
     ProtocolError,
     UsageError,
 )
-from ...model.delivery.delivery import Span, as_reason
+from ...model.delivery.delivery import Span
+from ...model.delivery.reason import as_reason
 from ...model.policy.bounds import MOST_PARTS, MOST_SPOTS
 from ...store.contract import Appended
 from .. import messages as m

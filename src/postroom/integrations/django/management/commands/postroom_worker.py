@@ -10,7 +10,7 @@ from typing import Any
 from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError
 
-from .....client.app.app import load_app
+from .....client.app.program import load_app
 from .....errors import PostroomError
 from ...handling import around_handlers
 
