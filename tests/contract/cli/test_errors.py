@@ -167,7 +167,7 @@ def test_wrong_usage_is_one_line_that_names_the_help(capsys: pytest.CaptureFixtu
     assert run(["topic", "creat"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: ") and "postroom topic --help" in said and said.count("\n") == 1
-    assert run(["lag"]) == 2
+    assert run(["send"]) == 2
     assert run(["consume", "orders"]) == 2
     assert run(["read", "orders", "--limit", "none"]) == 2
 

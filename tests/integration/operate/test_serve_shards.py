@@ -46,7 +46,7 @@ def told(process: subprocess.Popen[bytes]) -> dict[str, Any]:
     assert process.stderr is not None
     for line in process.stderr:
         found: dict[str, Any] = json.loads(line)
-        if found["logger"] == "postroom.serve" and not found["message"].startswith("dev:"):
+        if found["logger"] == "postroom.serve" and not found["message"].startswith("dev mode:"):
             return found
     raise AssertionError("it has ended")
 
