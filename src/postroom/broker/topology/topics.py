@@ -26,6 +26,7 @@ from ...config import DEFAULTS, Limits
 from ...endpoint.values import Lag, PartitionLag, TopicInfo
 from ...errors import (
     GroupExists,
+    InvalidSetting,
     LimitReached,
     StoreBusy,
     TopicExists,
@@ -72,6 +73,9 @@ class Admin:
 
     def create_topic(self, name: str, settings: TopicSettings, partitions: int, exist_ok: bool) -> TopicInfo:
         check_topic(name)
+        fixed = settings.kafka_partitions
+        if fixed and fixed != partitions:
+            raise InvalidSetting(f"kafka_partitions={fixed}: it has as many partitions, not {partitions}")
         try:
             self._store.catalog.create_topic(name, settings, partitions)
         except TopicExists:
@@ -116,7 +120,8 @@ class Admin:
         ]
 
     def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
-        self._store.catalog.alter_topic(name, settings)
+        has = self._store.catalog.topic(name).settings.kafka_partitions
+        self._store.catalog.alter_topic(name, replace(settings, kafka_partitions=has))  # it never changes
         self._catalog.forget()
         return self.topic(name)
 
