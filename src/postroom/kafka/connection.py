@@ -113,6 +113,8 @@ class Connection(asyncio.Protocol):
         if (raw := transport.get_extra_info("socket")) is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._session = self._host.session(self.is_loopback, self._certificate_name)
+        self._transport.pause_reading()  # until it is known how much may be read
+        self._reading = False
         self._host.connected(self)
         self._tasks = [self._loop.create_task(self._serve()), self._loop.create_task(self._answer())]
 
@@ -163,6 +165,8 @@ class Connection(asyncio.Protocol):
 
     async def _serve(self) -> None:
         try:
+            await self._session.welcome()
+            self._look_who_it_is()
             while True:
                 while not self._frames:
                     self._arrived.clear()
@@ -172,13 +176,18 @@ class Connection(asyncio.Protocol):
                 self._busy = True
                 await self._begin(frame)
                 self._busy = False
-                if self._session.known and self._parser.max_bytes == _FIRST_FRAME_BYTES:
-                    self._parser.max_bytes = self._host.listening.max_frame_bytes
+                self._look_who_it_is()
                 self._hold(-min(self._pending_bytes, len(frame) + _LENGTH_BYTES))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self.refuse(error)
+
+    def _look_who_it_is(self) -> None:
+        """Whoever is known may send more at a time."""
+        if self._session.known:
+            self._parser.max_bytes = self._host.listening.max_frame_bytes
+        self.throttle()
 
     async def _begin(self, frame: bytes) -> None:
         answer: Answer = await self._session.begin(read_header(memoryview(frame)))

@@ -19,6 +19,7 @@ Piece = bytes | memoryview
 NO_UUID = UUID(int=0)
 """What stands where there is no topic id."""
 
+_I8 = struct.Struct(">b")
 _I16, _I32, _I64 = struct.Struct(">h"), struct.Struct(">i"), struct.Struct(">q")
 _U32 = struct.Struct(">I")
 _LONGEST_STRING = 32_767
@@ -40,6 +41,9 @@ class Reader:
             raise _cut_off()
         found: int = kind.unpack_from(self.view, at)[0]
         return found
+
+    def i8(self) -> int:
+        return self._take(_I8)
 
     def i16(self) -> int:
         return self._take(_I16)
@@ -63,7 +67,7 @@ class Reader:
             shift += 7
         raise ProtocolError("a length in a request has more than five bytes; this is not Kafka's protocol")
 
-    def bytes(self, size: int) -> memoryview:
+    def view_of(self, size: int) -> memoryview:
         at = self.at
         if not 0 <= size <= len(self.view) - at:
             raise _cut_off()
@@ -78,7 +82,7 @@ class Reader:
         if size > _LONGEST_STRING:
             raise _cut_off()
         try:
-            return str(self.bytes(size), "utf-8")
+            return str(self.view_of(size), "utf-8")
         except UnicodeDecodeError:
             raise ProtocolError("a string in a request is not UTF-8") from None
 
@@ -91,20 +95,34 @@ class Reader:
     def data(self, flexible: bool) -> memoryview | None:
         """Bytes, which are not copied; None: null."""
         size = self.uvarint() - 1 if flexible else self.i32()
-        return None if size < 0 else self.bytes(size)
+        return None if size < 0 else self.view_of(size)
+
+    def owned(self, flexible: bool) -> bytes | None:
+        """Bytes that outlive the frame; None: null."""
+        found = self.data(flexible)
+        return None if found is None else found.tobytes()
+
+    def uuid(self) -> UUID | None:
+        """None: there is none."""
+        found = UUID(bytes=self.view_of(16).tobytes())
+        return None if found == NO_UUID else found
+
+    def array(self, flexible: bool) -> int:
+        """How many elements an array has, each of which takes a byte at least; -1 for null."""
+        size = self.uvarint() - 1 if flexible else self.i32()
+        if not -1 <= size <= len(self.view) - self.at:
+            raise _cut_off()
+        return size
 
     def count(self, flexible: bool) -> int:
-        """How many elements an array has, each of which takes a byte at least; 0 also for null."""
-        size = self.uvarint() - 1 if flexible else self.i32()
-        if size > len(self.view) - self.at:
-            raise _cut_off()
-        return max(0, size)
+        """The same, with 0 for null."""
+        return max(0, self.array(flexible))
 
     def tags(self) -> None:
         """Tagged fields, of which none is needed."""
         for _ in range(self.uvarint()):
             self.uvarint()
-            self.bytes(self.uvarint())
+            self.view_of(self.uvarint())
 
 
 def _cut_off() -> ProtocolError:

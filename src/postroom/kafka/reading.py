@@ -61,7 +61,7 @@ class Reading:
     async def fetch(self, version: int, request: Any, most_bytes: int) -> list[FetchedTopic]:
         """What there is of the partitions; waits for it if the request wants that."""
         loop = asyncio.get_running_loop()
-        wait_ms = min(max(request.max_wait.total_seconds() * 1000, 0), _LONGEST_WAIT_MS)
+        wait_ms = min(max(request.max_wait, 0), _LONGEST_WAIT_MS)
         deadline = loop.time() + wait_ms / 1000
         max_bytes = max(1, min(request.max_bytes, most_bytes))
         while True:

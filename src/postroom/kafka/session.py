@@ -132,6 +132,13 @@ class Session:
             if self._door.figures is not None:
                 self._door.figures.ended(f"kafka_{asked.api.name}", time.perf_counter() - began, error)
 
+    async def welcome(self) -> None:
+        """Know the client before it says anything, if it need not log in."""
+        try:
+            await self._log_in()
+        except PostroomError:  # it has to, or it is told when it asks
+            pass
+
     async def _log_in(self) -> None:
         """Who asks, and with which permissions now. NotAuthenticated if nobody may ask without a log-in."""
         gatekeeper = self._door.gatekeeper

@@ -16,7 +16,9 @@ def new_route(partitions: int) -> Route:
     return Route("t", 1, tuple(ranges))
 
 
-@given(partitions=st.integers(1, 4), moves=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), max_size=8))
+@given(
+    partitions=st.integers(1, 4), moves=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 50)), max_size=8)
+)
 def test_offsets_stay_dense_over_any_number_of_moves(partitions: int, moves: list[tuple[int, int]]) -> None:
     """Each move seals a partition with that many messages: the successor goes on with the next offset."""
     route, origins, ends = new_route(partitions), dict[int, int](), dict[int, int]()

@@ -77,7 +77,9 @@ def test_a_produce_request_that_kio_wrote_is_read_as_it_was(
     found = read_produce(version, memoryview(b"".join(written)))
     assert (found.transactional_id, found.acks, found.timeout_ms) == (transactional_id, acks, 1500)
     sent = [(name, index, batch) for name, partitions in topics for index, batch in partitions]
-    assert [(s.topic, s.partition, s.batch if s.batch is None else bytes(s.batch)) for s in found.sent] == sent
+    assert [
+        (s.topic, s.partition, s.batch if s.batch is None else bytes(s.batch)) for s in found.sent
+    ] == sent
 
 
 class _Sink:

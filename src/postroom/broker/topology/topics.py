@@ -73,6 +73,7 @@ class Admin:
 
     def create_topic(self, name: str, settings: TopicSettings, partitions: int, exist_ok: bool) -> TopicInfo:
         check_topic(name)
+        settings.check_kafka()
         fixed = settings.kafka_partitions
         if fixed and fixed != partitions:
             raise InvalidSetting(f"kafka_partitions={fixed}: it has as many partitions, not {partitions}")
@@ -121,7 +122,9 @@ class Admin:
 
     def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
         has = self._store.catalog.topic(name).settings.kafka_partitions
-        self._store.catalog.alter_topic(name, replace(settings, kafka_partitions=has))  # it never changes
+        settings = replace(settings, kafka_partitions=has)  # which never change
+        settings.check_kafka()
+        self._store.catalog.alter_topic(name, settings)
         self._catalog.forget()
         return self.topic(name)
 

@@ -77,9 +77,8 @@ class TopicSettings:
         for name in ("retention_ms", "retention_bytes", "dedup_ms", "max_backlog", "max_backlog_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative; 0 means no limit")
-        self._check_kafka()
 
-    def _check_kafka(self) -> None:
+    def check_kafka(self) -> None:
         """InvalidSetting for what Kafka clients could not be promised: offsets without gaps (I28)."""
         if not 0 <= self.kafka_partitions <= SLOTS:
             raise InvalidSetting(
