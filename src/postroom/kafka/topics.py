@@ -51,6 +51,7 @@ class Topics:
         self._broker = broker
         self._queue = UUID(queue).bytes[:_ID_BYTES]
         self._views: dict[str, KafkaTopic] = {}
+        self._names: dict[UUID, str] = {}  # of topics, by their ids
 
     async def view(self, name: str, *, fresh: bool = False) -> KafkaTopic:
         """The topic of that name; `fresh`, as it is now. UnknownTopic if there is none."""
@@ -69,15 +70,16 @@ class Topics:
         view = KafkaTopic(topic, self.id_of(topic), chains)
         make_room(self._views, _MOST)
         self._views[topic.name] = view
+        make_room(self._names, _MOST)
+        self._names[view.id] = topic.name
         return view
 
     async def by_id(self, id: UUID | None) -> KafkaTopic:
         """The topic of that id. UnknownTopic if there is none."""
-        wanted = b"" if id is None else id.bytes
-        if wanted[:_ID_BYTES] == self._queue:
-            for known in self._views.values():
-                if known.id == id:
-                    return await self._same(known.name, id)
+        if id is not None and id.bytes[:_ID_BYTES] == self._queue:
+            known = self._names.get(id)
+            if known is not None:
+                return await self._same(known, id)
             for topic in await self.all():
                 if self.id_of(topic) == id:
                     return await self._same(topic.name, id)
