@@ -15,11 +15,10 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Coroutine
-from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
 from ..errors import PostroomError, ProtocolError
-from ..wire.server.listening import Listening
+from ..wire.server.listening import Listening, certificate_name, from_loopback, peer_of
 from .primitives import Piece
 from .session import Answer, Session, read_header
 
@@ -112,7 +111,7 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=1 << 20)
         if (raw := transport.get_extra_info("socket")) is not None:
             raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._session = self._host.session(self.is_loopback, self._certificate_name)
+        self._session = self._host.session(from_loopback(transport), certificate_name(transport))
         self._transport.pause_reading()  # until it is known how much may be read
         self._reading = False
         self._host.connected(self)
@@ -166,7 +165,7 @@ class Connection(asyncio.Protocol):
     async def _serve(self) -> None:
         try:
             await self._session.welcome()
-            self._look_who_it_is()
+            self._allow_more()
             while True:
                 while not self._frames:
                     self._arrived.clear()
@@ -176,14 +175,14 @@ class Connection(asyncio.Protocol):
                 self._busy = True
                 await self._begin(frame)
                 self._busy = False
-                self._look_who_it_is()
+                self._allow_more()
                 self._hold(-min(self._pending_bytes, len(frame) + _LENGTH_BYTES))
         except asyncio.CancelledError:
             raise
         except BaseException as error:
             self.refuse(error)
 
-    def _look_who_it_is(self) -> None:
+    def _allow_more(self) -> None:
         """Whoever is known may send more at a time."""
         if self._session.known:
             self._parser.max_bytes = self._host.listening.max_frame_bytes
@@ -270,19 +269,7 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        name = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{name[0]}:{name[1]}" if name else "unknown"
-
-    @property
-    def is_loopback(self) -> bool:
-        name = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return name is not None and ip_address(name[0].partition("%")[0]).is_loopback
-
-    @property
-    def _certificate_name(self) -> str | None:
-        found = self._transport.get_extra_info("peercert") if self._transport is not None else None
-        pairs = [pair for group in (found or {}).get("subject", ()) for pair in group]
-        return next((value for name, value in pairs if name == "commonName"), None)
+        return peer_of(self._transport)
 
     # ---- the end ----
 

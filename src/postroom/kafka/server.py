@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import uuid
 from dataclasses import replace
-from ipaddress import ip_address
 
 from ..broker.access import Gatekeeper
 from ..broker.served import Servable, figures_of
 from ..errors import InvalidSetting, PostroomError
 from ..wire.server.answers import Answers
-from ..wire.server.listening import Acceptor, Listening, listen
+from ..wire.server.listening import Acceptor, Listening, end_all, listen, told_address
 from .connection import Connection
 from .hot import Node
 from .messages import check_installed
@@ -98,14 +96,7 @@ class KafkaServer:
             await self.broker.in_thread(self.broker.store.brokers.leave_node, self._id)
         except PostroomError as error:
             _log.warning("could not be taken from the list of nodes; it will be forgotten: %s", error)
-        stopping = [asyncio.create_task(one.stop()) for one in self.connections]
-        if stopping:
-            await asyncio.wait(stopping, timeout=grace_ms / 1000)
-        for connection in list(self.connections):
-            connection.abort()
-        for task in stopping:
-            task.cancel()
-        await asyncio.gather(*stopping, return_exceptions=True)
+        await end_all(self.connections, grace_ms)
 
     @property
     def port(self) -> int:
@@ -114,11 +105,7 @@ class KafkaServer:
     @property
     def address(self) -> str:
         """Where clients find it: host:port."""
-        if self.listening.advertise:
-            return self.listening.advertise
-        host = self.listening.host
-        host = socket.getfqdn() if _is_any(host) else host
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return told_address(self.listening, self.port)
 
     # ---- among the nodes ----
 
@@ -190,10 +177,3 @@ def _split(address: str) -> tuple[str, int]:
     if not host or not colon or not port.isdecimal():
         raise InvalidSetting(f"kafka_advertised is {address!r}: write host:port as clients reach it")
     return host.strip("[]"), int(port)
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return not host
