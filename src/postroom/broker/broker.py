@@ -383,10 +383,8 @@ class Broker(StagingVerbs, FetchVerbs):
         owner: str = "",
         in_line: asyncio.Event | None = None,
     ) -> Appended:
-        """`owner`: the principal whose producer this is; "" is somebody in this process (I23).
-
-        `in_line`: it is a Kafka client's, whose sequences are of their own kind (I28); set when it is queued.
-        """
+        """`owner`: the principal whose producer this is; "" is somebody in this process (I23). `in_line`: of
+        a Kafka client, whose sequences are of their own kind (I28); it is set when the batch is queued."""
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
@@ -471,9 +469,8 @@ class Broker(StagingVerbs, FetchVerbs):
 
     async def catalog_topic(self, name: str, *, fresh: bool = False) -> Topic:
         """The topic as the catalog has it; `fresh`, as it is now."""
-        if not fresh:
-            return await self._topic(name)
-        return await self._in_thread(partial(self._catalog.topic, name, fresh=True))
+        read = partial(self._catalog.topic, name, fresh=True)
+        return await (self._in_thread(read) if fresh else self._topic(name))
 
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
         return await self._in_thread(self._admin.resolve, topic, start)
