@@ -74,7 +74,7 @@ chaos: $(STAMP) servers ## Kill, pause and cut things off for a while (POSTROOM_
 
 fuzz: $(STAMP) ## Feed random bytes to whatever reads those of strangers (FUZZ_SECONDS for each target)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[fuzz]'
-	for target in frames requests replies others batches sessions http_bodies http_bytes; do \
+	for target in frames kafka requests replies others batches sessions http_bodies http_bytes; do \
 		$(BIN)/python -m tests.fuzz $$target -max_total_time=$(FUZZ_SECONDS) -max_len=8192 -rss_limit_mb=1024 \
 			-artifact_prefix=/tmp/postroom-fuzz-$$target- $(ARGS) || exit 1; \
 	done

@@ -183,6 +183,7 @@ class WireTuning:
     handshake_s: float = 10.0  # TLS has to be agreed by then
     no_files_s: float = 0.5  # before somebody is accepted again when there is no file left,
     no_files_told_s: float = 60.0  # and how often that is said
+    kafka_idle_s: float = 600.0  # Kafka's own time; its clients close theirs a minute earlier
     admit_s: float = 0.004  # for opening a batch on the loop; the rest is done in a thread
 
 

@@ -47,6 +47,13 @@ class ServeSettings:
     port: int = _setting(7070, "port", "For clients; 0 is any that is free.")
     http_host: str = _setting("127.0.0.1", "text", "Where to listen for HTTP.")
     http_port: int = _setting(7071, "port", "For HTTP, if the extra server is installed; 0 is none.")
+    kafka: int = _setting(0, "port", "For Kafka clients, if the extra kafka is installed; 0 is none.")
+    kafka_advertised: str = _setting(
+        "", "text", "HOST:PORT that Kafka clients are told; else host and kafka."
+    )
+    kafka_create_topics: bool = _setting(
+        False, "flag", "Make a topic, with 4 partitions, when a Kafka client asks for one that is not there."
+    )
     advertise: str = _setting("", "text", "HOST:PORT that clients are told, if it is not host and port.")
     zone: str = _setting("", "text", "Where it is; clients prefer brokers of their own zone.")
     dev: bool = _setting(False, "flag", "Nobody on this machine needs a token; other hosts are refused.")
@@ -135,11 +142,11 @@ def _contradictions(s: ServeSettings) -> list[tuple[tuple[str, ...], str]]:
     if s.port and s.port == s.http_port and s.host == s.http_host:
         sentence = f"port and http_port are both {s.port}: choose another http_port, or 0 for no HTTP"
         found.append((("port", "http_port"), sentence))
-    if s.advertise and not _is_address(s.advertise):
-        sentence = (
-            f"advertise is {s.advertise!r}: write host:port as clients reach it, such as mq-1.local:7070"
-        )
-        found.append((("advertise",), sentence))
+    for key, address in (("advertise", s.advertise), ("kafka_advertised", s.kafka_advertised)):
+        if address and not _is_address(address):
+            sentence = f"{key} is {address!r}: write host:port as clients reach it, such as mq-1.local:7070"
+            found.append(((key,), sentence))
+    found += _about_kafka(s)
     if s.max_frame_bytes < DEFAULTS.max_batch_bytes + _FRAME_ROOM:
         sentence = "max_frame is smaller than a batch may be: make it 9 MB at least"
         found.append((("max_frame_bytes",), sentence))
@@ -148,6 +155,21 @@ def _contradictions(s: ServeSettings) -> list[tuple[tuple[str, ...], str]]:
         found.append((("answers_bytes", "max_answer_bytes"), sentence))
     if len(s.zone) > 60 or not s.zone.isprintable():
         found.append((("zone",), "zone is a name of 60 printable characters at most, such as eu-1"))
+    return found
+
+
+def _about_kafka(s: ServeSettings) -> list[tuple[tuple[str, ...], str]]:
+    """What does not go together with Kafka clients."""
+    found: list[tuple[tuple[str, ...], str]] = []
+    taken = {s.port: "port"} | ({s.http_port: "http_port"} if s.host == s.http_host else {})
+    if s.kafka and s.kafka in taken:
+        other = taken[s.kafka]
+        found.append(
+            (("kafka", other), f"kafka and {other} are both {s.kafka}: choose another, such as 9092")
+        )
+    for key in ("kafka_advertised", "kafka_create_topics"):
+        if getattr(s, key) and not s.kafka:
+            found.append(((key,), f"{key} is nothing without kafka: name the port, such as 9092"))
     return found
 
 

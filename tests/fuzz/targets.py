@@ -5,12 +5,17 @@ Each target takes any bytes. `SEEDS` are sound inputs from which a fuzzer may se
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
 from postroom.endpoint import requests as r
 from postroom.endpoint.operations import OPERATIONS
 from postroom.errors import PostroomError, ProtocolError
+from postroom.kafka import connection as kafka_connection
+from postroom.kafka import hot as kafka_hot
+from postroom.kafka import messages as kafka_messages
+from postroom.kafka import session as kafka_session
 from postroom.model.messages.admission import admit
 from postroom.model.messages.batch import BatchBuilder, records, stamp, verify
 from postroom.wire import messages as m
@@ -47,6 +52,28 @@ def _parsed(pieces: list[bytes]) -> tuple[list[Any], bool]:
         assert parser.waiting == 0
         return found, True
     return found, False
+
+
+def kafka(data: bytes) -> None:
+    """A stream of a Kafka client: frames, headers and requests, whole or cut into pieces."""
+    step, stream = max(1, data[0] if data else 1), data[1:]
+    found = [kafka_connection.FrameParser(_LIMIT), kafka_connection.FrameParser(_LIMIT)]
+    try:
+        whole = found[0].feed(stream)
+        cut = [one for at in range(0, len(stream), step) for one in found[1].feed(stream[at : at + step])]
+        assert whole == cut
+    except ProtocolError:
+        return
+    for frame in whole:
+        try:
+            asked = kafka_session.read_header(memoryview(frame))
+            if asked.api.name == "produce":
+                for sent in kafka_hot.read_produce(asked.version, asked.body).sent:
+                    verify(sent.batch or b"")
+            elif asked.api.name != "api_versions":
+                kafka_messages.read_request(asked.api.key, asked.version, asked.body)
+        except PostroomError:
+            pass
 
 
 def requests(data: bytes) -> None:
@@ -97,7 +124,7 @@ def batches(data: bytes) -> None:
 
 TARGETS: dict[str, Callable[[bytes], None]] = {
     one.__name__: one
-    for one in (frames, requests, replies, others, batches, sessions, http_bodies, http_bytes)
+    for one in (frames, kafka, requests, replies, others, batches, sessions, http_bodies, http_bytes)
 }
 
 
@@ -122,7 +149,29 @@ _FETCHED = m.encode_header([[[0, 1, 5, 4]], 0, 1, False])
 _ROUTE = m.encode_header({"topic": "a", "version": 1, "ranges": [
     {"first_slot": 0, "last_slot": 1023, "partition": 0, "partition_id": 7}]})  # fmt: skip
 
+
+def _kafka_frame(key: int, version: int, body: bytes) -> bytes:
+    header = struct.pack(">hhih", key, version, 7, -1)
+    return struct.pack(">i", len(header) + len(body)) + header + body
+
+
+_KAFKA = (
+    (18, 0, b""),
+    (3, 1, struct.pack(">ih", 1, 6) + b"orders"),
+    (
+        0,
+        7,
+        struct.pack(">hhiih", -1, -1, 1000, 1, 1)
+        + b"a"
+        + struct.pack(">iii", 1, 0, 70)
+        + _batch("none")[:70],
+    ),
+    (1, 4, struct.pack(">iiiibih", -1, 500, 1, 100, 0, 1, 1) + b"a" + struct.pack(">iiqi", 1, 0, 0, 100)),
+    (2, 1, struct.pack(">iih", -1, 1, 1) + b"a" + struct.pack(">iiq", 1, 0, -1)),
+)
+
 SEEDS: dict[str, list[bytes]] = {
+    "kafka": [b"\x05" + _kafka_frame(*one) for one in _KAFKA],
     "frames": [b"\x03" + b"".join(encode(1, 1, _HELLO) + encode(10, 2, b"\x92\xa1a\x01", [b"batch"]))],
     "requests": [
         _place("append") + m.encode_header(r.Append("orders", 7, 0, b"x" * 16)),

@@ -91,6 +91,7 @@ def test_every_setting_can_be_set_in_the_environment() -> None:
         "tls_client_ca": "ca", "max_connections": "5", "reply_topics": "7", "max_frame": "1 GB",
         "max_answer": "1 MB", "answers": "1 GB", "slow_reader": "3s", "unauthenticated": "1.5",
         "idle": "1h", "grace": "0", "log_format": "json", "log_level": "debug",
+        "kafka": "9092", "kafka_advertised": "a:9092", "kafka_create_topics": "1",
     }  # fmt: skip
     found = read_settings({}, {f"POSTROOM_SERVE_{key.upper()}": text for key, text in texts.items()})
     untouched = {f.name for f in fields(found) if getattr(found, f.name) == getattr(ServeSettings(), f.name)}

@@ -23,7 +23,6 @@ from ..endpoint.endpoint import Told
 from ..endpoint.values import (
     Beat,
     DeadLetters,
-    Fetched,
     GroupInfo,
     Held,
     Lag,
@@ -39,7 +38,7 @@ from ..endpoint.values import (
     UnparkRequest,
 )
 from ..errors import PartitionSealed, PostroomError, StoreUnavailable, UsageError
-from ..model.access import Principal, producer_of
+from ..model.access import Principal, kafka_producer, producer_of
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import BatchHeader, TopicBounds, read_header, verify
 from ..model.messages.ids import digest, digests_of
@@ -54,7 +53,7 @@ from ..store.contract import Append, Appended, News, Store, StoredBatch, Topic
 from ..store.contract.values import Drawn
 from ..tasks import SingleFlight
 from .access import InThread
-from .deliver.fetch import fetch_stored
+from .deliver.fetch import FetchVerbs
 from .deliver.heartbeats import Beating
 from .deliver.ordered import OrderedDeliveries
 from .deliver.poll import HOLDERS, Polling
@@ -85,7 +84,7 @@ from .topology.catalog_cache import CatalogCache, Listing
 from .topology.groups import Groups, Resets
 from .topology.route_changes import Drain, FinishChanges, RouteChanges, RouteHelp
 from .topology.topics import Admin, ForgetReplies, Replies
-from .waiters import Waiters, wait
+from .waiters import Waiters
 from .workers import Workers
 
 __all__ = ["Broker", "open_endpoint"]
@@ -118,7 +117,7 @@ async def open_endpoint(
     return broker
 
 
-class Broker(StagingVerbs):
+class Broker(StagingVerbs, FetchVerbs):
     def __init__(self, store: Store, clock: Clock, limits: Limits = DEFAULTS) -> None:
         self.store, self.now_ms = store, store.now_ms
         self._clock, self._loop = clock, asyncio.get_running_loop()
@@ -379,15 +378,18 @@ class Broker(StagingVerbs):
         producer: str = "",
         drawn: Drawn | None = None,
         owner: str = "",
+        in_line: asyncio.Event | None = None,
     ) -> Appended:
-        """`owner`: the principal whose producer this is; "" is somebody in this process (I23)."""
+        """`owner`: the principal whose producer this is; "" is somebody in this process (I23). `in_line`: of
+        a Kafka client, whose sequences are of their own kind (I28); it is set when the batch is queued."""
         header = verify(batch)
         if header.control:
             raise UsageError("control batches are Postroom's own; send messages")
         producer_id, counted = header.producer_id, _NOT_COUNTED
         try:
-            if owner and producer_id >= 0:
+            if producer_id >= 0 and (owner or in_line is not None):
                 producer_id = producer_of(await self.identity_key(), owner, producer_id)
+                producer_id = producer_id if in_line is None else kafka_producer(producer_id)
             known = await self._topic(topic)
             if self._backlog.limits(known.settings) and self._backlog.is_now(due_at):
                 counted = await self._backlog.pass_through(known, header.records, header.size)
@@ -395,9 +397,11 @@ class Broker(StagingVerbs):
             raise never_stored(error) from None
         append = Append(partition_id, batch, due_at, ids, known.settings.dedup_ms, drawn, producer_id, header)
         with counted:
-            return await self._append_within_rates(known, append, producer)
+            return await self._append_within_rates(known, append, producer, in_line)
 
-    async def _append_within_rates(self, topic: Topic, append: Append, producer: str) -> Appended:
+    async def _append_within_rates(
+        self, topic: Topic, append: Append, producer: str, in_line: asyncio.Event | None
+    ) -> Appended:
         header, passed = append.header or read_header(append.batch), list[tuple[RateGate, Share]]()
         if not self._quotas.off:
             try:
@@ -409,7 +413,10 @@ class Broker(StagingVerbs):
         try:
             found = self._work.writer_of(append.partition_id)
             writer = found or await self._work.find_writer(append.partition_id)
-            return await writer.append(append, (topic.id, cast(int, append.producer_id)))
+            storing = writer.append(append, (topic.id, cast(int, append.producer_id)))
+            if in_line is not None:
+                in_line.set()
+            return await storing
         except PostroomError as error:
             self._quotas.put_back(passed)
             if isinstance(error, PartitionSealed):
@@ -419,11 +426,11 @@ class Broker(StagingVerbs):
 
     async def _with_ids(self, append: Append, header: BatchHeader) -> Append:
         """Return it with the ids of its messages where they are looked at, and without where they are not."""
-        ids, looked_at = append.ids, append.dedup_ms or append.due_at
-        if looked_at and not ids:  # the sender does not know that they are
+        ids, wanted = append.ids, append.dedup_ms or append.due_at
+        if wanted and not ids:  # the sender does not know that they are
             small = header.compression == "none" and header.size <= _AT_ONCE_BYTES
             ids = digests_of(append.batch) if small else await self._in_thread(digests_of, append.batch)
-        if not looked_at or not ids.strip(b"\0"):  # or not one has an id
+        if not wanted or not ids.strip(b"\0"):  # or not one has an id
             ids = b""
         return append if ids == append.ids else replace(append, ids=ids)
 
@@ -457,21 +464,10 @@ class Broker(StagingVerbs):
         known: Topic | None = self._catalog.known(("topic", name))
         return await self._looks.look(name, known, self._catalog.topic, name)
 
-    async def fetch(
-        self, topic: str, partition_id: int, offset: int, *, max_messages: int, max_bytes: int, wait_ms: int
-    ) -> Fetched:
-        deadline = self._loop.time() + min(wait_ms, self._limits.poll_wait_ms) / 1000
-        while True:
-            with self._waiters.listening([("partition", partition_id)]) as news:
-                fetched = await self._workers.run_for(
-                    partition_id, self._fetch, partition_id, offset, max_messages, max_bytes
-                )
-                if fetched.batches or fetched.sealed or self._loop.time() >= deadline or self._closed:
-                    return fetched
-                await wait(news, deadline - self._loop.time())
-
-    def _fetch(self, partition_id: int, offset: int, max_messages: int, max_bytes: int) -> Fetched:
-        return fetch_stored(self.store, partition_id, offset, max_messages, max_bytes, self._deliveries.read)
+    async def catalog_topic(self, name: str, *, fresh: bool = False) -> Topic:
+        """The topic as the catalog has it; `fresh`, as it is now."""
+        read = partial(self._catalog.topic, name, fresh=True)
+        return await (self._in_thread(read) if fresh else self._topic(name))
 
     async def resolve(self, topic: str, start: Start) -> dict[int, int]:
         return await self._in_thread(self._admin.resolve, topic, start)

@@ -11,8 +11,10 @@ Must never change an answer or an error.
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -20,12 +22,13 @@ from ..address import Address
 from ..endpoint.asking import AskingEndpoint
 from ..endpoint.endpoint import Endpoint
 from ..endpoint.operations import Operation
-from ..endpoint.values import Beat, Held, PollReply, PollRequest, Settle, SettleReply
+from ..endpoint.values import Beat, Fetched, Held, PollReply, PollRequest, Settle, SettleReply
 from ..model.delivery.delivery import Span
 from ..model.messages.batch import read_header
-from ..store.contract import Appended, Store
+from ..store.contract import Appended, Store, Topic
 from .access import InThread
 from .broker import Broker
+from .deliver.fetch import Wanted
 from .duties import DutyRunner
 from .metrics import Figures, group_label, topic_label
 from .presence import Presence
@@ -52,6 +55,29 @@ class Servable(Endpoint, Protocol):
 
     @property
     def listing(self) -> Listing: ...
+
+    async def append(
+        self,
+        topic: str,
+        partition_id: int,
+        batch: bytes,
+        *,
+        due_at: int = 0,
+        ids: bytes = b"",
+        producer: str = "",
+        owner: str = "",
+        in_line: asyncio.Event | None = None,
+    ) -> Appended:
+        """Store a batch of a client: see `Endpoint` and `Broker`."""
+
+    async def fetch_each(self, wanted: Sequence[Wanted], max_bytes: int) -> list[Fetched]:
+        """Returns what there is of several partitions now, for Kafka clients."""
+
+    def arrivals(self, partition_ids: Iterable[int]) -> AbstractContextManager[asyncio.Event]:
+        """Returns an event that is set when something arrives in one of these partitions."""
+
+    async def catalog_topic(self, name: str, *, fresh: bool = False) -> Topic:
+        """Returns the topic as the catalog has it; `fresh`, as it is now."""
 
     async def identity_key(self) -> bytes:
         """Returns the key that tells apart the ids of principals' producers."""
@@ -124,6 +150,16 @@ class MeteredBroker(AskingEndpoint):
     @property
     def listing(self) -> Listing:
         return self.itself.listing
+
+    async def fetch_each(self, wanted: Sequence[Wanted], max_bytes: int) -> list[Fetched]:
+        with _Counted(self.figures, "fetch"):
+            return await self.itself.fetch_each(wanted, max_bytes)
+
+    def arrivals(self, partition_ids: Iterable[int]) -> AbstractContextManager[asyncio.Event]:
+        return self.itself.arrivals(partition_ids)
+
+    async def catalog_topic(self, name: str, *, fresh: bool = False) -> Topic:
+        return await self.itself.catalog_topic(name, fresh=fresh)
 
     async def identity_key(self) -> bytes:
         return await self.itself.identity_key()

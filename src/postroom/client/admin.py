@@ -96,6 +96,18 @@ def _rate(
     ).check()
 
 
+def _for_kafka(partitions: int | None, kafka_partitions: int | None) -> int | None:
+    """Return how many partitions a topic gets: those that Kafka clients are to see, if it is for them."""
+    if not kafka_partitions:
+        return partitions
+    if partitions not in (None, kafka_partitions):
+        raise InvalidSetting(
+            f"partitions={partitions!r} and kafka_partitions={kafka_partitions!r}: a topic for Kafka clients "
+            "has as many partitions as they see; leave partitions= out"
+        )
+    return kafka_partitions
+
+
 T = TypeVar("T")
 
 
@@ -128,6 +140,7 @@ class Admin(FailedMessages, RateLimits):
         dedup_window: Duration | None = None,
         max_backlog: int | None = None,
         max_backlog_bytes: int | str | None = None,
+        kafka_partitions: int | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Make a topic. `retention=None` keeps messages however old.
@@ -138,13 +151,17 @@ class Admin(FailedMessages, RateLimits):
         `max_backlog` messages (or `max_backlog_bytes`) behind, sends raise BacklogFull until it catches up.
         With `dedup_window="10m"` a message whose id was sent within that time, or that some group has not
         settled yet, is not stored again: its receipt says `duplicate`. Equal ids need equal keys, or none.
+        `kafka_partitions=8` makes a topic that Kafka clients may send to: it has 8 partitions for ever, which
+        can be moved, and neither split nor merged.
         """
         self._guard.check()
+        partitions = _for_kafka(partitions, kafka_partitions)
         given = _topic_wish(
             None if isinstance(retention, _NotGiven) else (retention or 0),
             retention_bytes, keep, drop_settled, dedup_window, max_backlog, max_backlog_bytes,
         )  # fmt: skip
         given |= {} if storage is None else {"storage": storage}
+        given |= {} if kafka_partitions is None else {"kafka_partitions": kafka_partitions}
         count = DEFAULTS.partitions if partitions is None else partitions
         info = await self._endpoint.create_topic(check_topic(name), TopicSettings(**given), count, exist_ok)
         if exist_ok:

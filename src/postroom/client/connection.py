@@ -410,17 +410,21 @@ class Connection(Admin, Requesting):
         tls: ssl.SSLContext | None = None,
         zone: str = "",
         advertise: str = "",
+        kafka: int | None = None,
+        kafka_advertised: str = "",
     ) -> Served:
         """Host this queue for others: they connect to `.url` of what is returned, until it is closed.
 
         On this machine's own address anybody may come. For others to come in, there has to be a `token` (made
         up here, or one of `postroom access add`), which they give to `connect`. `port=0`: any that is free.
+        `kafka=9092` listens for Kafka clients there, too; they connect to `.kafka`, or to `kafka_advertised`.
         """
         self._guard.check()
         if not isinstance(self._endpoint, Broker):
             raise UsageError("this connection is itself served by a broker: connect to the store to serve it")
         listening = Listening(host, port, zone, advertise, tls)
-        served = await Served._start(self._endpoint, listening, token)
+        beside = None if kafka is None else Listening(host, kafka, zone, kafka_advertised, tls)
+        served = await Served._start(self._endpoint, listening, token, beside)
         self._served = [*(one for one in self._served if not one.closed), served]
         return served
 

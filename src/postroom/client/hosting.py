@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from ipaddress import ip_address
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ..broker.access import Gatekeeper
 from ..broker.broker import Broker
@@ -16,24 +16,42 @@ from ..model.access import ALL, Principal
 from ..wire.server.listening import Listening
 from ..wire.server.server import WireServer
 
+if TYPE_CHECKING:
+    from ..kafka.server import KafkaServer
+
 __all__ = ["Served"]
 
 
 class Served:
-    def __init__(self, server: WireServer) -> None:
-        self._server = server
+    def __init__(self, server: WireServer, kafka: KafkaServer | None = None) -> None:
+        self._server, self._kafka = server, kafka
         self._closing: asyncio.Task[None] | None = None
 
     @classmethod
-    async def _start(cls, broker: Broker, listening: Listening, token: str | None) -> Self:
+    async def _start(
+        cls, broker: Broker, listening: Listening, token: str | None, kafka: Listening | None = None
+    ) -> Self:
+        """`kafka`: where Kafka clients are listened for; None: nowhere."""
         if token is None and not _is_loopback(listening.host) and not await _has_principals(broker):
             raise InvalidSetting(
                 f"serve({listening.host!r}) lets others in: give it a token=, which they give to connect(), "
                 "or make one with `postroom access add`"
             )
-        server = WireServer(broker, listening, _Door(broker, token, dev=_is_loopback(listening.host)))
+        door = _Door(broker, token, dev=_is_loopback(listening.host))
+        server = WireServer(broker, listening, door)
+        beside = None
+        if kafka is not None:
+            from ..kafka.server import KafkaServer
+
+            beside = KafkaServer(broker, kafka, door, server.answers)
         await server.start()
-        return cls(server)
+        if beside is not None:
+            try:
+                await beside.start()
+            except BaseException:
+                await server.stop(0)
+                raise
+        return cls(server, beside)
 
     @property
     def url(self) -> str:
@@ -45,14 +63,23 @@ class Served:
         return self._server.port
 
     @property
+    def kafka(self) -> str | None:
+        """The address (host:port) that Kafka clients connect to; None: nobody listens for them."""
+        return None if self._kafka is None else self._kafka.address
+
+    @property
     def closed(self) -> bool:
         return self._closing is not None
 
     async def close(self) -> None:
         """Let requests under way end, then let go of everybody. Once more is harmless."""
         if self._closing is None:
-            self._closing = asyncio.create_task(self._server.stop())
+            self._closing = asyncio.create_task(self._stop())
         await asyncio.shield(self._closing)
+
+    async def _stop(self) -> None:
+        doors = [self._server.stop()] + ([] if self._kafka is None else [self._kafka.stop()])
+        await asyncio.gather(*doors)
 
     async def __aenter__(self) -> Self:
         return self

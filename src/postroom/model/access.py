@@ -41,6 +41,7 @@ __all__ = [
     "hash_of",
     "is_name",
     "is_token",
+    "kafka_producer",
     "needed",
     "parse_permission",
     "parse_permissions",
@@ -250,6 +251,14 @@ def hash_of(token: str) -> str:
 # somebody inside.
 
 KEY_BYTES = 32
+
+
+def kafka_producer(producer_id: int) -> int:
+    """The id under which a Kafka client's producer is remembered: below 0, where no other is.
+
+    Its sequences go on when a partition is moved, those of others begin anew (I28).
+    """
+    return -1 - producer_id
 
 
 def producer_of(key: bytes, principal: str, producer_id: int) -> int:

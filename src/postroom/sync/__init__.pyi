@@ -302,6 +302,9 @@ class Served(_Facade):
     @property
     def closed(self) -> bool: ...
     @property
+    def kafka(self) -> str | None:
+        """The address (host:port) that Kafka clients connect to; None: nobody listens for them."""
+    @property
     def port(self) -> int: ...
     @property
     def url(self) -> str:
@@ -494,6 +497,7 @@ class Connection(_Facade):
         dedup_window: Duration | None = None,
         max_backlog: int | None = None,
         max_backlog_bytes: int | str | None = None,
+        kafka_partitions: int | None = None,
         exist_ok: bool = False,
     ) -> TopicInfo:
         """Make a topic. `retention=None` keeps messages however old.
@@ -504,6 +508,8 @@ class Connection(_Facade):
         `max_backlog` messages (or `max_backlog_bytes`) behind, sends raise BacklogFull until it catches up.
         With `dedup_window="10m"` a message whose id was sent within that time, or that some group has not
         settled yet, is not stored again: its receipt says `duplicate`. Equal ids need equal keys, or none.
+        `kafka_partitions=8` makes a topic that Kafka clients may send to: it has 8 partitions for ever, which
+        can be moved, and neither split nor merged.
         """
     def dead_letters(self, topic: str, group: str, *, limit: int = 1000) -> list[DeadLetter]:
         """Messages the group gave up on, oldest first; without those whose `expires` has passed."""
@@ -690,11 +696,14 @@ class Connection(_Facade):
         tls: ssl.SSLContext | None = None,
         zone: str = "",
         advertise: str = "",
+        kafka: int | None = None,
+        kafka_advertised: str = "",
     ) -> Served:
         """Host this queue for others: they connect to `.url` of what is returned, until it is closed.
 
         On this machine's own address anybody may come. For others to come in, there has to be a `token` (made
         up here, or one of `postroom access add`), which they give to `connect`. `port=0`: any that is free.
+        `kafka=9092` listens for Kafka clients there, too; they connect to `.kafka`, or to `kafka_advertised`.
         """
     def shards(self) -> list[ShardInfo]:
         """The databases of the queue (`connect(url, shards=)`), and what each of them holds."""

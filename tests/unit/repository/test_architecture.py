@@ -60,6 +60,8 @@ COMPOSITION_ROOTS = frozenset(
         "postroom.store",  # a store of a dialect
         "postroom.http.app",  # what is served over HTTP
         "postroom.cli.operate.serve",  # a broker's process
+        "postroom.kafka.server",  # a listener for Kafka clients
+        "postroom.kafka.session",  # what these can ask
     }
 )
 
@@ -71,6 +73,7 @@ LAYERS = (
     ("endpoint",),
     ("broker",),
     ("wire",),
+    ("kafka",),
     ("client", "sync", "tracing", "types", ""),  # "" is postroom/__init__.py
     ("testing",),
     ("integrations",),

@@ -36,6 +36,8 @@ ALLOWED = {
     "clock.py:FURTHEST_MS": "all processes on a file follow its clock by one rule (I26)",
     "clock.py:STEP_MS": "the same",
     "http/failures.py:_RETRY_AFTER_S": "what answers tell clients, by status",
+    "kafka/produce.py:_LONGEST_MS": "a bound of what Kafka clients may ask for",
+    "kafka/reading.py:_LONGEST_WAIT_MS": "the same",
     "model/delivery/delivery.py:_MOMENT_MS": "part of a decision of the model, on stored values (I6)",
     "model/messages/timestamps.py:_DAY_MS": "a unit",
     "model/messages/timestamps.py:FIRST_SHOWN_MS": "a bound of the calendar",

@@ -23,7 +23,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -44,7 +44,7 @@ from ...model.messages.batch import SEAL, build_control
 from ...model.topology import route as routes
 from ...model.topology.names import is_internal
 from ...model.topology.route import Change, Draft, Range, Route
-from ...store.contract import ShardState, Store
+from ...store.contract import ShardState, Store, Topic
 from ..presence import refuse_unknown, unaware
 from .catalog_cache import CatalogCache, Listing
 
@@ -72,10 +72,21 @@ class RouteChanges:
             raise InvalidSetting(
                 f"topic {topic!r} belongs to a group and keeps its one partition; it can be moved, not split"
             )
+        self._refuse_fixed(topic, "split")
         return self._change(routes.split(self.route(topic), partition, at))
 
     def merge(self, topic: str, one: int, other: int) -> Route:
+        self._refuse_fixed(topic, "merged")
         return self._change(routes.merge(self.route(topic), one, other))
+
+    def _refuse_fixed(self, topic: str, what: str) -> None:
+        """Kafka clients count partitions and know them by number: these stay as they are (I28)."""
+        fixed = self._store.catalog.topic(topic).settings.kafka_partitions
+        if fixed:
+            raise InvalidSetting(
+                f"topic {topic!r} was made for Kafka clients, who see {fixed} partitions for ever: they can "
+                f"be moved to other shards, and not {what}; make a topic with more kafka_partitions instead"
+            )
 
     def move(self, topic: str, partition: int, shard: str | None) -> Route:
         route = self.route(topic)
@@ -172,9 +183,8 @@ class RouteChanges:
         """All steps that are left. If a store stays away the change is turned back, and its error raised."""
         try:
             self._repeat(lambda: self._prepare(change))
-            for piece in change.seals:
-                self._seal(piece.partition_id, change)
-            return self._repeat(lambda: self._store.routes.activate(change)).route
+            ends = {piece.partition_id: self._seal(piece.partition_id, change) for piece in change.seals}
+            return self._repeat(lambda: self._activate(change, ends)).route
         except StoreError:
             self._turn_back(change)
             raise
@@ -186,10 +196,19 @@ class RouteChanges:
         self._store.log.bounds([piece.partition_id for piece in change.seals])
         self._store.routes.make(change)
 
-    def _seal(self, partition_id: int, change: Change) -> None:
+    def _activate(self, change: Change, ends: Mapping[int, int]) -> Topic:
+        """The last step; for Kafka clients, the successor first learns what it follows (I28)."""
+        if not self._store.catalog.topic(change.topic).settings.kafka_partitions:
+            return self._store.routes.activate(change)
+        for opened, before in change.predecessors.items():
+            for one in before:
+                self._store.log.inherit(opened, self._store.log.hand_down(one))
+        return self._store.routes.activate(change, ends)
+
+    def _seal(self, partition_id: int, change: Change) -> int:
         payload = f"{change.topic}:{change.version}".encode()
         batch = build_control(SEAL, payload, timestamp=self._store.now_ms())
-        self._repeat(lambda: self._store.log.seal(partition_id, batch))
+        return self._repeat(lambda: self._store.log.seal(partition_id, batch))
 
     def _repeat(self, step: Callable[[], T]) -> T:
         """Steps are idempotent: a store that is away for a moment does not end a change."""
@@ -209,7 +228,8 @@ class RouteChanges:
             if instead is not None:
                 _log.warning("a %s of topic %r is turned back", change.kind, change.topic)
                 self._store.routes.make(instead)
-                self._store.routes.activate(instead)
+                ends = self._store.log.removed(sealed)
+                self._activate(instead, ends)
         except PostroomError as error:
             _log.warning("a %s of topic %r waits to be turned back: %s", change.kind, change.topic, error)
 

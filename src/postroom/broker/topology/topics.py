@@ -26,6 +26,7 @@ from ...config import DEFAULTS, Limits
 from ...endpoint.values import Lag, PartitionLag, TopicInfo
 from ...errors import (
     GroupExists,
+    InvalidSetting,
     LimitReached,
     StoreBusy,
     TopicExists,
@@ -71,6 +72,10 @@ class Admin:
 
     def create_topic(self, name: str, settings: TopicSettings, partitions: int, exist_ok: bool) -> TopicInfo:
         check_topic(name)
+        settings.check_kafka()
+        fixed = settings.kafka_partitions
+        if fixed and fixed != partitions:
+            raise InvalidSetting(f"kafka_partitions={fixed}: it has as many partitions, not {partitions}")
         try:
             self._store.catalog.create_topic(name, settings, partitions)
         except TopicExists:
@@ -115,6 +120,9 @@ class Admin:
         ]
 
     def alter_topic(self, name: str, settings: TopicSettings) -> TopicInfo:
+        has = self._store.catalog.topic(name).settings.kafka_partitions
+        settings = replace(settings, kafka_partitions=has)  # which never change
+        settings.check_kafka()
         self._store.catalog.alter_topic(name, settings)
         self._catalog.forget()
         return self.topic(name)

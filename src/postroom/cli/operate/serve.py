@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from ...broker.access import Gatekeeper
     from ...broker.served import Servable
     from ...http.server import HttpServer
+    from ...kafka.server import KafkaServer
     from ...wire.server.listening import Listening
     from ...wire.server.server import WireServer
 
@@ -48,6 +49,7 @@ __all__ = [
     "fitted",
     "listening",
     "make_http",
+    "make_kafka",
     "raise_limit",
     "say_serving",
     "serve",
@@ -103,13 +105,14 @@ def fitted(files: int | None, settings: ServeSettings) -> Fitted:
     http = _HTTP if settings.http_port else 0
     if files is None:
         return Fitted(settings.max_connections, http, handshakes)
-    room, ports = max(files - _OWN, 4 * _LEAST), 2 if settings.http_port else 1
+    doors = 2 if settings.kafka else 1  # with as many connections each
+    room, ports = max(files - _OWN, 4 * _LEAST), doors + (1 if settings.http_port else 0)
     if settings.tls:
         handshakes = max(_LEAST, min(handshakes, room // 8))
         room -= ports * handshakes
-    if settings.max_connections + http > room:
+    if doors * settings.max_connections + http > room:
         http = min(http, max(_LEAST, room // 4)) if http else 0
-    return Fitted(max(_LEAST, min(settings.max_connections, room - http)), http, handshakes)
+    return Fitted(max(_LEAST, min(settings.max_connections, (room - http) // doors)), http, handshakes)
 
 
 def raise_limit() -> int | None:
@@ -273,13 +276,16 @@ async def _serve(
         gatekeeper = Gatekeeper(broker.store, broker.in_thread, SystemClock(), dev=settings.dev)
         server = WireServer(broker, listening, gatekeeper)
         app = make_http(server, gatekeeper, settings)  # before anybody can come: it takes half a second
+        kafka = make_kafka(server, gatekeeper, settings)
         await server.start()
         http: HttpServer | None = None
         try:
+            if kafka is not None:
+                await kafka.start()
             http = await start_http(app, server, settings, connections)
             await server.enter_again()
             _on_hangup(NewShards(broker, settings.shards, read))
-            say_serving(settings, server.url, http)
+            say_serving(settings, server.url, http, kafka)
             if not settings.dev:
                 await show_first_token(broker, server.url, as_json=as_json)
             gc.freeze()  # what is here stays: looking through it again and again took 25 ms each time
@@ -292,10 +298,23 @@ async def _serve(
             stopping = [server.stop(settings.grace_ms)]
             if http is not None:
                 stopping.append(http.stop(settings.grace_ms / 1000))
+            if kafka is not None:
+                stopping.append(kafka.stop(settings.grace_ms))
             await asyncio.gather(*stopping)
     finally:
         await broker.close()
     log.info("stopped", extra=fields(took_ms=round((time.monotonic() - began) * 1000)))
+
+
+def make_kafka(server: WireServer, gatekeeper: Gatekeeper, settings: ServeSettings) -> KafkaServer | None:
+    """Make what Kafka clients talk to; None if it is switched off. UsageError if it is not installed."""
+    if not settings.kafka:
+        return None
+    from ...kafka.server import KafkaServer
+
+    ports = replace(server.listening, port=settings.kafka, advertise=settings.kafka_advertised)
+    creates = settings.kafka_create_topics
+    return KafkaServer(server.broker, ports, gatekeeper, server.answers, creates_topics=creates)
 
 
 def make_http(server: WireServer, gatekeeper: Gatekeeper, settings: ServeSettings) -> FastAPI | None:
@@ -410,7 +429,9 @@ async def _until_told(told: asyncio.Event, http: HttpServer | None) -> None:
             http.task.result()
 
 
-def say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> None:
+def say_serving(
+    settings: ServeSettings, url: str, http: HttpServer | None, kafka: KafkaServer | None = None
+) -> None:
     from ...address import parse
 
     address = parse(settings.url)
@@ -419,6 +440,7 @@ def say_serving(settings: ServeSettings, url: str, http: HttpServer | None) -> N
         extra=fields(
             url=url,
             http=_http_url(settings, http.port) if http is not None else "off",
+            **({} if kafka is None else {"kafka": kafka.address}),
             store=address.shown or settings.url,
             shards=len(settings.shards) + 1,
             tls=settings.tls,

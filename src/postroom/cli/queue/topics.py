@@ -65,6 +65,9 @@ async def create(
     dedup_window: DedupWindow = None,
     max_backlog: MaxBacklog = None,
     max_backlog_bytes: MaxBacklogSize = None,
+    kafka_partitions: Annotated[
+        int | None, typer.Option(help="For Kafka clients: so many partitions, which stay for ever.")
+    ] = None,
     exist_ok: Annotated[
         bool, typer.Option("--exist-ok", help="Fine if it is there already, with what is asked for.")
     ] = False,
@@ -73,7 +76,8 @@ async def create(
     check_topic(topic)  # before a file is made for it
     kept = _kept_wish(retention, retention_bytes, keep, drop_settled)
     limited = _limits_wish(dedup_window, max_backlog, max_backlog_bytes)
-    settings = _asked({"partitions": partitions, "storage": storage, **kept, **limited})
+    made = {"partitions": partitions, "storage": storage, "kafka_partitions": kafka_partitions}
+    settings = _asked({**made, **kept, **limited})
     async with run.connect(create=True) as mq:
         info = await mq.create_topic(topic, exist_ok=exist_ok, **settings)
     plural = "" if info.partitions == 1 else "s"

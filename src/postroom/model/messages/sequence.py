@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from ...errors import ProducerFenced, SequenceGap, StoreCorrupt, UnknownFate, UnknownProducer
 
-__all__ = ["MODULUS", "SequenceState", "check", "expected", "next_sequence", "recent", "remember"]
+__all__ = ["MODULUS", "SequenceState", "check", "expected", "next_sequence", "recent", "remember", "shifted"]
 
 MODULUS = 2**31
 
@@ -123,3 +123,9 @@ def remember(
         return _HEAD.pack(_VERSION, epoch) + batch
     oldest = max(_HEAD_SIZE, len(state) - _ENTRY_SIZE * (keep - 1))
     return state[:_HEAD_SIZE] + state[oldest:] + batch
+
+
+def shifted(state: SequenceState, by: int) -> SequenceState:
+    """Return the state as a partition that follows another remembers it: its offsets are moved (I28)."""
+    entries = (_ENTRY.pack(first, last, offset + by) for first, last, offset in recent(state))
+    return state[:_HEAD_SIZE] + b"".join(entries)

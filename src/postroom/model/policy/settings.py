@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from ...config import DEFAULTS
+from ...config import DEFAULTS, SLOTS
 from ...errors import GroupConflict, InvalidSetting, TopicConflict
 from ...units import format_duration
 from .bounds import MOST_MOMENTS_MS, Label, Long, StartOffsets, Whole
@@ -53,6 +53,7 @@ class TopicSettings:
     dedup_ms: Whole = 0  # a message id is remembered for so long (R32); 0: ids are not looked at
     max_backlog: Whole = 0  # messages that the slowest group may be behind (R9); 0: no limit
     max_backlog_bytes: Whole = 0  # the same in bytes
+    kafka_partitions: Whole = 0  # made for Kafka clients, who see so many partitions for ever; 0: it was not
 
     @property
     def volatile(self) -> bool:
@@ -71,6 +72,20 @@ class TopicSettings:
         for name in ("retention_ms", "retention_bytes", "dedup_ms", "max_backlog", "max_backlog_bytes"):
             if getattr(self, name) < 0:
                 raise InvalidSetting(f"{name} must not be negative; 0 means no limit")
+
+    def check_kafka(self) -> None:
+        """InvalidSetting for what Kafka clients could not be promised: offsets without gaps (I28)."""
+        if not 0 <= self.kafka_partitions <= SLOTS:
+            raise InvalidSetting(
+                f"kafka_partitions={self.kafka_partitions!r}: choose 1 to {SLOTS}, or 0 for none"
+            )
+        if self.kafka_partitions and self.volatile:
+            raise InvalidSetting("kafka_partitions= is for storage='durable': leave one of them out")
+        if self.kafka_partitions and self.dedup_ms:
+            raise InvalidSetting(
+                "kafka_partitions= and dedup_window= exclude each other: batches of Kafka clients are not "
+                "opened, so ids are not looked at; Kafka's own idempotent producers need no window"
+            )
 
     def check(self, asked: Mapping[str, Any], *, topic: str, partitions: tuple[int, int] | None) -> None:
         """TopicConflict where a topic that is there has something else than these settings.

@@ -18,7 +18,7 @@ from ...model.delivery.delivery import Ask, Delivery, Line, OrderedAsk, Settleme
 from ...model.moves.schedule import DelayedRow
 from ...model.policy.settings import GroupSettings, Start, TopicSettings
 from ...model.topology.route import Change, Draft, Route
-from .services import Access, Brokers, Duties, Lanes, Rates, Schedule, Staged, Staging
+from .services import Access, Brokers, Duties, Lanes, Rates, Schedule, Staged, Staging, Watcher
 from .values import (
     Append,
     Appended,
@@ -28,6 +28,7 @@ from .values import (
     Finished,
     Granted,
     Group,
+    KafkaNode,
     Member,
     Move,
     News,
@@ -54,6 +55,7 @@ __all__ = [
     "Finished",
     "Granted",
     "Group",
+    "KafkaNode",
     "Lanes",
     "Log",
     "Member",
@@ -103,6 +105,15 @@ class Log(Protocol):
         Of a partition that is sealed already nothing changes. UnknownPartition if it is gone.
         """
 
+    def hand_down(self, partition_id: int) -> dict[int, bytes]:
+        """Return what is remembered of the sequences of Kafka's producers in a sealed partition, by producer.
+
+        Their offsets are those from the seal on, so below 0 (`Log.inherit`). UnknownPartition if it is gone.
+        """
+
+    def inherit(self, partition_id: int, sequences: Mapping[int, bytes]) -> None:
+        """Remember these sequences, where the partition does not know the producer; flushed (I28)."""
+
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
         """Batches from the one that contains `offset` on; at least one if there is any.
 
@@ -124,6 +135,12 @@ class Log(Protocol):
 
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         """The offset of the first batch appended at `time_ms` or later; the end if there is none."""
+
+    def stamped(self, partition_id: int, at_least: int | None, start: int) -> StoredBatch | None:
+        """The first batch from `start` on with a message whose own time is that or later, if there is one.
+
+        `at_least` None: the first with the newest time. Times of messages need not rise: all are looked at.
+        """
 
     def trim(self, partition_id: int, below: int) -> int:
         """Raise the start of the log; never lowers it. Returns the start. Deletes nothing yet (I19)."""
@@ -257,11 +274,15 @@ class Routes(Protocol):
     def make(self, change: Change) -> None:
         """Make the logs of the partitions that open, as far as they are missing."""
 
-    def activate(self, change: Change) -> Topic:
+    def activate(self, change: Change, ends: Mapping[int, int] | None = None) -> Topic:
         """The next version, with the lineage of what opens; the change is no more.
 
-        RouteConflict if it was finished or replaced by somebody else.
+        `ends`: of what is sealed, as `Log.seal` said, if the topic is one for Kafka clients: what opens gets
+        its origin by that (I28). RouteConflict if it was finished or replaced by somebody else.
         """
+
+    def origins(self, topic_id: int) -> dict[int, int]:
+        """Return the origin of every partition of the topic that has another than 0, by id (I28)."""
 
     def turn_back(self, change: Change, sealed: Collection[int]) -> Change | None:
         """Replace the change by one that renews these partitions, and them alone (I11).
@@ -522,25 +543,6 @@ class Usage(Protocol):
 
         Part of a batch counts in part. UnknownPartition if one is gone.
         """
-
-
-class Watcher(Protocol):
-    """Tells whether anybody has committed: other processes, and this store's own threads too.
-
-    A hint that may come without cause, but never fails to come: whoever looks after `changed` said so
-    sees what was committed. For one thread. Its owner closes it, before the store.
-    """
-
-    def changed(self) -> tuple[bool, bool]:
-        """Since the last call: (log, catalog or duties; progress). The first call says yes to both.
-
-        It may wait for a commit, for a second at most.
-        """
-
-    def wake(self) -> None:
-        """End a wait in `changed`, as far as it can be ended; may be called by any thread, until `close`."""
-
-    def close(self) -> None: ...
 
 
 class Store(Protocol):

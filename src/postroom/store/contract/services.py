@@ -16,7 +16,7 @@ from ...model.moves.schedule import DelayedRow
 from ...model.moves.staging import Decision, OpenMove, Progress, StagedQuery, Wish
 from ...model.policy.rate import Rate
 from ...model.policy.slow_lane import LaneState, Seen
-from .values import Finished, Group, Move, Process, ServedBroker
+from .values import Finished, Group, KafkaNode, Move, Process, ServedBroker
 
 __all__ = [
     "Access",
@@ -27,6 +27,7 @@ __all__ = [
     "Schedule",
     "Staged",
     "Staging",
+    "Watcher",
 ]
 
 
@@ -224,6 +225,14 @@ class Brokers(Protocol):
     def live(self) -> list[ServedBroker]:
         """In the order in which they were started."""
 
+    def enter_node(self, id: str, address: str, ttl_ms: int) -> int:
+        """Announce that a broker listens for Kafka clients there; returns its number, which no other has."""
+
+    def leave_node(self, id: str) -> None: ...
+
+    def nodes(self) -> list[KafkaNode]:
+        """Return the brokers that listen for Kafka clients now, by number."""
+
     def queue(self) -> str:
         """The UUID of the queue that they serve: no other has it."""
 
@@ -311,3 +320,22 @@ class Lanes(Protocol):
 
     def state(self, group: Group) -> LaneState:
         """One cheap read."""
+
+
+class Watcher(Protocol):
+    """Tells whether anybody has committed: other processes, and this store's own threads too.
+
+    A hint that may come without cause, but never fails to come: whoever looks after `changed` said so
+    sees what was committed. For one thread. Its owner closes it, before the store.
+    """
+
+    def changed(self) -> tuple[bool, bool]:
+        """Since the last call: (log, catalog or duties; progress). The first call says yes to both.
+
+        It may wait for a commit, for a second at most.
+        """
+
+    def wake(self) -> None:
+        """End a wait in `changed`, as far as it can be ended; may be called by any thread, until `close`."""
+
+    def close(self) -> None: ...

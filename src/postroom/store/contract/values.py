@@ -27,6 +27,7 @@ __all__ = [
     "Finished",
     "Granted",
     "Group",
+    "KafkaNode",
     "Member",
     "Move",
     "News",
@@ -269,3 +270,12 @@ class ServedBroker:
     address: str  # host:port
     zone: str
     started_at: int
+
+
+@dataclass(frozen=True, slots=True)
+class KafkaNode:
+    """A broker that listens for Kafka clients, as these know it."""
+
+    node_id: int
+    broker_id: str
+    address: str  # host:port

@@ -8,10 +8,16 @@ from __future__ import annotations
 
 import json
 
-from ..contract.values import Process, ServedBroker
+from ..contract.values import KafkaNode, Process, ServedBroker
 from .session import Area, Session, Transaction, verbs
 
 __all__ = ["SqlBrokers", "SqlDuties", "holds"]
+
+
+_NEW_NODE = "INSERT INTO postroom_kafka_nodes (node_id, broker_id, address, until_ms) VALUES (?, ?, ?, ?)"
+_NODE_LIVES = "UPDATE postroom_kafka_nodes SET address = ?, until_ms = ? WHERE node_id = ?"
+_NODES = """SELECT node_id, broker_id, address FROM postroom_kafka_nodes WHERE until_ms > ?
+            ORDER BY node_id"""
 
 
 @verbs
@@ -49,6 +55,32 @@ class SqlBrokers:
             row = tx.one("SELECT uuid FROM postroom_owner")
         assert row is not None, "it was written down when the store was opened"
         return str(row[0])
+
+    # ---- those that listen for Kafka clients ----
+
+    def enter_node(self, id: str, address: str, ttl_ms: int) -> int:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
+            now = tx.now_ms()
+            tx.do(
+                "DELETE FROM postroom_kafka_nodes WHERE until_ms < ?",
+                now - self._session.tuning.silent_broker_ms,
+            )
+            taken: dict[int, str] = dict(tx.all("SELECT node_id, broker_id FROM postroom_kafka_nodes"))
+            mine = next((number for number, broker in taken.items() if broker == id), None)
+            if mine is not None:
+                tx.do(_NODE_LIVES, address, now + ttl_ms, mine)
+                return mine
+            free = next(number for number in range(1, len(taken) + 2) if number not in taken)
+            tx.do(_NEW_NODE, free, id, address, now + ttl_ms)  # two at once: as with duties
+            return free
+
+    def leave_node(self, id: str) -> None:
+        with self._session.write(Area.PROGRESS, flush=False) as tx:
+            tx.do("DELETE FROM postroom_kafka_nodes WHERE broker_id = ?", id)
+
+    def nodes(self) -> list[KafkaNode]:
+        with self._session.read(Area.PROGRESS) as tx:
+            return [KafkaNode(*row) for row in tx.all(_NODES, tx.now_ms())]
 
     # ---- processes ----
 

@@ -346,6 +346,20 @@ _8_LOG: Statements = (
     "ALTER TABLE postroom_queries ADD COLUMN owner VARCHAR(120)",
 )
 
+_9_LOG: Statements = (
+    # the offset of the first message for Kafka clients: lower ones are in the partitions it follows (I28)
+    "ALTER TABLE postroom_partitions ADD COLUMN origin BIGINT NOT NULL DEFAULT 0",
+)
+
+_9_PROGRESS: Statements = (
+    # brokers that listen for Kafka clients now: these know brokers by small numbers
+    """CREATE TABLE postroom_kafka_nodes (
+        node_id INTEGER PRIMARY KEY,
+        broker_id VARCHAR(36) NOT NULL,
+        address VARCHAR(250) NOT NULL,
+        until_ms BIGINT NOT NULL)""",
+)
+
 # Where volatile topics have a place of their own: what an append touches, and which life of the place it is.
 _2_VOLATILE: Statements = (
     "CREATE TABLE postroom_settings (name VARCHAR(60) PRIMARY KEY, value TEXT NOT NULL)",
@@ -365,6 +379,7 @@ MIGRATIONS: dict[int, dict[Area, Statements]] = {
     6: {Area.PROGRESS: _6_PROGRESS},
     7: {Area.LOG: _7_LOG, Area.PROGRESS: _7_PROGRESS},
     8: {Area.LOG: _8_LOG},
+    9: {Area.LOG: _9_LOG, Area.PROGRESS: _9_PROGRESS},
 }
 VERSION = max(MIGRATIONS)
 

@@ -84,7 +84,7 @@ from .progress.ordered_settling import (  # noqa: E402
 )
 from .progress.polling import PollContract  # noqa: E402
 from .progress.settling import SettleContract  # noqa: E402
-from .routes import RouteContract, TurnBackContract  # noqa: E402
+from .routes import KafkaRouteContract, RouteContract, TurnBackContract  # noqa: E402
 from .schedule import (  # noqa: E402
     CancelContract,
     ScheduleContract,
@@ -127,6 +127,7 @@ class StoreContract(
     SealContract,
     RouteContract,
     TurnBackContract,
+    KafkaRouteContract,
     GateContract,
     IdContract,
     DelayedIdContract,

@@ -6,11 +6,18 @@ from collections.abc import Callable
 
 import pytest
 
-from ...errors import InvalidSetting, PartitionSealed, RouteConflict, UnknownPartition, UnknownTopic
+from ...errors import (
+    InvalidSetting,
+    PartitionSealed,
+    RouteConflict,
+    SequenceGap,
+    UnknownPartition,
+    UnknownTopic,
+)
 from ...model.messages.batch import SEAL, build_control
 from ...model.policy.settings import TopicSettings
 from ...model.topology.route import Change, Draft, Route, merge, move, renew, split
-from ...store.contract import Append, Store, Topic
+from ...store.contract import Append, Appended, Store, Topic
 from .harness import (
     MovableClock,
     StoreHarness,
@@ -24,7 +31,7 @@ from .harness import (
     values,
 )
 
-__all__ = ["RouteContract", "TurnBackContract", "carried_out", "control", "finished"]
+__all__ = ["KafkaRouteContract", "RouteContract", "TurnBackContract", "carried_out", "control", "finished"]
 
 HOUR_MS = 3_600_000
 
@@ -377,3 +384,84 @@ class TurnBackContract(StoreHarness):
         made = finished(other, other.routes.begin(draft)).route
         for piece in made.ranges:
             append(store, piece.partition_id, batch())
+
+
+KAFKA = -8  # the id under which a Kafka client's producer is remembered: below 0
+
+
+class KafkaRouteContract(StoreHarness):
+    """What Kafka clients need of a move: offsets and sequences that go on (I28)."""
+
+    def _moved(self, store: Store, topic: Topic) -> tuple[int, int]:
+        """Renew the partition as that of a topic for Kafka clients; returns the old one and the new one."""
+        draft = renew(_route(store, topic), [_route(store, topic).ranges[0].partition_id])
+        assert draft is not None
+        change = store.routes.begin(draft)
+        store.routes.make(change)
+        [old], [new] = change.seals, change.opens
+        ends = {old.partition_id: store.log.seal(old.partition_id, control())}
+        store.log.inherit(new.partition_id, store.log.hand_down(old.partition_id))
+        store.routes.activate(change, ends)
+        return old.partition_id, new.partition_id
+
+    def _send(self, store: Store, partition_id: int, sequence: int, messages: int) -> Appended:
+        sent = batch(messages, producer=7, sequence=sequence)
+        return stored(store.log.append([Append(partition_id, sent, producer_id=KAFKA)])[0])
+
+    def test_each_partition_begins_where_the_one_before_ended(
+        self, store: Store, other: Store, topic: Topic
+    ) -> None:
+        """The seal has no offset of its own."""
+        first = topic.route.ranges[0].partition_id
+        append(store, first, batch(10))
+        _, second = self._moved(store, topic)
+        append(store, second, batch(5))
+        _, third = self._moved(store, topic)
+        assert other.routes.origins(topic.id) == {second: 10, third: 15}
+
+    def test_other_topics_have_no_origins(self, store: Store, topic: Topic) -> None:
+        append(store, topic.route.ranges[0].partition_id, batch(10))
+        carried_out(store, split(topic.route, 0))
+        assert store.routes.origins(topic.id) == {}
+
+    def test_a_producer_goes_on_in_the_successor(self, store: Store, topic: Topic) -> None:
+        """A repeat has the offset that it had: counted from where the successor begins, it lies before it."""
+        first = topic.route.ranges[0].partition_id
+        self._send(store, first, 0, 10)
+        self._send(store, first, 10, 2)
+        _, second = self._moved(store, topic)
+        repeat = self._send(store, second, 10, 2)
+        assert (repeat.duplicate, 12 + repeat.base_offset) == (True, 10)
+        assert self._send(store, second, 12, 3).base_offset == 0
+        refused(
+            store.log.append([Append(second, batch(1, producer=7, sequence=90), producer_id=KAFKA)])[0],
+            SequenceGap,
+        )
+
+    def test_what_is_inherited_twice_does_not_undo_what_came_since(self, store: Store, topic: Topic) -> None:
+        """Whoever was slow repeats a step of a change that others have finished (I11)."""
+        self._send(store, topic.route.ranges[0].partition_id, 0, 10)
+        first, second = self._moved(store, topic)
+        self._send(store, second, 10, 1)
+        store.log.inherit(second, store.log.hand_down(first))
+        assert self._send(store, second, 11, 1).base_offset == 1
+
+    def test_sequences_of_other_producers_begin_anew(self, store: Store, topic: Topic) -> None:
+        append(store, topic.route.ranges[0].partition_id, batch(3, producer=7, sequence=0))
+        _, second = self._moved(store, topic)
+        assert append(store, second, batch(3, producer=7, sequence=0))[0].base_offset == 0
+
+    def test_a_kafka_producer_that_nobody_remembers_begins_anywhere(self, store: Store, topic: Topic) -> None:
+        assert self._send(store, topic.route.ranges[0].partition_id, 500, 1).base_offset == 0
+
+    def test_batches_are_found_by_the_times_of_their_messages(self, store: Store, topic: Topic) -> None:
+        """Which need not rise: they are the producers' own."""
+        one = topic.route.ranges[0].partition_id
+        append(store, one, *(batch(2, timestamp=at) for at in (1_000, 9_000, 5_000)))
+
+        def found(at_least: int | None, start: int = 0) -> int | None:
+            batch = store.log.stamped(one, at_least, start)
+            return None if batch is None else batch.base_offset
+
+        assert [found(at) for at in (0, 1_001, 1_002, 9_001, 9_002)] == [0, 0, 2, 2, None]
+        assert [found(5_000, 4), found(None), found(None, 4)] == [4, 2, 4]

@@ -386,6 +386,30 @@ class BrokerContract(StoreHarness):
                 ("b", "host-b:7070", "east"),
             ]
 
+    def test_nodes_have_small_numbers_of_their_own(
+        self, store: Store, other: Store, clock: MovableClock
+    ) -> None:
+        """Kafka clients know brokers by these; one that entered again keeps its number."""
+        assert store.brokers.enter_node("a", "host-a:9092", 5000) == 1
+        assert other.brokers.enter_node("b", "host-b:9092", 5000) == 2
+        assert store.brokers.enter_node("a", "host-a:9093", 5000) == 1
+        assert [(n.node_id, n.broker_id, n.address) for n in other.brokers.nodes()] == [
+            (1, "a", "host-a:9093"),
+            (2, "b", "host-b:9092"),
+        ]
+        store.brokers.leave_node("a")
+        assert [node.broker_id for node in store.brokers.nodes()] == ["b"]
+        assert store.brokers.enter_node("c", "host-c:9092", 5000) == 1
+        clock.ms += 5000
+        assert store.brokers.nodes() == []
+
+    def test_nodes_that_enter_at_once_have_different_numbers(self, store: Store, other: Store) -> None:
+        found = in_threads(
+            lambda: store.brokers.enter_node("a", "host-a:9092", 5000),
+            lambda: other.brokers.enter_node("b", "host-b:9092", 5000),
+        )
+        assert sorted(found) == [1, 2]
+
     def test_a_broker_that_is_silent_is_not_live(self, store: Store, clock: MovableClock) -> None:
         store.brokers.enter("a", "host-a:7070", "", 10, 5000)
         clock.ms += 4999

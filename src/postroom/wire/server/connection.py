@@ -13,7 +13,6 @@ import asyncio
 import logging
 import socket
 from collections.abc import Coroutine
-from ipaddress import ip_address
 from typing import Any, Protocol, cast
 
 from ...endpoint.operations import OPERATIONS, Operation
@@ -37,7 +36,7 @@ from ..messages import (
 )
 from ..replies import packed
 from .answers import no_room
-from .listening import Listening
+from .listening import Listening, certificate_name, from_loopback, peer_of
 from .session import Session
 
 __all__ = ["Connection", "Host"]
@@ -409,20 +408,16 @@ class Connection(asyncio.Protocol):
 
     @property
     def peer(self) -> str:
-        name = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return f"{name[0]}:{name[1]}" if name else "unknown"
+        return peer_of(self._transport)
 
     @property
     def is_loopback(self) -> bool:
-        name = self._transport.get_extra_info("peername") if self._transport is not None else None
-        return name is not None and ip_address(name[0].partition("%")[0]).is_loopback
+        return from_loopback(self._transport)
 
     @property
     def certificate_name(self) -> str | None:
         """The common name of the client's certificate, which the server has verified."""
-        found = self._transport.get_extra_info("peercert") if self._transport is not None else None
-        pairs = [pair for group in (found or {}).get("subject", ()) for pair in group]
-        return next((value for name, value in pairs if name == "commonName"), None)
+        return certificate_name(self._transport)
 
     # ---- the end ----
 

@@ -14,13 +14,26 @@ import errno
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from ipaddress import ip_address
+from typing import Protocol
 
 from ...config import DEFAULTS, WireTuning
 from ...errors import UsageError
 
-__all__ = ["HANDSHAKES", "Acceptor", "Listening", "listen"]
+__all__ = [
+    "HANDSHAKES",
+    "Acceptor",
+    "Listening",
+    "Stoppable",
+    "certificate_name",
+    "end_all",
+    "from_loopback",
+    "listen",
+    "peer_of",
+    "told_address",
+]
 
 
 _log = logging.getLogger("postroom.wire")
@@ -177,3 +190,60 @@ class Listening:
     all_request_bytes: int = 256 * 1024 * 1024  # of all connections, under way
     ask_before_ms: int = 3_000  # before a lease ends its holder is asked (R19)
     tuning: WireTuning = DEFAULTS.tuning.wire
+
+
+# ---- connections of any server ----
+
+
+def peer_of(transport: asyncio.BaseTransport | None) -> str:
+    """Who is at the other end, for the log."""
+    name = transport.get_extra_info("peername") if transport is not None else None
+    return f"{name[0]}:{name[1]}" if name else "unknown"
+
+
+def from_loopback(transport: asyncio.BaseTransport | None) -> bool:
+    name = transport.get_extra_info("peername") if transport is not None else None
+    return name is not None and ip_address(name[0].partition("%")[0]).is_loopback
+
+
+def certificate_name(transport: asyncio.BaseTransport | None) -> str | None:
+    """The common name of the client's certificate, which the server has verified."""
+    found = transport.get_extra_info("peercert") if transport is not None else None
+    pairs = [pair for group in (found or {}).get("subject", ()) for pair in group]
+    return next((value for name, value in pairs if name == "commonName"), None)
+
+
+def told_address(listening: Listening, port: int) -> str:
+    """Where clients are told to find a server: host:port."""
+    if listening.advertise:
+        return listening.advertise
+    host = socket.getfqdn() if _is_any(listening.host) else listening.host
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:
+        return not host
+
+
+class Stoppable(Protocol):
+    """A connection, as far as its end is concerned."""
+
+    async def stop(self) -> None:
+        """Let what is under way end, then close."""
+
+    def abort(self) -> None: ...
+
+
+async def end_all(connections: Collection[Stoppable], grace_ms: int) -> None:
+    """Stop all of these; those that take longer than the grace are cut off."""
+    stopping = [asyncio.create_task(one.stop()) for one in connections]
+    if stopping:
+        await asyncio.wait(stopping, timeout=grace_ms / 1000)
+    for connection in list(connections):
+        connection.abort()
+    for task in stopping:
+        task.cancel()
+    await asyncio.gather(*stopping, return_exceptions=True)

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 import uuid
-from ipaddress import ip_address
 
 from ...broker.access import Gatekeeper
 from ...broker.served import Servable
@@ -20,7 +18,7 @@ from ...errors import BrokerUnavailable, PostroomError
 from ..messages import BrokerInfo, BrokerList, Hello, Welcome
 from .answers import Answers
 from .connection import Connection
-from .listening import Acceptor, Listening, listen
+from .listening import Acceptor, Listening, end_all, listen, told_address
 from .session import Session
 
 __all__ = ["WireServer"]
@@ -77,14 +75,7 @@ class WireServer:
             await self.broker.in_thread(self._leave)
         except PostroomError as error:
             _log.warning("could not be taken from the list of brokers; it will be forgotten: %s", error)
-        stopping = [asyncio.create_task(one.stop()) for one in self.connections]
-        if stopping:
-            await asyncio.wait(stopping, timeout=grace_ms / 1000)
-        for connection in list(self.connections):
-            connection.abort()
-        for task in stopping:
-            task.cancel()
-        await asyncio.gather(*stopping, return_exceptions=True)
+        await end_all(self.connections, grace_ms)
 
     @property
     def port(self) -> int:
@@ -94,12 +85,7 @@ class WireServer:
     @property
     def address(self) -> str:
         """Where clients find it."""
-        if self.listening.advertise:
-            return self.listening.advertise
-        host = self.listening.host
-        if _is_any(host):
-            host = socket.getfqdn()
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        return told_address(self.listening, self.port)
 
     @property
     def url(self) -> str:
@@ -197,10 +183,3 @@ class WireServer:
                 except Exception:  # its fault, and nobody else's
                     _log.exception("the connection of %s is closed", connection.client)
                     connection.abort()
-
-
-def _is_any(host: str) -> bool:
-    try:
-        return ip_address(host).is_unspecified
-    except ValueError:
-        return not host

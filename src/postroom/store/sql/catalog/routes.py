@@ -9,12 +9,13 @@ and the other is told. The steps between them are `make`, and `Log.seal`, which 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
 
 from ....errors import RouteConflict
+from ....model.topology.chain import origins_after
 from ....model.topology.route import Change, Draft, Range, Route, renew
 from ...contract import Topic
 from ..session import Area, Session, Transaction, empties, verbs
@@ -36,6 +37,10 @@ _FOLLOWED = "SELECT predecessor_id FROM postroom_lineage WHERE partition_id = ?"
 _HISTORY = """SELECT r.version, r.first_slot, r.last_slot, p.number, p.id, p.shard FROM postroom_ranges r
               JOIN postroom_partitions p ON p.id = r.partition_id
               WHERE r.topic_id = ? ORDER BY r.version, r.first_slot"""
+
+
+_ORIGINS = "SELECT id, origin FROM postroom_partitions WHERE topic_id = ? AND origin > 0"
+_ORIGIN = "UPDATE postroom_partitions SET origin = ? WHERE id = ?"
 
 
 @verbs
@@ -91,7 +96,7 @@ class SqlRoutes:
         for piece in change.opens:
             self._catalog.make_log(piece, change.topic_id, volatile)
 
-    def activate(self, change: Change) -> Topic:
+    def activate(self, change: Change, ends: Mapping[int, int] | None = None) -> Topic:
         with self._catalog.changing() as tx:
             topic = topic_of(tx, change.topic)
             _refuse_other(tx, topic, change)
@@ -113,9 +118,16 @@ class SqlRoutes:
                 )
             for piece in change.seals:
                 tx.do("UPDATE postroom_partitions SET state = 'sealed' WHERE id = ?", piece.partition_id)
+            if ends is not None:
+                origins: dict[int, int] = dict(tx.all(_ORIGINS, topic.id))
+                tx.many(_ORIGIN, [(at, one) for one, at in origins_after(change, origins, ends).items()])
             tx.do("UPDATE postroom_topics SET route_version = ? WHERE id = ?", route.version, topic.id)
             tx.do(_END, topic.id, change.id)
             return topic_of(tx, change.topic)
+
+    def origins(self, topic_id: int) -> dict[int, int]:
+        with self._session.read(Area.LOG) as tx:
+            return dict(tx.all(_ORIGINS, topic_id))
 
     def turn_back(self, change: Change, sealed: Collection[int]) -> Change | None:
         """Renew what was sealed already, leave the rest; None: nothing was, and the change is no more."""

@@ -193,7 +193,9 @@ class Appending:
             self._drawing.check(append.drawn)
         if line is not None:  # a repeat has the first offset of the batch that is stored already (I3)
             epoch, first, count = header.epoch, header.base_sequence, header.records
-            repeat = sequence.check(self._sequences[line], epoch, first, count)
+            known = self._sequences[line]
+            unknown = known is None and line[0] < 0  # one of Kafka's, whose state is gone: it begins anywhere
+            repeat = None if unknown else sequence.check(known, epoch, first, count)
             if repeat is not None:
                 return self._repeated(append, partition, repeat)
         if partition.sealed:

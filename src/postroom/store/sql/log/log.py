@@ -14,6 +14,7 @@ from typing import Any
 from ....config import DEFAULTS, Limits
 from ....errors import CorruptBatch, PostroomError, StoreCorrupt, StoreError, StoreFull
 from ....model.messages.batch import mark_of
+from ....model.messages.sequence import shifted
 from ....model.policy.bounds import make_room
 from ...contract import Append, Appended, Bounds, News, StoredBatch
 from ..catalog.catalog import SqlCatalog
@@ -126,6 +127,14 @@ _MARKS_AT_ONCE = 50  # partitions of one statement
 _REMOVED = "SELECT id, next_offset FROM postroom_partitions WHERE state IN ('sealed', 'removed')"
 _MOVING = """SELECT producer_id FROM postroom_moves
              UNION SELECT producer_id FROM postroom_decisions WHERE published_at = 0"""
+# `?`: from this offset on; with a message of this time or later
+_STAMPED = """SELECT base_offset, records, appended_at, batch FROM {log}
+              WHERE base_offset + records > ? AND last_ts >= ? ORDER BY base_offset LIMIT 1"""
+_NEWEST_STAMP = """SELECT base_offset, records, appended_at, batch FROM {log}
+                   WHERE base_offset + records > ? ORDER BY last_ts DESC, base_offset LIMIT 1"""
+_KAFKA_SEQUENCES = """SELECT producer_id, state FROM postroom_sequences
+                      WHERE partition_id = ? AND producer_id < 0"""
+_INHERIT = "INSERT INTO postroom_sequences (producer_id, partition_id, state, seen_at) VALUES (?, ?, ?, ?)"
 _NEVER = 2**62
 
 
@@ -233,6 +242,24 @@ class SqlLog:
         with self._session.write(area, flush=area is Area.LOG) as tx:
             return seal(tx, partition_id, batch)
 
+    # ---- sequences of Kafka's producers (I28) ----
+
+    def hand_down(self, partition_id: int) -> dict[int, bytes]:
+        with reading_log(self._session, partition_id) as tx:
+            end = tx.one("SELECT next_offset FROM postroom_partitions WHERE id = ?", partition_id)
+            rows = tx.all(_KAFKA_SEQUENCES, partition_id)
+        if end is None:
+            raise unknown_partition(partition_id)
+        return {producer_id: shifted(bytes(state), 1 - int(end[0])) for producer_id, state in rows}
+
+    def inherit(self, partition_id: int, sequences: Mapping[int, bytes]) -> None:
+        with self._session.write(area_of(self._session, partition_id), flush=True) as tx:
+            tx.locked("SELECT id FROM postroom_partitions WHERE id = ?", partition_id)  # nobody appends yet
+            known = {producer_id for producer_id, _ in tx.all(_KAFKA_SEQUENCES, partition_id)}
+            now = tx.now_ms()
+            rows = [(one, partition_id, state, now) for one, state in sequences.items() if one not in known]
+            tx.many(_INHERIT, rows)
+
     # ---- read ----
 
     def read(self, partition_id: int, offset: int, *, max_messages: int, max_bytes: int) -> list[StoredBatch]:
@@ -307,6 +334,16 @@ class SqlLog:
     def offset_at(self, partition_id: int, time_ms: int) -> int:
         with reading_log(self._session, partition_id) as tx:
             return first_row(tx, partition_id, "appended_at", time_ms)
+
+    def stamped(self, partition_id: int, at_least: int | None, start: int) -> StoredBatch | None:
+        self._session.takes_time()
+        log = log_table(partition_id)
+        with reading_log(self._session, partition_id) as tx:
+            if at_least is None:
+                row = tx.one(_NEWEST_STAMP.format(log=log), start)
+            else:
+                row = tx.one(_STAMPED.format(log=log), start, at_least)
+        return None if row is None else StoredBatch(*row)
 
     def edges(
         self, partition_ids: Collection[int] | None = None, *, sealed: bool = False

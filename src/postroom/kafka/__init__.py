@@ -1,0 +1,1 @@
+"""A listener for Kafka clients: the edge at which any of them talks to a queue, unchanged."""

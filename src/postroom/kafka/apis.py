@@ -1,0 +1,153 @@
+"""What of Kafka's protocol is served: which requests in which versions, and the error codes.
+
+An API that is in the table is complete; one that is not is not advertised, and clients do without it. Ranges
+have no gaps, from what old clients speak to what new ones do.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from ..errors import (
+    AccessError,
+    BacklogFull,
+    BrokerUnavailable,
+    CorruptBatch,
+    InvalidName,
+    InvalidSetting,
+    LimitReached,
+    MessageTooLarge,
+    NotAuthenticated,
+    PartitionSealed,
+    PermissionDenied,
+    PostroomError,
+    ProducerFenced,
+    SequenceGap,
+    StoreError,
+    TopicExists,
+    UnknownFate,
+    UnknownPartition,
+    UnknownProducer,
+    UnknownTopic,
+    UsageError,
+)
+
+__all__ = ["APIS", "Api", "ApiVersions", "Code", "advertised", "code_of"]
+
+_log = logging.getLogger("postroom.kafka")
+
+
+@dataclass(frozen=True, slots=True)
+class Api:
+    key: int
+    name: str  # in metrics, and of the handler
+    lowest: int
+    highest: int
+    flexible: int  # from this version on
+    advertised_from: int | None = None  # lower than what is served
+
+    def serves(self, version: int) -> bool:
+        return self.lowest <= version <= self.highest
+
+
+_TABLE = (
+    # librdkafka before 2.11 does not compress for a broker that lacks Produce 0
+    Api(0, "produce", 3, 12, 9, advertised_from=0),
+    Api(1, "fetch", 4, 17, 12),
+    Api(2, "list_offsets", 1, 10, 6),
+    Api(3, "metadata", 0, 13, 9),
+    Api(17, "sasl_handshake", 0, 1, 99),
+    Api(18, "api_versions", 0, 5, 3),
+    Api(19, "create_topics", 2, 7, 5),
+    Api(20, "delete_topics", 1, 6, 4),
+    Api(22, "init_producer_id", 0, 5, 2),
+    Api(32, "describe_configs", 1, 4, 4),
+    Api(36, "sasl_authenticate", 0, 2, 2),
+    Api(44, "incremental_alter_configs", 0, 1, 1),
+    Api(60, "describe_cluster", 0, 2, 0),
+)
+
+APIS = {api.key: api for api in _TABLE}
+"""By the key of the request."""
+
+ApiVersions = APIS[18]
+
+
+def advertised() -> list[tuple[int, int, int]]:
+    """Key, lowest and highest version of each API, as clients are told."""
+    return [
+        (api.key, api.lowest if api.advertised_from is None else api.advertised_from, api.highest)
+        for api in _TABLE
+    ]
+
+
+class Code:
+    """Kafka's error codes, those that are used."""
+
+    NONE = 0
+    UNKNOWN = -1
+    OFFSET_OUT_OF_RANGE = 1
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    NOT_LEADER = 6
+    REQUEST_TIMED_OUT = 7
+    MESSAGE_TOO_LARGE = 10
+    COORDINATOR_NOT_AVAILABLE = 15
+    INVALID_TOPIC = 17
+    INVALID_REQUIRED_ACKS = 21
+    TOPIC_AUTHORIZATION_FAILED = 29
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_CONFIG = 40
+    INVALID_REQUEST = 42
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE = 45
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    FETCH_SESSION_NOT_FOUND = 70
+    UNSUPPORTED_COMPRESSION = 76
+    THROTTLING_QUOTA_EXCEEDED = 89
+    INVALID_RECORD = 87
+    UNKNOWN_TOPIC_ID = 100
+    REBOOTSTRAP_REQUIRED = 129
+
+
+_CODES: tuple[tuple[type[PostroomError], int], ...] = (
+    (UnknownTopic, Code.UNKNOWN_TOPIC_OR_PARTITION),
+    (UnknownPartition, Code.UNKNOWN_TOPIC_OR_PARTITION),
+    (TopicExists, Code.TOPIC_ALREADY_EXISTS),
+    (PartitionSealed, Code.NOT_LEADER),
+    (CorruptBatch, Code.INVALID_RECORD),  # CORRUPT_MESSAGE would be sent again and again
+    (BacklogFull, Code.REQUEST_TIMED_OUT),  # which is sent again
+    (SequenceGap, Code.OUT_OF_ORDER_SEQUENCE),
+    (UnknownFate, Code.OUT_OF_ORDER_SEQUENCE),
+    (UnknownProducer, Code.UNKNOWN_PRODUCER_ID),
+    (ProducerFenced, Code.INVALID_PRODUCER_EPOCH),
+    (MessageTooLarge, Code.MESSAGE_TOO_LARGE),
+    (InvalidName, Code.INVALID_TOPIC),
+    (InvalidSetting, Code.INVALID_CONFIG),
+    (UsageError, Code.INVALID_REQUEST),
+    (PermissionDenied, Code.TOPIC_AUTHORIZATION_FAILED),
+    (NotAuthenticated, Code.SASL_AUTHENTICATION_FAILED),
+    (AccessError, Code.CLUSTER_AUTHORIZATION_FAILED),
+    (LimitReached, Code.POLICY_VIOLATION),
+    (BrokerUnavailable, Code.REQUEST_TIMED_OUT),
+    (StoreError, Code.REQUEST_TIMED_OUT),
+)
+
+
+def code_of(error: BaseException) -> int:
+    """The code that tells a Kafka client what to do about an error; a fault of ours is logged."""
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    if not isinstance(error, PostroomError):
+        _log.error("a request of a Kafka client failed in an unexpected way", exc_info=error)
+    return Code.UNKNOWN
