@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -131,6 +132,12 @@ class ServerDialect(ABC):
             socket.socket(fileno=os.dup(self._fileno(connection))) as line,
         ):
             line.shutdown(socket.SHUT_RDWR)
+
+    def seems_gone(self, connection: Any) -> bool:
+        """Something came unasked: the end of the connection, most likely."""
+        asked = select.poll()
+        asked.register(self._fileno(connection), select.POLLIN)
+        return bool(asked.poll(0))
 
     # ---- statements ----
 

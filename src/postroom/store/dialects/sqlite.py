@@ -313,6 +313,9 @@ class SqliteDialect:
             found += execute(query, args)
         return rows, found, self.time_ms()
 
+    def seems_gone(self, connection: _Connection) -> bool:
+        return False  # there is no server
+
     def append_lone(self, connection: _Connection, lone: LoneAppend) -> int | None:
         execute, now, header = connection.execute, self.time_ms(), lone.header
         at = max(lone.appended_at, now)

@@ -118,6 +118,9 @@ class Dialect(Protocol):
 
         Return the locked rows, those of the queries, and the time after that (I1, I16)."""
 
+    def seems_gone(self, connection: Any) -> bool:
+        """Return whether the server has ended a connection that nobody used, as far as one sees from here."""
+
     def append_lone(self, connection: Any, lone: LoneAppend) -> int | None:
         """Append a batch if all is as it says, and return the time it was stored at; None: something is
         otherwise, and what was written is to be undone. Within a write transaction, unless it

@@ -190,6 +190,8 @@ class SqlLog:
         session, dialect = self._session, self._session.dialect
         try:
             with session.read(Area.LOG) if dialect.commits_lone else session.write(Area.LOG) as tx:
+                if dialect.commits_lone and dialect.seems_gone(tx.connection):
+                    raise OtherwiseError  # the long way knows that nothing was stored; this one would not
                 at = dialect.append_lone(tx.connection, lone)
                 if at is None:
                     raise OtherwiseError
