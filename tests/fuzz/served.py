@@ -22,6 +22,7 @@ from postroom.address import parse
 from postroom.broker.access import Gatekeeper, new_token
 from postroom.broker.broker import Broker, open_endpoint
 from postroom.clock import SystemClock
+from postroom.config import DEFAULTS
 from postroom.endpoint.operations import OPERATIONS
 from postroom.errors import PostroomError
 from postroom.http.app import make_app
@@ -211,7 +212,7 @@ async def _as_bytes(data: bytes) -> None:
     config = uvicorn.Config(_queue.app, http=_Protocol, ws="none", lifespan="off", log_config=None)
     config.load()
     state, transport = ServerState(), _Transport()
-    protocol = _Protocol(config, state, {}, room=_Room(10))
+    protocol = _Protocol(config, state, {}, room=_Room(10), headers_s=DEFAULTS.tuning.http.headers_s)
     protocol.connection_made(transport)
     protocol.data_received(data.replace(b"TOKEN", _queue.tokens[-1].encode()))
     if state.tasks:

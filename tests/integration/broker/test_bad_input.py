@@ -104,8 +104,8 @@ async def test_wrong_names_and_settings(mq: postroom.Connection, call: Any, erro
 @pytest.mark.parametrize(
     ("message", "says"),
     [
-        (postroom.Message("text"), "encode"),  # type: ignore[arg-type]
-        (postroom.Message(None), "bytes"),  # type: ignore[arg-type]
+        (postroom.Message(object()), "object"),
+        (postroom.Message(None), "None is no body"),
         (postroom.Message(b"x", key=42), "key"),  # type: ignore[arg-type]
         (postroom.Message(b"x", headers={"n": 1}), "header"),  # type: ignore[dict-item]
         (postroom.Message(b"x", headers={1: b"v"}), "header"),  # type: ignore[dict-item]

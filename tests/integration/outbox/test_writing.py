@@ -434,7 +434,7 @@ def test_an_old_table_says_what_to_do(database: Database) -> None:
     ("wrong", "error"),
     [
         ({"topic": "_mine"}, InvalidName),
-        ({"value": "text"}, InvalidMessage),
+        ({"value": object()}, InvalidMessage),
         ({"key": 42}, InvalidMessage),
         ({"headers": {"postroom-id": "x"}}, InvalidMessage),
         ({"slot": 5000}, InvalidSetting),

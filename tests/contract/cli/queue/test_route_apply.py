@@ -67,7 +67,7 @@ def test_a_plan_is_carried_out(cli: Cli) -> None:
     assert "split slots 0-255 into" in shown and "merge slots 256-511 and 512-767" in shown
     assert "(dry run, nothing was changed)" in shown and ranges(cli) == before
     refused = cli("route", "apply", path)
-    assert refused.code == 4 and "add --yes" in refused.err and ranges(cli) == before
+    assert refused.code == 4 and "pass --yes" in refused.err and ranges(cli) == before
     done = cli.ok("route", "apply", path, "--yes")
     assert ranges(cli) == [(piece.first_slot, piece.last_slot) for piece in plan.after]
     total = len(plan.steps)
