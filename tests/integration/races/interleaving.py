@@ -91,7 +91,10 @@ def stopped_at_commit(store: SqlStore, *, times: int = 1, synced: bool = True) -
             assert stop.go_on.wait(SECONDS), "the test forgot a transaction that it had stopped"
         original(connection, area, commit=commit)
 
-    with mock.patch.object(dialect, "end", end):
+    with (
+        mock.patch.object(dialect, "end", end),
+        mock.patch.object(dialect, "append_lone", return_value=None),  # which cannot be stopped in between
+    ):
         try:
             yield stop
         finally:

@@ -82,6 +82,27 @@ def test_a_repeat_that_waited_for_the_lock_of_the_first_try_is_stored_once(
     assert values(read_all(store, place)) == [b"0-0", b"0-1", b"0-2", b"1-0", b"1-1", b"1-2"]
 
 
+def test_a_lone_append_that_waited_for_the_lock_sees_what_was_stored_meanwhile(
+    ground: Ground, store: SqlStore, other: SqlStore, place: int
+) -> None:
+    """What it knows was right when it asked for the lock, and is wrong when it has it."""
+    append(other, place, numbered(0))
+    with stopped_at_commit(store) as stop:
+        first = soon(append, store, place, numbered(1))
+        stop.wait()
+        with mock.patch.object(
+            other.session.dialect, "append_lone", wraps=other.session.dialect.append_lone
+        ) as lone:
+            repeat = soon(append, other, place, numbered(1))
+            until(lock_waits(ground))
+            stop.go_on.set()
+            told = [first.result(30)[0], repeat.result(30)[0]]
+        assert lone.call_count == 1
+    assert [(t.base_offset, t.duplicate) for t in told] == [(3, False), (3, True)]
+    assert append(other, place, numbered(2))[0].base_offset == 6
+    assert [piece.base_offset for piece in read_all(store, place)] == [0, 3, 6]
+
+
 def test_many_repeats_wait_for_one_lock(ground: Ground, store: SqlStore, other: SqlStore, place: int) -> None:
     """Of a first batch ever: there is no sequence's row yet that could be locked."""
     with stopped_at_commit(store) as stop:
@@ -160,22 +181,32 @@ def commit_is_lost(
 ) -> Iterator[list[Any]]:
     """The next COMMIT arrives and its answer does not, or it is lost on its way. Then all is well again."""
     dialect, lost = store.session.dialect, list[Any]()
-    original = dialect.end
+    original, original_lone = dialect.end, dialect.append_lone
 
-    def end(connection: Any, area: Area, *, commit: bool) -> None:
-        if not commit or lost:
-            return original(connection, area, commit=commit)
-        run_all(connection)
-        lost.append(area)
+    def losing(commit: Callable[[], Any], how: str) -> Any:
+        lost.append(how)
         proxy.deaf("answers" if fate == "committed" else "both")
-        committing = soon(lambda: original(connection, area, commit=True))
+        committing = soon(commit)
         if fate == "committed":
             until(seen)
         proxy.cut()
         proxy.heal()
         return committing.result(30)
 
-    with mock.patch.object(dialect, "end", end):
+    def end(connection: Any, area: Area, *, commit: bool) -> None:
+        if not commit or lost:
+            return original(connection, area, commit=commit)
+        run_all(connection)
+        losing(lambda: original(connection, area, commit=True), "long")
+        return None
+
+    def append_lone(connection: Any, lone: Any) -> int | None:
+        if lost:
+            return original_lone(connection, lone)
+        found: int | None = losing(lambda: original_lone(connection, lone), "short")
+        return found
+
+    with mock.patch.object(dialect, "end", end), mock.patch.object(dialect, "append_lone", append_lone):
         yield lost
 
 
@@ -194,6 +225,26 @@ def test_a_commit_of_unknown_fate_is_an_error_and_its_repeat_is_recognised(
     assert (again.base_offset, again.duplicate) == (0, fate == "committed")
     assert append(store, place, numbered(1))[0].base_offset == 3
     assert len(read_all(other, place)) == 2
+
+
+@both_fates
+def test_a_lone_append_of_unknown_fate_is_an_error_and_its_repeat_is_recognised(
+    ground: Ground, place: int, other: SqlStore, proxy_to: Callable[[int], Proxy], fate: Fate
+) -> None:
+    """The short way, whose only statement is the whole transaction."""
+    proxy = proxy_to(ground.server.port)
+    store = ground.store(port=proxy.port)
+    append(store, place, numbered(0))
+    seen = lambda: other.log.bounds([place])[place].end == 6  # noqa: E731
+    with commit_is_lost(store, proxy, fate, seen) as lost:
+        with pytest.raises(StoreUnavailable) as told:
+            append(store, place, numbered(1))
+        assert told.value.retriable and not told.value.undone and not told.value.nothing_done
+        again = append(store, place, numbered(1))[0]
+    assert lost == ["short"]
+    assert (again.base_offset, again.duplicate) == (3, fate == "committed")
+    assert append(store, place, numbered(2))[0].base_offset == 6
+    assert len(read_all(other, place)) == 3
 
 
 @both_fates
