@@ -188,7 +188,7 @@ class SqliteDialect:
             if at_once:
                 connection.execute("PRAGMA busy_timeout=0")
                 connection.execute("PRAGMA wal_autocheckpoint=0")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             if connection is not None:
                 connection.close()
             raise self._cannot_open(file, error, area) from error
@@ -412,6 +412,8 @@ class SqliteDialect:
     def error(self, error: Exception, area: Area) -> StoreError | None:
         if isinstance(error, sqlite3.ProgrammingError) and "closed database" in str(error):
             return StoreUnavailable("the connection was closed while in use; call postroom.connect again")
+        if isinstance(error, UnicodeDecodeError):  # SQLite's own message quotes what it could not read
+            return self._unsound(area, "its schema cannot be read")
         if not isinstance(error, sqlite3.DatabaseError):
             return None
         file, code = self.file(area), _code(error)
@@ -422,12 +424,15 @@ class SqliteDialect:
         if code == sqlite3.SQLITE_SCHEMA:
             return StoreBusy(f"{file}: topics are made there faster than their tables can be read; try again")
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            return StoreCorrupt(f"{file} is not a sound database ({error}); {_CURES[area]}", area=area)
+            return self._unsound(area, str(error))
         if code in _UNWRITABLE:
             return StoreUnavailable(
                 f"{file} cannot be written ({error}); check that file, folder and disk are there and writable"
             )
         return StoreError(f"{file}: {error}")
+
+    def _unsound(self, area: Area, why: str) -> StoreCorrupt:
+        return StoreCorrupt(f"{self.file(area)} is not a sound database ({why}); {_CURES[area]}", area=area)
 
     def undone(self, error: Exception) -> bool:
         """Tables that are made while a statement begins, one after the other, undo it before it has begun."""
@@ -449,7 +454,7 @@ class SqliteDialect:
             return False
         return space.f_bavail * space.f_frsize < 1024 * 1024
 
-    def _cannot_open(self, file: Path, error: sqlite3.Error, area: Area) -> StoreError:
+    def _cannot_open(self, file: Path, error: Exception, area: Area) -> StoreError:
         if not file.parent.exists():
             return StoreUnavailable(
                 f"the folder {file.parent} does not exist; create it, or correct the path in the URL"
