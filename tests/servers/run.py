@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from multiprocessing import util
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,4 +76,5 @@ class Run:
             else:
                 server.close()
         if self._watchdog is not None:
+            util._run_finalizers()  # multiprocessing removes its own folder, which is in ours, or complains
             self._watchdog.dismiss()
