@@ -61,14 +61,17 @@ def test_a_page_does_what_it_shows(
 
 
 @pytest.fixture
-def fresh_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def fresh_directory(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
     """The working directory, with a queue of its own; modules imported from it are forgotten afterwards."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    folder = tmp_path_factory.mktemp("page")  # kept for the run: a Spark that a page starts stays in it
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("POSTROOM_URL", "sqlite:///queue.db")
-    yield tmp_path
+    yield folder
     for name, module in list(sys.modules.items()):
-        if Path(getattr(module, "__file__", None) or "/").is_relative_to(tmp_path):
+        if Path(getattr(module, "__file__", None) or "/").is_relative_to(folder):
             del sys.modules[name]
 
 
